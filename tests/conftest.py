@@ -1,5 +1,6 @@
 """Which tests need the engine, how many threads they take, and a disk that is not waited for; needs no torch itself."""
 
+import gc
 import importlib.util
 import os
 import tempfile
@@ -57,6 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--light is for an environment without the engine's packages; here are {too_much}")
     if "site-packages" not in Path(draftwise.__file__).parts:
         raise pytest.UsageError(f"--light tests the built wheel, and draftwise is imported from {draftwise.__file__}")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: looking through it for garbage again and again is a tenth of all time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @cache

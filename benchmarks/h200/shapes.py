@@ -49,12 +49,15 @@ class Scale:
     large_batches: tuple[int, ...]
     """For the cases that are followed to where batches stop paying."""
     max_model_len: int
+    noise: float = 0.0
+    """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
+    that every token of a text would choose the same few experts; 0: dummies."""
 
     @property
     def eagle3(self) -> Config:
-        """Config of the EAGLE-3 head: one layer of the target's shape over three tapped states."""
+        """Config of the EAGLE-3 head: one dense layer of the target's shape over three tapped states."""
         own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": self.draft_vocab_size}
-        return self.target | own | {"num_hidden_layers": 1}
+        return _dense(self.target) | own | {"num_hidden_layers": 1}
 
     @property
     def dflash(self) -> Config:
@@ -63,7 +66,11 @@ class Scale:
         own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 8}
         own |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
         mask = self.target["vocab_size"] - 2
-        return self.target | own | {"dflash_config": {"target_layer_ids": [*self.dflash_taps], "mask_token_id": mask}}
+        return (
+            _dense(self.target)
+            | own
+            | {"dflash_config": {"target_layer_ids": [*self.dflash_taps], "mask_token_id": mask}}
+        )
 
 
 def _llama(
@@ -73,6 +80,27 @@ def _llama(
     sizes |= {"num_key_value_heads": kv_heads, "intermediate_size": inner, "vocab_size": vocab}
     return _LLAMA | sizes | {"bos_token_id": 1, "eos_token_id": 2} | other
 
+
+def _dense(config: Config) -> Config:
+    """Return a config without experts."""
+    keys = set(_EXPERTS) - set(_LLAMA) if config["model_type"] == _EXPERTS["model_type"] else set()
+    return {key: value for key, value in config.items() if key not in keys} | {"model_type": _LLAMA["model_type"]}
+
+
+_EXPERTS: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960,
+}
+"""Qwen3-30B-A3B's."""
 
 SCALES = {
     "8b": Scale(
@@ -85,6 +113,18 @@ SCALES = {
         batches=(1, 8, 32, 64),
         large_batches=(256, 128, 192, 96),
         max_model_len=4096,
+    ),
+    "moe": Scale(  # Qwen3-30B-A3B, a third of its layers, so that several engines fit on a card
+        target=_llama(2048, 16, 32, 4, 128, 6144, 151936, **_EXPERTS),
+        draft_model=_llama(1024, 28, 16, 8, 128, 3072, 151936, tie_word_embeddings=True),
+        draft_vocab_size=32000,
+        dflash_taps=(1, 5, 9, 13),
+        prompt_tokens=512,
+        output_tokens=256,
+        batches=(1, 8, 64),
+        large_batches=(128,),
+        max_model_len=4096,
+        noise=0.02,
     ),
     "tiny": Scale(
         target=_llama(256, 8, 4, 2, 64, 512, 4096),

@@ -17,8 +17,26 @@ from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.models import CausalLM
 
-__all__ = ["OurFrontend", "Side"]
+__all__ = ["OurFrontend", "Side", "fill_with_noise"]
+
+
+@torch.inference_mode()
+def fill_with_noise(model: CausalLM, spread: float) -> None:
+    """Give a mixture's matrices on a GPU random values in place, the same ones each time.
+
+    The embedding gets large ones: what attention adds is much the same for all tokens of a text, and would otherwise
+    send them to the same experts.
+    """
+    generator = torch.Generator(model.device).manual_seed(0)
+    model.weights.embedding_VH.normal_(generator=generator)
+    found: list[Any] = [model.weights.head]
+    for layer in model.weights.layers:
+        mixture: Any = layer.mlp
+        found += [layer.qkv, layer.o, mixture.router, mixture.experts.gate_up, mixture.experts.down]
+    for each in found:
+        getattr(each, "weight", each).normal_(0, spread, generator=generator)
 
 
 class OurFrontend:
@@ -55,6 +73,8 @@ class Side:
         config = EngineConfig.from_settings(kv_cache_memory_bytes=kv_bytes, **settings)
         spec = spec_config(self.case, self._folders, synthetic=self._synthetic)
         engine = Engine(config, None if spec is None else SpecConfig.parse(json.dumps(spec)))
+        if self._scale.noise:
+            fill_with_noise(engine.runner.model, self._scale.noise)
         self.frontend = OurFrontend(engine)
         return {
             "version": __version__,

@@ -227,8 +227,8 @@ class Session:
             self._open_ours(name)
 
     def _measure_floor(self) -> None:
-        """Measure copy bandwidth and matrix products once, while every engine is idle."""
-        if self.record.content["floor"] or self.args.device != "cuda":
+        """Measure copy bandwidth and matrix products once, while every engine is idle; not of a mixture's."""
+        if self.record.content["floor"] or self.args.device != "cuda" or "num_experts" in self.scale.target:
             return
         batches = {}
         for name in self.cases:

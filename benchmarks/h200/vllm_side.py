@@ -41,6 +41,10 @@ class DummyWithoutFiles(BaseModelLoader):
         files = any(Path(model_config.model).glob("*.safetensors"))
         kind = "safetensors" if files else "dummy"
         get_model_loader(replace(self.load_config, load_format=kind)).load_weights(model, model_config)
+        if not files and (noise := float(os.environ["TARGET_NOISE"])):
+            for name, weight in model.named_parameters():
+                if weight.dim() > 1:
+                    weight.data.normal_(0, 1 if "embed_tokens" in name else noise)
         head = getattr(model, "lm_head", None)
         note = {"folder": Path(model_config.model).name, "weights": kind, "class": type(model).__name__}
         note |= {"own_head": getattr(model, "has_own_lm_head", None)}
@@ -76,7 +80,7 @@ class Side:
         self._folders = write_folders(args.folders, self._scale)
         self._synthetic = args.acceptance == "synthetic"
         self._rng = random.Random(7)
-        os.environ["LOADED_MODELS"] = str(args.loaded)
+        os.environ |= {"LOADED_MODELS": str(args.loaded), "TARGET_NOISE": str(self._scale.noise)}
 
     def open(self, *, max_num_seqs: int, kv_bytes: int) -> dict[str, Any]:
         """Start the engine and return what it decided."""

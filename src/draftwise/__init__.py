@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.version import __version__
 
-__all__ = ["LLM", "SamplingParams", "__version__", "forecast"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__", "forecast"]
 
-_ENGINE = {"LLM": "draftwise.engine.llm", "SamplingParams": "draftwise.engine.sampling.params"}
+_ENGINE = {
+    "LLM": "draftwise.engine.llm",
+    "SamplingParams": "draftwise.engine.sampling.params",
+    "StructuredOutputsParams": "draftwise.engine.sampling.structured_outputs",
+}
 _LIGHT = {"forecast": "draftwise.plan.forecast.api"}
 """What needs no engine."""
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
     from draftwise.engine.sampling.params import SamplingParams
+    from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
     from draftwise.plan.forecast.api import forecast
 
 

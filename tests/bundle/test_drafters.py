@@ -1,12 +1,14 @@
 """The bundled drafters: each loads for the bundled target and no other, and drafts as well as its card says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
-from draftwise import LLM, SamplingParams
+from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
 from draftwise.train.assemble import assemble_mtp
 
@@ -30,12 +32,23 @@ PROMPTS = [
     for line in (BUNDLE / "heldout" / "code.jsonl").read_text(encoding="utf-8").splitlines()[:6]
 ]
 PARAMS = SamplingParams(temperature=0, max_tokens=32)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["function", "class", "module"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
 
 
 def run(target: str, spec: dict[str, Any] | None) -> tuple[list[list[int]], float | None]:
+    """Return the tokens of answers, free ones and one under a schema, and the acceptance length of the free ones."""
     llm = LLM(target, speculative_config=spec, dtype="float32", device="cpu", max_model_len=640)
     outputs = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    return outputs, llm.engine.stats().spec.acceptance_length
+    length = llm.engine.stats().spec.acceptance_length
+    form = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    (output,) = llm.generate(PROMPTS[0], replace(PARAMS, structured_outputs=form))
+    jsonschema.validate(json.loads(output.outputs[0].text), SCHEMA)
+    return [*outputs, output.outputs[0].token_ids], length
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ SUFFIX = '{"method": "suffix"}'
     [
         ([], True, "suffix-package"),
         (["--installed", "torch, Arctic_Inference"], True, None),
+        (["--installed", "arctic-inference==0.1.1"], True, None),
         (["--installed", ""], False, "suffix-needs-arctic"),
     ],
 )
@@ -80,6 +81,12 @@ def test_a_package_that_suffix_needs_is_spoken_of_until_it_is_known_to_be_there(
     answer = judged(LLAMA, "-sc", SUFFIX, "--vllm", "0.33.0", *flags)[0]
     found = {finding["code"] for finding in answer["findings"]} & {"suffix-package", "suffix-needs-arctic"}
     assert (answer["accepted"], found) == (accepted, {code} - {None})
+
+
+def test_what_is_no_name_of_a_package_is_refused():
+    ended = run("check", LLAMA, "-sc", SUFFIX, "--installed", "arctic inference")
+    assert ended.exit_code == 2
+    assert "'arctic inference' is no package; write name or name==version." in ended.stderr
 
 
 def test_a_config_may_lie_in_a_file(tmp_path):

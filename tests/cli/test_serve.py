@@ -27,7 +27,7 @@ def test_help_does_not_import_torch():
         (["serve"], 2, "Missing argument 'MODEL'"),
         (["serve", "m", "--port", "70000"], 2, "--port"),
         (["serve", "m", "--no-such-flag"], 2, "No such option"),
-        (["survey"], 2, "No such command 'survey'"),
+        (["survey"], 2, "No such command 'survey'. Did you mean serve?"),
         (
             ["serve", "m", "--speculative-config", "{"],
             1,

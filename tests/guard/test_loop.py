@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,7 +252,12 @@ def test_a_state_of_something_else_is_refused(tmp_path):
 
 def test_drift_is_learned_from_the_rows_on_disk_and_told_until_it_is_acknowledged(tmp_path):
     world = World(tmp_path, a=1.9)
-    tick = world.run(21 * 86_400 + 600, every_s=300)
+    world.run(86_400, every_s=300)
+    store = Store(tmp_path / "guard.json")
+    day = store.read_rows()
+    store.add_older([replace(row, began_s=row.began_s - back * 86_400) for back in range(1, 21) for row in day])
+    world.start()
+    tick = world.run(600, every_s=300)
     assert tick.state.drift_model is not None
     world.start()  # the model and the sums are kept
     world.truth["a"] = 1.65

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,16 @@ from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import plan_turns
 
 
-@pytest.fixture
-def measured(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("measured") / "run"
     virtual_time.run(make_session(path, make_plan(), (PLAIN, FASTER)).run())
     return path
+
+
+@pytest.fixture
+def measured(measured_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(measured_once, tmp_path / "run"))
 
 
 def test_what_is_read_back_is_the_plan_and_all_answers(measured: Path) -> None:

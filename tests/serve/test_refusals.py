@@ -23,6 +23,8 @@ from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+EARLIER = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]
 REFUSED = {
     "not json": ("completions", '{"prompt": "x"', 400, None, "not valid JSON"),
     "not an object": ("completions", "[1]", 400, None, "JSON object, got list"),
@@ -57,14 +59,36 @@ REFUSED = {
     "bias": ("completions", {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias", "token ids to numbers"),
     "suffix": ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
     "beams": ("completions", {"prompt": "a", "use_beam_search": True}, 400, "use_beam_search", "not supported"),
-    "json mode": (
-        "chat/completions",
-        CHAT | {"response_format": {"type": "json_object"}},
-        400,
-        "response_format",
-        "not",
+    "old name": ("completions", {"prompt": "a", "guided_json": {}}, 400, "guided_json", "not supported"),
+    "format": ("completions", {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format", "'xml'"),
+    "no schema": (
+        *("chat/completions", CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+        *(400, "response_format", "json_schema.schema must be an object"),
     ),
-    "tools": ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+    "two formats": (
+        *("completions", {"prompt": "a", "response_format": {"type": "json_object"}, "structured_outputs": {}}),
+        *(400, "response_format", "not both"),
+    ),
+    "two grammars": (
+        *("completions", {"prompt": "a", "structured_outputs": {"regex": "a", "choice": ["a"]}}),
+        *(400, "structured_outputs", "it has regex and choice"),
+    ),
+    "choices": (
+        *("completions", {"prompt": "a", "structured_outputs": {"choice": "yes"}}),
+        *(400, "structured_outputs", "a list of strings, not empty"),
+    ),
+    "no function": ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools", "tools[0] must be"),
+    "tools of a completion": ("completions", {"prompt": "a", "tools": [{}]}, 400, "tools", "not supported"),
+    "no tools": ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", "needs tools"),
+    "tools not enabled": ("chat/completions", CHAT | TOOLS, 400, "tool_choice", "--enable-auto-tool-choice"),
+    "unknown tool": (
+        *("chat/completions", CHAT | TOOLS | {"tool_choice": {"type": "function", "function": {"name": "g"}}}),
+        *(400, "tool_choice", "'g'"),
+    ),
+    "earlier call": (
+        *("chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": EARLIER}]}),
+        *(400, "messages", "tool_calls[0].function.arguments is not valid JSON"),
+    ),
     "stream options": ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "stream: true"),
     "no messages": ("chat/completions", {}, 400, "messages", "at least one"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "messages[0]"),

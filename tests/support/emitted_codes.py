@@ -9,14 +9,17 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 SEVERITIES = frozenset({"error", "warning", "info"})
 
 _CODE = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 _FINDINGS = ("Finding", "Ruling")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_BINDING = (ast.Assign, ast.AnnAssign, ast.For, ast.comprehension)
+_BINDERS: MutableMapping[ast.AST, Sequence[ast.AST]] = WeakKeyDictionary()
 _Scope = tuple[ast.AST, ...]
 """A module and the functions around a place in it, from the outside in."""
 
@@ -57,7 +60,8 @@ def find_faults(
     composed = composed or {}
     emitted = defaultdict[str, set[str]](set)
     faults = []
-    for each in Package(sources, composed).find_emissions():
+    package = Package(sources, composed)
+    for each in package.find_emissions():
         if not each.codes and (each.severities or each.text.startswith("f")):
             faults.append(f"{each.place}: {each.text} is known at run time only; write the codes as literals")
         for code in each.codes:
@@ -69,7 +73,7 @@ def find_faults(
             faults.append(f"{code}: has a row, and nothing emits it")
         elif emitted[code] != severities:
             faults.append(f"{code}: is emitted as {', '.join(sorted(emitted[code]))}, its row says otherwise")
-    spelled = _find_literals(sources) | emitted.keys()
+    spelled = package.literals | emitted.keys()
     return faults + [f"{code}: has a row, and nothing names it" for code in looked_up if code not in spelled]
 
 
@@ -113,6 +117,7 @@ class Package:
         self._modules: dict[str, _Module] = {}
         self._methods = defaultdict[str, list[_Callable]](list)
         """By name alone: no types are known."""
+        self.literals: set[str] = set()
         for path, text in sources.items():
             tree, module = ast.parse(text), _Module(path)
             self._modules[path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = module
@@ -123,6 +128,8 @@ class Package:
             match child:
                 case ast.ImportFrom(module=str() as source, names=names):
                     module.imports |= {each.asname or each.name: (source, each.name) for each in names}
+                case ast.Constant(value=str() as text):
+                    self.literals.add(text)
                 case ast.Call():
                     module.calls.append((child, scope))
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if isinstance(node, ast.ClassDef):
@@ -210,11 +217,6 @@ class Package:
         )
 
 
-def _find_literals(sources: Mapping[str, str]) -> set[str]:
-    nodes = (node for text in sources.values() for node in ast.walk(ast.parse(text)))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
 def _read_function(function: _Function, module: _Module, *, is_method: bool) -> _Callable:
     given = function.args
     positional = [*given.posonlyargs, *given.args]
@@ -252,11 +254,18 @@ def _leaves(expression: ast.expr, scope: _Scope, seen: frozenset[str] = frozense
 def _bindings(name: str, scope: _Scope) -> list[ast.expr]:
     """Return what the innermost scope that binds a name binds it to."""
     for place, each in reversed(list(enumerate(scope))):
-        nodes = each.body if isinstance(each, ast.Module) else ast.walk(each)
-        found = [value for node in nodes for value in _bound(name, node, scope[: place + 1])]
+        found = [value for node in _binders(each) for value in _bound(name, node, scope[: place + 1])]
         if found:
             return found
     return []
+
+
+def _binders(scope: ast.AST) -> Sequence[ast.AST]:
+    """Return the nodes of a scope that bind names, found once: most scopes are asked for many names."""
+    if scope not in _BINDERS:
+        nodes = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
+        _BINDERS[scope] = [node for node in nodes if isinstance(node, _BINDING)]
+    return _BINDERS[scope]
 
 
 def _bound(name: str, node: ast.AST, scope: _Scope) -> Iterator[ast.expr]:

@@ -98,7 +98,8 @@ class FakeEngine:
         while reason is None and len(tokens) < self._per_step:
             tokens.append(token := self._reply[sequence.done])
             sequence.done += 1
-            text += sequence.detokenizer.add(token)
+            if token not in self.tokenizer.end_ids:
+                text += sequence.detokenizer.add(token)
             if token in self.tokenizer.end_ids or sequence.detokenizer.stopped_by is not None:
                 reason = "stop"
             elif sequence.done == params.max_tokens:

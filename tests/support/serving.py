@@ -24,12 +24,19 @@ def serving(engine, **options):
 
 
 @contextlib.contextmanager
-def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaults=None):
+def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaults=None, tool_call_parser=None):
     """Serve an engine that was started anywhere."""
     worker = EngineWorker(launched, max_waiting=max_waiting)
     worker.wait_until_built("m")
     defaults = defaults or Defaults()
-    app = create_app(worker, tokenizer=tokenizer, model_name="m", defaults=defaults, api_key=api_key)
+    app = create_app(
+        worker,
+        tokenizer=tokenizer,
+        model_name="m",
+        defaults=defaults,
+        api_key=api_key,
+        tool_call_parser=tool_call_parser,
+    )
     listener = bind(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

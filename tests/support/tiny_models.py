@@ -48,6 +48,34 @@ def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_siz
     return folder
 
 
+def write_mixture(folder: Path) -> Path:
+    """Write a random Qwen3-MoE of the same tokenizer: two layers, two of eight experts a token."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(3)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        eos_token_id=256,
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer random Llama with a byte tokenizer."""

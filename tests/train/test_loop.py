@@ -147,7 +147,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, 
     folder.save({"step": 2})
 
     def write_a_part(_state, file):
-        file.write(b"PK")
+        file.write_bytes(b"PK")
         raise fault
 
     monkeypatch.setattr("torch.save", write_a_part)

@@ -5,8 +5,9 @@ A name's module is imported with its first use: reading a page of counters needs
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
     from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
@@ -47,12 +48,4 @@ _MODULES = {
     "url": "UrlBackend",
     "vllm": "VllmBackend",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, _MODULES)

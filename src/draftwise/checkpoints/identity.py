@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.machine.files import write_whole
 
 __all__ = [
     "IDENTITY_FILE",
@@ -74,10 +74,7 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
     """
     target = {"name": Path(target_path).resolve().name} | target_identity(target_path)
     text = json.dumps({"target": target, "training": dict(training)}, indent=2) + "\n"
-    file = Path(folder) / IDENTITY_FILE
-    beside = file.with_suffix(".json.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)  # a reader finds all of it or nothing
+    write_whole(Path(folder) / IDENTITY_FILE, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,19 @@ class VerbGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(self._verbs[cmd_name]), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; one that is misspelled is told what it may have been."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches  # read only when something is misspelled
+
+            if near := get_close_matches(args[0][:80], self._verbs, n=1):
+                error.message += f" Did you mean {near[0]}?"
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; a mistake of the user or a failed server becomes a message, never a traceback."""
         ctx.meta[BEGAN] = time.monotonic()

@@ -10,8 +10,8 @@ from pathlib import Path
 from draftwise.backends.probed import Probed
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
+from draftwise.machine.files import write_whole
 from draftwise.measure.probe import load_probe, probe
-from draftwise.runs.row_files import write_whole
 from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
 from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread

@@ -18,6 +18,8 @@ from draftwise.setups.read import Reading
 
 __all__ = ["check"]
 
+_PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
+
 
 @setup_command(short_help="Predict what a vLLM release makes of a speculative config.")
 @click.option("--vllm", "versions", multiple=True, metavar="VERSION",
@@ -77,8 +79,11 @@ def check(
 
 
 def _read_packages(given: str) -> frozenset[str]:
-    """Return names of packages as the index writes them."""
-    return frozenset(re.sub(r"[-_.]+", "-", name.strip()).lower() for name in given.split(",") if name.strip())
+    """Return names of packages as the index writes them, without versions."""
+    named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given.split(",")) if each}
+    if wrong := next((each for each, found in named.items() if found is None), None):
+        raise click.BadParameter(f"{wrong!r} is no package; write name or name==version.", param_hint="--installed")
+    return frozenset(re.sub(r"[-_.]+", "-", found[1]).lower() for found in named.values() if found)
 
 
 def _judge(

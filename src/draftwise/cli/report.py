@@ -15,11 +15,11 @@ from draftwise.cli._decision import show_decision
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.decide.interchange import FORMATS, export_run
+from draftwise.machine.files import write_whole
 from draftwise.measure.context import add_notes
 from draftwise.report.markdown import render_markdown
 from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
-from draftwise.runs.row_files import write_whole
 
 __all__ = ["report"]
 

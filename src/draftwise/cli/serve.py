@@ -27,6 +27,9 @@ def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -
         raise click.BadParameter("give numbers, such as 1,2,4,8.") from None
 
 
+_TOOL_CALL_PARSERS = ("hermes", "llama3_json")
+"""`serve.tools.TOOL_CALL_PARSERS`, which needs the engine's packages."""
+
 _LOADING = (
     click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and KV."),
     click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS), help="Quantize the weights while loading."),
@@ -80,6 +83,8 @@ def _engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--api-key", envvar="DRAFTWISE_API_KEY", metavar="KEY", help="Asked for under /v1.  [env: DRAFTWISE_API_KEY]"
 )
+@click.option("--enable-auto-tool-choice", is_flag=True, help="Let the model choose to call tools.")
+@click.option("--tool-call-parser", type=click.Choice(_TOOL_CALL_PARSERS), help="What calls look like in its answers.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--max-waiting", default=1024, show_default=True, type=click.IntRange(0), help="Longest queue; 503 beyond."
@@ -92,6 +97,8 @@ def serve(
     port: int,
     served_model_name: str | None,
     api_key: str | None,
+    enable_auto_tool_choice: bool,
+    tool_call_parser: str | None,
     allow_remote: bool,
     max_waiting: int,
     **settings: Any,
@@ -114,11 +121,14 @@ def serve(
         from draftwise.serve.launch import make_missing_error
 
         raise make_missing_error(error) from None
+    if enable_auto_tool_choice and tool_call_parser is None:
+        raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser.")
     options = server.ServerOptions(
         host=host,
         port=port,
         served_model_name=served_model_name,
         api_key=api_key,
+        tool_call_parser=tool_call_parser if enable_auto_tool_choice else None,
         allow_remote=allow_remote,
         max_waiting=max_waiting,
     )

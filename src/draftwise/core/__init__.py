@@ -5,8 +5,9 @@ A noun's module is imported with its first use: making the values of a whole mea
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
     from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
@@ -173,12 +174,4 @@ _MODULES = {
     "window": "Sums Window",
     "workload": "Prompt Recorded Workload",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, _MODULES)

@@ -5,8 +5,9 @@ A name's module is imported with its first use: rendering needs far more than ve
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
     from draftwise.deploy.files import Folder
@@ -32,12 +33,4 @@ _MODULES = {
     "order": "Evidence Mode Order Platform make_order",
     "plan": "TARGETS deploy",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, _MODULES)

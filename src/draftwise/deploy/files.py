@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
+from draftwise.machine.files import replacing
 
 __all__ = ["CHECKSUMS", "Folder", "Step", "digest", "prove", "replace_text", "write_sums"]
 
@@ -81,16 +81,10 @@ def replace_text(path: Path, text: str) -> None:
         StorageError: it cannot be written; the file is what it was.
     """
     path = path.resolve()
-    scratch = path.with_name(f".{path.name}.part")
     try:
-        with scratch.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(path, scratch)
-        scratch.replace(path)
+        with replacing(path, keeps_mode=True) as part:
+            part.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise StorageError(f"{path} cannot be written ({error.strerror}); it is what it was.") from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 
 from draftwise.core import Finding, ModelShape, Severity
 from draftwise.engine.config import EngineConfig
+from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.logits import check_params, encode_bad_words
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.step.sequence import Request, Sequence
@@ -22,12 +23,13 @@ class Admission:
         config: with max_model_len filled in.
         shape: of the target.
         tokenizer: the target's.
+        grammars: what compiles the grammars of structured output.
     """
 
-    def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, grammars: Grammars) -> None:
         assert config.max_model_len is not None, "`build` fills it in"
         self._longest, self._seed = config.max_model_len, config.seed
-        self._vocab_size, self._tokenizer = shape.vocab_size, tokenizer
+        self._vocab_size, self._tokenizer, self._grammars = shape.vocab_size, tokenizer, grammars
 
     def check(self, request: Request, *, ids_in_use: Container[str]) -> Iterator[Finding]:
         """Yield what makes a request impossible."""
@@ -48,7 +50,11 @@ class Admission:
         yield from check_params(request.params, self._vocab_size)
 
     def make_sequence(self, request: Request, index: int) -> Sequence:
-        """Return completion number `index` of a request, before anything of it is computed."""
+        """Return completion number `index` of a request, before anything of it is computed.
+
+        Raises:
+            InvalidSetup: a bad word or the grammar of structured output cannot be used.
+        """
         params, num_prompt = request.params, len(request.prompt_token_ids)
         if params.seed is None:
             seed = request_seed(self._seed, request.request_id, index)
@@ -62,6 +68,7 @@ class Admission:
             max_tokens=min(self._longest, wanted),
             tokens=list(request.prompt_token_ids),
             bad_words=encode_bad_words(params.bad_words, lambda text: self._tokenizer.encode(text, False)),
+            grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
             detokenizer=IncrementalDetokenizer(
                 self._tokenizer,
                 stop_strings=params.stop_strings,

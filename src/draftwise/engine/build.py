@@ -16,6 +16,7 @@ from draftwise.engine.proposers import make_proposer
 from draftwise.engine.proposers.base import Proposer
 from draftwise.engine.proposers.plain import PlainDecoding
 from draftwise.engine.sampling.acceptance import Standard
+from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
@@ -29,6 +30,8 @@ from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = ["Parts", "build"]
 
 _KERNELS_A_LAYER = 9
+_KERNELS_OF_EXPERTS = 4
+"""More of them in a layer with a mixture."""
 _GRAPHS_A_SIZE = 6
 """Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
 
@@ -87,7 +90,7 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
     capture = site.plan_capture()
     with startup.phase("allocate KV cache"):
         pages = site.count_pages(capture)
-        runner = site.make_runner(capture, num_pages=pages, end_ids=tokenizer.end_ids)
+        runner = site.make_runner(capture, num_pages=pages, tokenizer=tokenizer)
     return Parts(
         config=config,
         spec=resolved,
@@ -122,13 +125,15 @@ class _Site:
         if not self.lag or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
         # The logits count twice: those of steps that the host has a part in are kept.
-        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
+        row_values = shape.hidden_size * 8 + self.model.mlp_values + shape.vocab_size * 2
         # The drafter runs once for each draft token.
         num_layers = shape.num_layers + self.k * self.proposer.num_layers
+        num_mixtures = len(self.model.mixture.layers) if self.model.mixture else 0
+        num_kernels = _KERNELS_A_LAYER * num_layers + _KERNELS_OF_EXPERTS * num_mixtures
         return plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
-            kernels_per_graph=_GRAPHS_A_SIZE * _KERNELS_A_LAYER * num_layers,
+            kernels_per_graph=_GRAPHS_A_SIZE * num_kernels,
             activation_bytes_per_seq=(self.k + 1) * row_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
             budget_bytes=graph_budget(
@@ -149,7 +154,7 @@ class _Site:
             graph_bytes=capture.num_bytes,
         )
 
-    def make_runner(self, capture: CapturePlan, *, num_pages: int, end_ids: frozenset[int]) -> Runner:
+    def make_runner(self, capture: CapturePlan, *, num_pages: int, tokenizer: Tokenizer) -> Runner:
         """Allocate the pages and return what computes with them."""
         config, model, proposer = self.config, self.model, self.proposer
         assert config.max_model_len is not None, "_resolve fills it in"
@@ -173,7 +178,8 @@ class _Site:
             table,
             make_confirmations(proposer, table, uniform=self.lag > 0),
             acceptance=self.spec.acceptance if self.spec else Standard(),
-            end_ids=end_ids,
+            end_ids=tokenizer.end_ids,
+            grammars=Grammars(tokenizer.to_json, end_ids=tokenizer.end_ids, vocab_size=model.shape.vocab_size),
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
             threads=make_threads(model.device),
@@ -199,6 +205,7 @@ class _Site:
             logits_rows=config.max_num_seqs * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
             num_taps=len(self.proposer.taps),
+            mlp_values=self.model.mlp_values,
         )
 
 

@@ -51,7 +51,8 @@ class Engine:
         self.tokenizer, self.shape, self.proposer = parts.tokenizer, parts.shape, parts.proposer
         self.scheduler, self.runner, self.lag = parts.scheduler, parts.runner, parts.lag
         self._confirmations = parts.runner.confirmations
-        self._admission = Admission(self.config, self.shape, self.tokenizer)
+        self.grammars = parts.runner.grammars
+        self._admission = Admission(self.config, self.shape, self.tokenizer, self.grammars)
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
@@ -70,7 +71,8 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InvalidSetup: the prompt is empty or too long, an id is unknown, or the request id is in use.
+            InvalidSetup: the prompt is empty or too long, an id is unknown, the request id is in use, or the grammar of
+                structured output cannot be used.
         """
         findings = list(self._admission.check(request, ids_in_use=self._sequences))
         if findings:
@@ -151,7 +153,9 @@ class Engine:
 
     def _needs_tokens(self) -> bool:
         """Whether the next step depends on tokens that the host must know first: for drafts, or for logits."""
-        return self._confirmations.needs_tokens or any(each.params.needs_history for each in self.scheduler.running)
+        return self._confirmations.needs_tokens or any(
+            each.grammar is not None or each.params.needs_history for each in self.scheduler.running
+        )
 
     def _launch(self, schedule: Schedule) -> Pending:
         """Hand a step to the device."""
@@ -179,7 +183,12 @@ class Engine:
         if self.on_outcome is not None:
             self.on_outcome(outcome)
         sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
-        self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
+        refused = sequence.grammar is not None and sequence.grammar.refused_draft
+        self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1, refused=refused)
+        end = None
+        if sequence.grammar is not None:
+            count, end = sequence.grammar.advance(emitted)
+            emitted = emitted[:count]
         text, stop = find_stop(
             emitted,
             sequence.params,
@@ -187,6 +196,7 @@ class Engine:
             num_output=sequence.num_output,
             room=sequence.num_left,
             end_ids=self.tokenizer.end_ids,
+            end=end,
         )
         emitted = emitted[: stop.num_tokens] if stop else emitted
         first = sequence.num_output == 0

@@ -15,9 +15,9 @@ class SpecCounter:
         self._drafted_per_pos: list[int] = []
         self._accepted_per_pos: list[int] = []
 
-    def add(self, *, drafted: int, accepted: int) -> None:
-        """Count one draft; drafts of length 0 do not count (as in vLLM)."""
-        if drafted == 0:
+    def add(self, *, drafted: int, accepted: int, refused: bool = False) -> None:
+        """Count one draft; drafts of length 0 do not count, unless a grammar refused all their tokens (as in vLLM)."""
+        if drafted == 0 and not refused:
             return
         self._num_drafts += 1
         for _ in range(drafted - len(self._drafted_per_pos)):

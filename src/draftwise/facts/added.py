@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError
 from draftwise.facts.spans import Row, Table
 from draftwise.machine.data_folder import data_folder
+from draftwise.machine.files import write_whole
 
 __all__ = ["FORMAT", "AddedRelease", "MissingFacts", "read_added", "read_table", "remove_release", "write_release"]
 
@@ -105,14 +105,10 @@ def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
     """
     head = json.dumps(asdict(release) | {"topics": sorted(tables)}, ensure_ascii=False)
     lines = [head, *(_head_of(topic) + json.dumps(tables[topic], ensure_ascii=False) + "}" for topic in sorted(tables))]
-    beside = release.file.with_suffix(f".{os.getpid()}.new")
     try:
         release.file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(beside, release.file)
+        write_whole(release.file, "\n".join(lines) + "\n")
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise StorageError(
             f"{release.file}: cannot be written ({error.strerror}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
             "that can be written."

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.machine.cache import cache_folder
-from draftwise.runs.row_files import write_whole
+from draftwise.machine.files import open_lock, write_whole
 
 __all__ = ["Lease", "locked", "open_leases"]
 
@@ -30,16 +30,12 @@ def locked(path: Path) -> Iterator[None]:
         StorageError: there can be no lock beside the file.
     """
     try:
-        import fcntl
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock(path.with_name(f"{path.name}.lock"))
     except (ImportError, OSError) as error:
         raise StorageError(
             f"{path} cannot be locked ({error}). Choose a --state on a disk of a POSIX system."
         ) from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

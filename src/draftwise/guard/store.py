@@ -15,7 +15,8 @@ from draftwise.core import StorageError, UnreadableSource
 from draftwise.core.action import Action
 from draftwise.guard.lease import locked
 from draftwise.guard.state import State
-from draftwise.runs.row_files import cut_unfinished, write_whole
+from draftwise.machine.files import write_whole
+from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.watch.drift import ROW_S, WindowRow
 
 __all__ = ["KEPT_DAYS", "KEPT_ROWS", "Store"]
@@ -88,10 +89,7 @@ class Store:
 
     def read_steps(self) -> Sequence[Mapping[str, Any]]:
         """Return all steps that were recorded."""
-        if not self.steps.exists():
-            return []
-        lines = self.steps.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return RowFile(self.steps, dict).read()
 
     def read_rows(self) -> Sequence[WindowRow]:
         """Return the rows of the last 60 days; damaged lines are passed over, as gaps are."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from draftwise.machine.files import open_lock
+
 __all__ = ["cache_folder", "one_at_a_time"]
 
 
@@ -38,14 +40,5 @@ def one_at_a_time(what: str) -> Iterator[None]:
 def _open_lock(file: Path) -> int | None:
     """Return a descriptor of the file, locked; None where that cannot be had."""
     with suppress(ImportError, OSError):
-        import fcntl  # not on Windows
-
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
+        return open_lock(file)
     return None

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
     from draftwise.measure.api import Decided, decide
@@ -13,15 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Decided", "MeasurementSpec", "decide"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import an entry from its module."""
-    if name in ("Decided", "decide"):
-        from draftwise.measure import api
-
-        return getattr(api, name)
-    if name in ("Candidate", "MeasurementSpec"):
-        from draftwise.measure import spec
-
-        return getattr(spec, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_on_use(__name__, {"api": "Decided decide", "spec": "Candidate MeasurementSpec"})

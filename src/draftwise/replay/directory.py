@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError
+from draftwise.machine.files import write_whole
 from draftwise.replay.anchors import Anchors, Drafts, write_anchors
 from draftwise.replay.replayer import DraftRows, ReplayedRequest
 from draftwise.replay.transcripts import Transcript
-from draftwise.runs.row_files import RowFile, blame, cut_unfinished, write_whole
+from draftwise.runs.row_files import RowFile, blame, cut_unfinished
 
 __all__ = ["PROFILE", "ReplayDirectory", "hash_transcripts", "read_profile", "to_anchors"]
 

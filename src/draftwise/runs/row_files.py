@@ -1,17 +1,17 @@
-"""Files that are written whole or not at all, and files of JSON lines that are read while they grow."""
+"""Files of JSON lines that are read while they grow."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["RowFile", "blame", "cut_unfinished", "damaged", "write_whole"]
+__all__ = ["RowFile", "blame", "cut_unfinished", "damaged"]
 
 T = TypeVar("T")
 
@@ -73,22 +73,3 @@ def cut_unfinished(path: Path) -> None:
     if path.exists():
         data = path.read_bytes()
         os.truncate(path, data.rfind(b"\n") + 1)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: whatever ends this process, what was there before or all of it is there.
-
-    Raises:
-        OSError: it cannot be written, e.g. as the disk is full.
-    """
-    draft = path.with_name(f"{path.name}.part")
-    try:
-        with draft.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise

@@ -35,10 +35,16 @@ _CLIENT_GONE = 499
 
 
 def create_app(
-    worker: EngineWorker, *, tokenizer: Tokenizer, model_name: str, defaults: Defaults, api_key: str | None = None
+    worker: EngineWorker,
+    *,
+    tokenizer: Tokenizer,
+    model_name: str,
+    defaults: Defaults,
+    api_key: str | None = None,
+    tool_call_parser: str | None = None,
 ) -> Starlette:
     """Return the application over a worker whose engine is built."""
-    endpoints = _Endpoints(worker, tokenizer, model_name, defaults)
+    endpoints = _Endpoints(worker, tokenizer, model_name, defaults, tool_call_parser)
     return Starlette(
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
@@ -55,12 +61,25 @@ def create_app(
 
 
 class _Endpoints:
-    def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, model_name: str, defaults: Defaults) -> None:
+    def __init__(
+        self,
+        worker: EngineWorker,
+        tokenizer: Tokenizer,
+        model_name: str,
+        defaults: Defaults,
+        tool_call_parser: str | None,
+    ) -> None:
         self._worker = worker
         self._about = worker.about
         limit = worker.about.config.max_model_len
         assert limit is not None, "the engine resolves it"
-        self._model = Model(name=model_name, tokenizer=tokenizer, max_model_len=limit, defaults=defaults)
+        self._model = Model(
+            name=model_name,
+            tokenizer=tokenizer,
+            max_model_len=limit,
+            defaults=defaults,
+            tool_call_parser=tool_call_parser,
+        )
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
 from draftwise.engine.step.sequence import Request
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.answers import Call
@@ -16,6 +17,7 @@ from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
 from draftwise.serve.formats import ChatFormat, CompletionFormat, Format
 from draftwise.serve.prompts import encode_prompts, render_conversation
+from draftwise.serve.tools import read_tools
 
 __all__ = ["Model", "read_chat", "read_completion"]
 
@@ -31,6 +33,8 @@ class Model:
     tokenizer: Tokenizer
     max_model_len: int
     defaults: Defaults
+    tool_call_parser: str | None = None
+    """For calls at the model's own choice; None: there are none."""
 
 
 async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, list[Request]]:
@@ -61,7 +65,8 @@ async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, 
         return_token_ids=fields.get("return_token_ids", False),
         name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
-    return _call(fields, model, prompts, answer, logprobs=logprobs, max_tokens=max_tokens)
+    structured = _read_structured(fields)
+    return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
 
 
 async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[Request]]:
@@ -74,22 +79,52 @@ async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[R
     _check_model(fields, model)
     if "top_logprobs" in fields and not fields.get("logprobs"):
         raise RequestError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
+    tool_use = read_tools(fields, model.tool_call_parser)
     variables = {"add_generation_prompt": fields.get("add_generation_prompt", True)}
+    variables |= {} if tool_use is None else {"tools": tool_use.tools}
     variables |= fields.get("chat_template_kwargs", {})
     text = render_conversation(model.tokenizer, fields.get("messages", []), variables)
     add_special = fields.get("add_special_tokens", False)
     prompts = await encode_prompts(text, model.tokenizer, add_special_tokens=add_special)
     logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
+    demanded = None
+    if tool_use is not None and tool_use.make_parser is not None:
+        demanded = tool_use.structured_outputs
+        if demanded is None:
+            fields["skip_special_tokens"] = False  # tags of calls may be special tokens
     max_tokens = fields.get("max_completion_tokens", fields.get("max_tokens", model.defaults.max_tokens))
     answer = ChatFormat(
         model.tokenizer,
         prompts[0],
+        tool_use=tool_use,
         streamed=fields.get("stream", False),
         num_logprobs=logprobs,
         return_token_ids=fields.get("return_token_ids", False),
         name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
-    return _call(fields, model, prompts, answer, logprobs=logprobs, max_tokens=max_tokens)
+    structured = demanded or _read_structured(fields)
+    return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
+
+
+def _read_structured(fields: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """Return what the output must match, from structured_outputs or response_format; None: anything."""
+    given = fields.get("structured_outputs")
+    form = fields.get("response_format", {"type": "text"})
+    kind = form.get("type")
+    if kind == "text":
+        return None if given is None else StructuredOutputsParams.parse(given)
+    if given is not None:
+        raise RequestError(400, "Give response_format or structured_outputs, not both.", param="response_format")
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind != "json_schema":
+        message = f"response_format.type must be text, json_object or json_schema, got {kind!r}."
+        raise RequestError(400, message, param="response_format")
+    described = form.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise RequestError(400, "response_format.json_schema.schema must be an object.", param="response_format")
+    return StructuredOutputsParams(json=schema)
 
 
 def _check_model(fields: Mapping[str, Any], model: Model) -> None:
@@ -104,6 +139,7 @@ def _call(
     model: Model,
     prompts: list[list[int]],
     answer: Format,
+    structured: StructuredOutputsParams | None,
     *,
     logprobs: int | None,
     max_tokens: int | None,
@@ -127,7 +163,12 @@ def _call(
         Request(
             request_id=f"{call_id}-{index}",
             prompt_token_ids=ids,
-            params=SamplingParams(**sampling, logprobs=logprobs, max_tokens=_room(max_tokens, len(ids), model)),
+            params=SamplingParams(
+                **sampling,
+                logprobs=logprobs,
+                max_tokens=_room(max_tokens, len(ids), model),
+                structured_outputs=structured,
+            ),
             cache_salt=fields.get("cache_salt", ""),
         )
         for index, ids in enumerate(prompts)

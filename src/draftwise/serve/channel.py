@@ -34,9 +34,9 @@ class Channel:
         """Wait for a message and return it; raises EOFError when the other end is gone."""
         return pickle.loads(self._read(_LENGTH.unpack(self._read(_LENGTH.size))[0]))
 
-    def has_message(self) -> bool:
-        """Return whether `receive` would return or raise at once."""
-        return bool(select.select([self.socket], [], [], 0)[0])
+    def has_message(self, timeout_s: float = 0) -> bool:
+        """Return whether `receive` would return or raise at once; wait so long for that."""
+        return bool(select.select([self.socket], [], [], timeout_s)[0])
 
     def _read(self, size: int) -> bytes:
         parts = []

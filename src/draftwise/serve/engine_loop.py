@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from draftwise.core import InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.serve.channel import Channel
 from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Build", "run_engine"]
 
 logger = logging.getLogger("draftwise.serve")
+
+_COMPILERS = 2
+"""Grammars that are compiled at once, beside the steps."""
+_POLL_S = 0.001
+"""How often an idle engine looks whether a grammar is compiled."""
 
 Build = Callable[[Startup], "Engine"]
 """Builds the engine and reports the phases of its start-up."""
@@ -64,6 +70,9 @@ class _EngineLoop:
         self._sent_stats = engine.stats()
         """The snapshot that was sent last."""
         self._pending: Pending = ()
+        self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar")
+        self._compiling: list[tuple[Add, list[Future]]] = []
+        """Requests whose grammars are not compiled yet."""
 
     def run(self) -> None:
         """Run until `receive` raises because the other end is gone."""
@@ -85,16 +94,42 @@ class _EngineLoop:
     def _process_messages(self) -> None:
         """Process the messages; wait for one if the engine is idle."""
         wait = not self._engine.has_work()
-        while wait or self._channel.has_message():
+        while (wait and not self._compiling) or self._channel.has_message(_POLL_S if wait else 0):
             message = self._channel.receive()
             if isinstance(message, Add):
                 self._add(message)
             elif isinstance(message, Abort):
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
+                self._compiling = [
+                    each for each in self._compiling if each[0].requests[0].request_id not in message.request_ids
+                ]
             wait = False
+        self._add_compiled()
 
     def _add(self, message: Add) -> None:
+        """Queue requests, once their grammars are compiled."""
+        wanted = [each.params.structured_outputs for each in message.requests]
+        new = {each.key: each for each in wanted if each is not None and not self._engine.grammars.has(each)}
+        if new:
+            futures: list[Future] = [
+                self._compilers.submit(self._engine.grammars.compile, each) for each in new.values()
+            ]
+            self._compiling.append((message, futures))
+        else:
+            self._queue(message)
+
+    def _add_compiled(self) -> None:
+        compiling, self._compiling = self._compiling, []
+        for message, futures in compiling:
+            if not all(future.done() for future in futures):
+                self._compiling.append((message, futures))
+            elif failures := [error for future in futures if (error := future.exception()) is not None]:
+                self._channel.send(Refused(message.number, _describe(failures[0])))
+            else:
+                self._queue(message)
+
+    def _queue(self, message: Add) -> None:
         for position, request in enumerate(message.requests):
             try:
                 self._engine.add(request)
@@ -113,3 +148,12 @@ class _EngineLoop:
         if deltas or stats != self._sent_stats:
             self._sent_stats = stats
             self._channel.send(StepResult.pack(deltas, stats, began=began, ended=ended))
+
+
+def _describe(failure: BaseException) -> Sequence[Finding]:
+    """Return the findings of a grammar that could not be compiled."""
+    if isinstance(failure, InvalidSetup):
+        return failure.findings
+    logger.error("A grammar could not be compiled.", exc_info=failure)
+    message = "The grammar could not be compiled; the server's log says more."
+    return [Finding(code="invalid-grammar", severity=Severity.ERROR, where="structured_outputs", message=message)]

@@ -112,6 +112,8 @@ _COMMON: dict[str, Check] = {
     "return_tokens_as_token_ids": _boolean,
     "add_special_tokens": _boolean,
     "cache_salt": _string,
+    "response_format": _object,
+    "structured_outputs": _object,
 }
 COMPLETION_FIELDS = SAMPLING_FIELDS | _COMMON | {"prompt": _any, "echo": _boolean, "logprobs": _integer}
 CHAT_FIELDS = (
@@ -124,6 +126,9 @@ CHAT_FIELDS = (
         "max_completion_tokens": _integer,
         "add_generation_prompt": _boolean,
         "chat_template_kwargs": _object,
+        "tools": _list,
+        "tool_choice": _any,
+        "parallel_tool_calls": _boolean,
     }
 )
 
@@ -142,13 +147,11 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
     "best_of": (1,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
+    "guided_json": (),  # vLLM before 0.12; `structured_outputs` since
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "tools": ([],),
+    "tools": ([],),  # of a completion
     "functions": ([],),
     "prompt_embeds": (),
     "allowed_token_ids": (),

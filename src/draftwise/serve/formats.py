@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 
@@ -142,6 +145,7 @@ class ChatFormat:
         tokenizer: Tokenizer,
         prompt: list[int],
         *,
+        tool_use: ToolUse | None,
         streamed: bool,
         num_logprobs: int | None,
         return_token_ids: bool,
@@ -150,6 +154,10 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._names = _TokenNames(tokenizer, by_id=name_by_id)
         self._prompt = prompt
+        self._tool_use = tool_use
+        self._parsers: dict[int, ToolParser] = {}
+        self._called: set[int] = set()
+        """Choices with a call."""
         self._streamed = streamed
         self._num_logprobs = num_logprobs
         self._return_token_ids = return_token_ids
@@ -164,13 +172,11 @@ class ChatFormat:
 
     def make_choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
-        if self._streamed:
-            choice: dict[str, Any] = {"delta": {"content": delta.text}}
-        else:
-            choice = {"message": {"role": "assistant", "content": delta.text, "refusal": None}}
-        choice |= {
+        message, finish_reason = self._make_message(delta)
+        choice: dict[str, Any] = {
+            **message,
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if delta.prompt_logprobs is not None:
@@ -178,6 +184,34 @@ class ChatFormat:
         if self._return_token_ids:
             choice["token_ids"] = delta.token_ids
         return choice
+
+    def _make_message(self, delta: Delta) -> tuple[dict[str, Any], str | None]:
+        """Return the message or the change to it, with the calls in its text, and the finish reason."""
+        content, calls, reason = delta.text, list[CallPart](), delta.finish_reason
+        use = self._tool_use
+        if use is not None and use.make_parser is not None:
+            content, calls = self._find_calls(delta, use.make_parser)
+            calls = [call for call in calls if use.parallel or call.index == 0]
+            self._called |= {delta.index} if calls else set()
+            if reason == "stop" and use.ends_in_calls and delta.index in self._called:
+                reason = "tool_calls"
+        if self._streamed:
+            shown: dict[str, Any] = {"content": content} if content or not calls else {}
+            if calls:
+                shown["tool_calls"] = [{"index": call.index} | _tool_call(call) for call in calls]
+            return {"delta": shown}, reason
+        whole = {"role": "assistant", "content": content or (None if calls else content), "refusal": None}
+        return {"message": whole | ({"tool_calls": list(map(_tool_call, calls))} if calls else {})}, reason
+
+    def _find_calls(self, delta: Delta, make_parser: Callable[[], ToolParser]) -> tuple[str, list[CallPart]]:
+        if delta.index not in self._parsers:
+            self._parsers[delta.index] = make_parser()
+        parser = self._parsers[delta.index]
+        content, calls = parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            rest, more = parser.finish()
+            content, calls = content + rest, calls + more
+        return content, calls
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if self._num_logprobs is None:
@@ -195,6 +229,14 @@ class ChatFormat:
         # Exact bytes, from which a character that spans several tokens can be reassembled.
         exact = list(self._tokenizer.token_bytes(token))
         return {"token": self._names.of(token), "logprob": _clamp(each), "bytes": exact}
+
+
+def _tool_call(call: CallPart) -> dict[str, Any]:
+    """Return a call, or a part of it, as OpenAI writes it; the first part of a call has its id and name."""
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    named = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", "function": named}
 
 
 def _prompt_logprobs(positions: list[LogprobsOfToken | None]) -> list[dict[int, dict[str, Any]] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,7 +74,24 @@ def _read_message(where: str, message: Any) -> dict[str, Any]:
         content = "\n".join(part["text"] for part in parts)
     if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
         raise RequestError(400, f"{where} must have text as content.", param="messages")
-    return message | {"content": content}
+    read = message | {"content": content}
+    if isinstance(calls := message.get("tool_calls"), list):
+        read["tool_calls"] = [_with_arguments(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    return read
+
+
+def _with_arguments(where: str, call: Any) -> dict[str, Any]:
+    """Return an earlier call with its arguments as an object, which is what chat templates print."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError(400, f"{where} must have a function.", param="messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            raise RequestError(400, f"{where}.function.arguments is not valid JSON.", param="messages") from None
+    return call | {"function": function | {"arguments": arguments}}
 
 
 def render_conversation(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:

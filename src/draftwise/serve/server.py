@@ -52,6 +52,8 @@ class ServerOptions:
     served_model_name: str | None = None
     """None: the model as given on the command line."""
     api_key: str | None = None
+    tool_call_parser: str | None = None
+    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: there are none."""
     allow_remote: bool = False
     max_waiting: int = 1024
     """Maximum number of sequences that wait while the engine is full."""
@@ -92,7 +94,14 @@ def serve(
     try:
         tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
         worker.wait_until_built(name, on_phase=on_phase)
-        app = create_app(worker, tokenizer=tokenizer, model_name=name, defaults=defaults, api_key=options.api_key)
+        app = create_app(
+            worker,
+            tokenizer=tokenizer,
+            model_name=name,
+            defaults=defaults,
+            api_key=options.api_key,
+            tool_call_parser=options.tool_call_parser,
+        )
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
         )

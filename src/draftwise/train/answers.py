@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.ranks import ALONE, Ranks
 from draftwise.train.reading import Sample
@@ -82,7 +83,7 @@ def answer(
     missing = {key: prompt for key, prompt in by_key.items() if key not in known}
     ranks.wait()  # until all know what is missing
     if mine := dict(ranks.share(list(missing.items()))):
-        _cut_last_line(file)
+        cut_unfinished(file)
         with (
             reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
             file.open("a") as out,
@@ -105,15 +106,8 @@ def _key(prompt: Sample) -> str:
 
 def _read_all(folder: Path, stem: str) -> dict[str, list[int]]:
     """Return the answers on disk, of all ranks, without incomplete last lines."""
-    lines = (line for file in sorted(folder.glob(f"{stem}*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1])
-    return {entry["prompt"]: entry["token_ids"] for entry in map(json.loads, lines)}
-
-
-def _cut_last_line(file: Path) -> None:
-    """Remove what was being written when a run was killed."""
-    if file.exists():
-        content = file.read_bytes()
-        os.truncate(file, content.rfind(b"\n") + 1)
+    files = (RowFile(file, lambda row: (row["prompt"], row["token_ids"])) for file in folder.glob(f"{stem}*.jsonl"))
+    return dict(chain.from_iterable(file.read() for file in files))
 
 
 def _generate(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from draftwise.machine.files import write_whole
 from draftwise.report.svg import PALETTE, to_svg
 
 __all__ = ["draw_curves"]
@@ -21,11 +21,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         rows: of the run's log.
         file: written atomically.
     """
-    partial = file.with_suffix(".new")
     about = "Loss, and held-out acceptance by draft position, against training steps."
     svg = to_svg(lambda: _draw(rows), "curves", title="Training curves", about=about, alone=True)
-    partial.write_text(svg, encoding="utf-8")
-    os.replace(partial, file)
+    write_whole(file, svg)
 
 
 def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -5,7 +5,6 @@ Shape letters: B rows of a batch, T tokens of a row, N tokens of a shard, F feat
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.machine.files import replacing
 from draftwise.train.batch import Batch, States
 from draftwise.train.data import Corpus, Feed, Rows
 from draftwise.train.progress import Reporter
@@ -99,9 +99,8 @@ def write_states(
                 _compute(index, corpus, feed, target, taps)
                 for index in range(layout.firsts[shard], layout.firsts[shard + 1])
             ]
-            partial = layout.file(shard).with_suffix(".new")
-            save_file({"states": torch.cat(parts)}, partial)
-            os.replace(partial, layout.file(shard))
+            with replacing(layout.file(shard)) as partial:
+                save_file({"states": torch.cat(parts)}, partial)
             bar.advance(ranks.size)
     ranks.wait()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from draftwise.core import InvalidSetup, StorageError
+from draftwise.machine.files import replacing, write_whole
+from draftwise.runs.row_files import RowFile
 
 __all__ = ["RunFolder"]
 
@@ -83,16 +83,10 @@ class RunFolder:
         """
         if not self._writes:
             return
-        partial = self._checkpoint.with_suffix(".new")
         try:
-            with partial.open("wb") as file:
-                torch.save(dict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._checkpoint)
+            with replacing(self._checkpoint) as partial:
+                torch.save(dict(state), partial)
         except (OSError, RuntimeError) as error:  # torch's writer says the latter of a full disk
-            with suppress(OSError):
-                partial.unlink()
             free = shutil.disk_usage(self.path).free
             why = getattr(error, "strerror", None) or f"{free / 1e6:.0f} MB are free"
             raise StorageError(
@@ -119,8 +113,7 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the log, without an incomplete last row."""
-        lines = self.log.read_text(encoding="utf-8").split("\n")[:-1] if self.log.exists() else []
-        return [json.loads(line) for line in lines]
+        return [*RowFile(self.log, dict).read()]
 
     def finish(self) -> None:
         """Remove the checkpoint: the run is over."""
@@ -128,8 +121,5 @@ class RunFolder:
             self._checkpoint.unlink(missing_ok=True)
 
     def _write(self, file: Path, text: str) -> None:
-        if not self._writes:
-            return
-        partial = file.with_suffix(file.suffix + ".new")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
+        if self._writes:
+            write_whole(file, text)

@@ -60,7 +60,7 @@ class Target:
             shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
 
         Raises:
-            InvalidSetup: there is no such checkpoint, or it is not a dense Llama, Mistral, Qwen2 or Qwen3.
+            InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
         """
         checkpoint = Checkpoint(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))

@@ -193,10 +193,11 @@ CUTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize(("shape", "settings"), covering(SHAPES, CUTS, together=1), ids=repr)
 def test_floors_equal_torch(shape: tuple[torch.dtype, int], settings: dict[str, Any], device: torch.device) -> None:
     dtype, vocab_size = shape
-    params = [SamplingParams(**{"temperature": temperature} | settings) for temperature in (0.4, 1.0, 1.7)]
-    logits = random_logits(3, 1, vocab_size, seed=vocab_size).to(device, dtype)
+    params = [SamplingParams(**{"temperature": temperature} | settings) for temperature in (0.4, 1.0, 1.7, 0.8)]
+    logits = random_logits(4, 1, vocab_size, seed=vocab_size).to(device, dtype)
     logits[1, :, 1:] = logits[1, :, 1:].round()  # many ties
     logits[2, :, 2::3] = -torch.inf
+    logits[3, :, 2:] = -torch.inf  # a grammar leaves few
     t = Tempering.of(params, device)
     tempered = sampling.temper(logits, t.temperature_B)
     floors = kernels.find_floors(logits, *settings_of(t)), sampling.find_floors(logits, t)

@@ -29,7 +29,9 @@ def save_tiny(tmp_path):
     def save(family: str, *, shard_size: str = "5GB", **settings):
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(family, **_TINY | settings)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
         with torch.no_grad():
             for parameter in model.parameters():  # the default init is so small that nothing would matter
                 spread = 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5

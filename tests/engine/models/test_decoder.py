@@ -23,6 +23,7 @@ ROPES = {
     "yarn-mscale": {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False} | YARN,
     "yarn-fixed": {"rope_type": "yarn", "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2} | YARN,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILIES = {
     "llama": {},
     "llama-biased": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2},
@@ -32,6 +33,9 @@ FAMILIES = {
     "qwen2-tied": {"tie_word_embeddings": True},
     "qwen3": {},
     "qwen3-biased": {"attention_bias": True},
+    "qwen3_moe": EXPERTS | {"norm_topk_prob": True},
+    "qwen3_moe-shares": EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]},
+    "qwen3_moe-step": EXPERTS | {"decoder_sparse_step": 2},
 }
 
 

@@ -244,6 +244,13 @@ def test_a_drafter_that_is_not_here_is_judged_by_its_name(folder: Path) -> None:
     assert values(report, "method") == ("eagle3",)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_pipeline_stages_of_a_drafter_that_is_not_here_are_unknown(folder: Path, stages: int) -> None:
+    spec = {"model": "org/EAGLE3-head", "num_speculative_tokens": 3}
+    report = run(folder, spec, pipeline_parallel_size=stages)
+    assert ("drafter-stages-unknown" in {each.code for each in report.findings}) is (stages > 1)
+
+
 def test_no_speculation_is_judged_too(folder: Path) -> None:
     assert judge(str(folder / "llama"), None).accepted
     assert rejections(judge(str(folder / "llama"), None, tensor_parallel_size=3)) == ["target-heads-not-divisible"]

@@ -21,6 +21,7 @@ SHAPE = ModelShape(
     vocab_size=128256, max_position_embeddings=8192,
 )  # fmt: skip
 TARGET = Work(dense_bytes=15e9, flops_per_row=15e9, head_flops_per_row=1e9, weights=8 * 10**9)
+MIXTURE = Work(dense_bytes=2e9, expert_bytes=58e9, share_per_row=1 / 16, flops_per_row=6e9, weights=30 * 10**9)
 HEAD = Drafting(
     method="eagle3",
     work=Work(dense_bytes=0.8e9, flops_per_row=0.8e9, head_flops_per_row=0.3e9, weights=4 * 10**8),
@@ -75,6 +76,29 @@ def test_steps_of_one_kind_are_wrong_together(prior: Prior) -> None:
     model = fit_cost_model(machine(prior.constants), prior, measure(machine(prior.constants), [step(1)]))
     found = model.predict([step(32), step(33)]).covariance
     assert found[0, 0] + found[1, 1] - 2 * found[0, 1] < 0.05 * found[0, 0]
+
+
+@pytest.mark.parametrize(("batch_spread", "draft_spread"), [(1.0, 0.4), (0.8, 0.9)])
+def test_how_far_tokens_share_experts_is_learnt(prior: Prior, batch_spread: float, draft_spread: float) -> None:
+    """Sequences and the tokens of one sequence may choose alike to different degrees."""
+    start = replace(machine(prior.constants), work=MIXTURE)
+    truth = replace(start, constants=replace(prior.constants, batch_spread=batch_spread, draft_spread=draft_spread))
+    measured = measure(truth, [step(1), step(4), step(32), step(1, 3), step(8, 3)])
+    fitted = fit_machine(start, prior, measured)
+    for unseen in (step(1, 7), step(2, 5), step(16, 1), step(12)):
+        assert fitted.seconds(unseen) == pytest.approx(truth.seconds(unseen), rel=0.05)
+    assert start.seconds(step(2, 7)) > 1.07 * truth.seconds(step(2, 7)), "independent choices cost more"
+
+
+def test_steps_that_read_all_experts_leave_those_that_read_few_in_doubt(prior: Prior) -> None:
+    truth = replace(machine(prior.constants), work=MIXTURE)
+    few, many = [step(1), step(2), step(2, 3)], [step(128), step(256), step(256, 3)]
+    doubts = []
+    for steps in (many, [*few, *many]):
+        found = fit_cost_model(truth, prior, measure(truth, steps)).predict([step(1, 3), step(1)]).covariance
+        doubts.append(math.sqrt(found[0, 0] + found[1, 1] - 2 * found[0, 1]))
+    assert doubts[0] > 0.2, "an interval that holds most answers"
+    assert doubts[1] < 0.6 * doubts[0]
 
 
 def test_without_a_measured_step_the_prior_speaks(prior: Prior) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibration, make_profile
 
 from draftwise.core import HeldAgainst, InvalidSetup, Outlook, Severity
+from draftwise.facts.models import find_model
 from draftwise.plan.forecast.crossovers import find_crossovers
 from draftwise.plan.forecast.forecast import forecast
 from draftwise.plan.forecast.matching import match_settings
@@ -103,3 +104,28 @@ def test_the_document_has_the_best_of_every_load_and_no_infinity() -> None:
     assert {each["load"] for each in row["best"]} == {1, 128}
     assert row["best"][0]["setting"] in ("eagle3", "ngram")
     assert all(each["high"] is None or math.isfinite(each["high"]) for each in row["crossovers"])
+
+
+def test_a_mixture_pays_for_the_experts_of_every_draft_token() -> None:
+    """Measured at k = 7 alone, the steps of fewer draft tokens follow from the experts that they read."""
+    known = find_model("Qwen/Qwen3-30B-A3B")
+    assert known is not None
+    made = make_calibration()
+
+    def step_ms(batch: float, k: float) -> float:
+        gb = 2.4 + 58.0 * (1 - (15 / 16) ** (batch * (k + 1))) + (0.25 * k if k else 0)
+        return 1.1 + gb / 4.3 + 0.1 * k
+
+    points = [
+        replace(each, step_ms=ms, low=0.99 * ms, high=1.01 * ms)
+        for each in made.points
+        if each.setting != "ngram"
+        for ms in [step_ms(each.batch, each.drafted)]
+    ]
+    settings = tuple(each for each in made.settings if each.name != "ngram")
+    mixture = replace(made, target=known.id, config=known.config, points=tuple(points), settings=settings)
+    found = forecast(make_profile(EAGLE), mixture, concurrency=(1, 4), prompt_tokens=512, output_tokens=256)
+    for row in found.cells:
+        assert row.step_ms == pytest.approx(step_ms(row.load, row.k), rel=0.12)
+    at_one = {row.k: row.step_ms / row.plain_step_ms for row in found.cells if row.load == 1}
+    assert at_one[7] > 2.5 > at_one[1] > 1.3, "a dense target's step hardly grows"

@@ -15,7 +15,7 @@ from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.facts.gpus import get_gpu, read_gpus
 from draftwise.facts.memory import get_batch_defaults
 from draftwise.facts.vllm import get_release
-from draftwise.plan.check.engine.graphs import capture_sizes
+from draftwise.plan.check.serving.graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
 from draftwise.plan.size.kv import CachedLayer, lay_out
 from draftwise.plan.size.view import contexts_of, items, to_dict

@@ -148,7 +148,7 @@ class FakeEngine:
         )
 
     def _find_slowness(self, answer: FakeAnswer, chance: random.Random) -> float:
-        """Return how slow a request is because of its prompt, its number, and luck of the worst kind."""
+        """Return how slow a request is because of its prompt, its number, and a draw from a heavy tail."""
         script = self.script
         slowness = script.find_cold(self._num_requests)
         if script.prompt_spread:

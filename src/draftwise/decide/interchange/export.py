@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing
-from draftwise.runs.row_files import write_whole
+from draftwise.machine.files import write_whole
 
 __all__ = ["FORMATS", "export_run"]
 

@@ -1,7 +1,7 @@
 """Everything of a decoder layer that is neither a matrix product nor attention, in plain torch.
 
 Shape letters: N new tokens of the step, H hidden size, X input and I intermediate size of the gated MLP, V vocabulary,
-A query heads, G key-value heads, S = A + 2G heads of q, k and v, D head dimension, T positions of a table.
+A query heads, G key-value heads, S = A + 2G heads of q, k and v, D head dimension, T positions of a table, E experts.
 """
 
 from __future__ import annotations
@@ -105,6 +105,17 @@ class Kernels:
     def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor) -> Tensor:
         """Return `silu_mul` of what the matrix product `gate_up` makes of x."""
         return self.silu_mul(gate_up(x_NX))
+
+    def route(self, logits_NE: Tensor, num_chosen: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+        """Return the weights and the numbers of the experts that a router chooses for each row, [N, K] each.
+
+        Args:
+            logits_NE: of the router, for E experts.
+            num_chosen: K.
+            normalize: whether each row's weights are made to sum to 1; they are shares of all experts otherwise.
+        """
+        weights_NK, chosen_NK = logits_NE.softmax(dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
+        return weights_NK / weights_NK.sum(dim=-1, keepdim=True) if normalize else weights_NK, chosen_NK
 
     def rotations(self, positions_N: Tensor) -> Rotations:
         """Return what rotates the heads of rows at the given int64 positions: here cosine and sine, [N, D / 2] each."""

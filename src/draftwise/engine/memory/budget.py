@@ -171,7 +171,15 @@ def read_device_memory(device: torch.device, share: float, activations: int, gra
     )
 
 
-def activation_bytes(shape: ModelShape, *, rows: int, logits_rows: int, bytes_per_value: int, num_taps: int = 0) -> int:
+def activation_bytes(
+    shape: ModelShape,
+    *,
+    rows: int,
+    logits_rows: int,
+    bytes_per_value: int,
+    num_taps: int = 0,
+    mlp_values: int | None = None,
+) -> int:
     """Return a bound on what the largest step allocates beside weights and pages.
 
     The widest moment of a layer holds the residual (also in float32, in the norm), the normed rows and the two
@@ -184,10 +192,11 @@ def activation_bytes(shape: ModelShape, *, rows: int, logits_rows: int, bytes_pe
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
         bytes_per_value: of an activation.
         num_taps: layers whose hidden states a proposer taps.
+        mlp_values: that a token takes in the MLP; None: three times the intermediate size.
     """
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    mlp = 3 * inner * bytes_per_value
+    mlp = (mlp_values or 3 * shape.intermediate_size) * bytes_per_value
     attention = 2 * (heads + kv_heads) * bytes_per_value
     row = hidden * (2 * bytes_per_value + 4 + num_taps * bytes_per_value) + max(mlp, attention)
     logits = logits_rows * (shape.vocab_size * _LOGITS_BYTES + hidden * (1 + num_taps) * bytes_per_value)

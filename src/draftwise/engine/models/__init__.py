@@ -1,4 +1,4 @@
-"""Target and draft models: dense decoders loaded from Hugging Face checkpoints."""
+"""Target and draft models: decoders loaded from Hugging Face checkpoints."""
 
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.loading import load_model

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +18,10 @@ from draftwise.checkpoints.model_config import read_config
 from draftwise.core import InvalidSetup
 
 __all__ = ["Checkpoint", "write_tensors"]
+
+
+_EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
+"""A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
 
 
 class Checkpoint:
@@ -51,11 +56,12 @@ class Checkpoint:
         """
         if self._dummy:
             return _make_up(name, torch.empty(shape) if out is None else out)
-        if name not in self.files:
+        source, part = self._find(name)
+        if source not in self.files:
             self._missing.append(name)
             return out if out is not None else torch.zeros(shape)
-        self._read.add(name)
-        file, stored = self.files[name], self._tensors[name].shape
+        self._read.add(source)
+        file, stored = self.files[source], part.shape if part else self._tensors[source].shape
         if stored != shape:
             raise InvalidSetup.because(
                 "tensor-shapes",
@@ -66,7 +72,7 @@ class Checkpoint:
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:
-                tensor = tensors.get_tensor(name)
+                tensor = tensors.get_slice(source)[part.place] if part else tensors.get_tensor(source)
         except (SafetensorError, OSError) as error:
             raise InvalidSetup.because(
                 "damaged-weights",
@@ -75,6 +81,20 @@ class Checkpoint:
                 fix="Download the file again.",
             ) from None
         return tensor.clone() if out is None else out.copy_(tensor)
+
+    def _find(self, name: str) -> tuple[str, _Part | None]:
+        """Return the stored tensor that holds another, and which part of it; None: all."""
+        if name in self.files or (match := _EXPERT.fullmatch(name)) is None:
+            return name, None
+        source, number = (
+            match["experts"] + ("down_proj" if match["half"] == "down" else "gate_up_proj"),
+            int(match["number"]),
+        )
+        shape = self.shape_of(source) or ()
+        if len(shape) != 3 or number >= shape[0]:
+            return name, None
+        first, end = {"gate": (0, shape[1] // 2), "up": (shape[1] // 2, shape[1]), "down": (0, shape[1])}[match["half"]]
+        return source, _Part(shape=(end - first, shape[2]), place=(number, slice(first, end)))
 
     def check_complete(self) -> None:
         """Raise InvalidSetup naming every tensor that was asked for in vain."""
@@ -95,6 +115,13 @@ class Checkpoint:
         """Return the shape of tensor `name` without reading it, None if there is no such tensor."""
         tensor = self._tensors.get(name)
         return None if tensor is None else tensor.shape
+
+
+class _Part(NamedTuple):
+    """Rows of one expert in a tensor of all."""
+
+    shape: tuple[int, ...]
+    place: tuple[int, slice]
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:

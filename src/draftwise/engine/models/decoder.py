@@ -1,4 +1,4 @@
-"""The dense decoder of the Llama, Mistral, Qwen2 and Qwen3 families over paged keys and values.
+"""The decoder of the Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE families over paged keys and values.
 
 Shape letters: N new tokens of the step, R rows that need logits, H hidden size, A query heads, G key-value
 heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabulary.
@@ -6,6 +6,7 @@ heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,28 @@ from draftwise.engine.attention import attend
 from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models.experts import MixtureShape
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["CausalLM", "Layer", "Weights", "decoder_layer"]
+__all__ = ["CausalLM", "GatedMlp", "Layer", "Weights", "decoder_layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlp:
+    """Weights of an MLP; gate and up are one matrix."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, kernels: Kernels, x_NH: Tensor) -> Tensor:
+        """Return what the layer adds for the normed rows x."""
+        return self.down(kernels.gated(self.gate_up, x_NH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Weights of one decoder layer; q, k, v are one matrix, and so are gate and up."""
+    """Weights of one decoder layer; q, k, v are one matrix."""
 
     input_norm: Tensor | None
     """None where the layer's caller norms its input (EAGLE heads)."""
@@ -33,8 +47,8 @@ class Layer:
     qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Callable[[Kernels, Tensor], Tensor]
+    """`GatedMlp` or `ExpertsMlp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +89,7 @@ def decoder_layer(
     qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
     x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan)), layer.post_norm)
-    return x_NH, layer.down(kernels.gated(layer.gate_up, normed_NH))
+    return x_NH, layer.mlp(kernels, normed_NH)
 
 
 class CausalLM:
@@ -84,10 +98,18 @@ class CausalLM:
     Attributes:
         shape: its dimensions; max_position_embeddings is the longest context it can compute.
         config: config.json as read.
+        mixture: its experts; None: every layer has an MLP.
     """
 
-    def __init__(self, config: dict[str, Any], shape: ModelShape, rope: Rope, weights: Weights) -> None:
-        self.config, self.shape, self.weights = config, shape, weights
+    def __init__(
+        self,
+        config: dict[str, Any],
+        shape: ModelShape,
+        rope: Rope,
+        weights: Weights,
+        mixture: MixtureShape | None = None,
+    ) -> None:
+        self.config, self.shape, self.weights, self.mixture = config, shape, weights, mixture
         eps = float(config.get("rms_norm_eps") or 1e-6)
         self._kernels = make_kernels(shape, rope, eps=eps, dtype=self.dtype, device=self.device)
 
@@ -100,6 +122,12 @@ class CausalLM:
     def device(self) -> torch.device:
         """Where it runs."""
         return self.weights.embedding_VH.device
+
+    @property
+    def mlp_values(self) -> int:
+        """Values that a token takes in the widest MLP: both halves and their product, or all of its experts."""
+        experts = self.mixture.row_values(self.shape.hidden_size) if self.mixture else 0
+        return max(3 * self.shape.intermediate_size, experts)
 
     def compile(self) -> None:
         """Compile the kernels that its first step would compile otherwise, and those of drafters beside it."""

@@ -1,4 +1,4 @@
-"""What differs between the dense decoder families, as facts."""
+"""What differs between the decoder families, as facts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Family:
     """RMS norm over each head of q and k before the rotation."""
     window_switch: str | None = None
     """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    has_experts: bool = False
+    """Whether layers have a mixture of experts (`MixtureShape`)."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -31,6 +33,13 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
     "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
     "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch="use_sliding_window",
+        has_experts=True,
+    ),
 }
 
 

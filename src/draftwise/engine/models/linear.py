@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantize"]
+__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantize", "quantized"]
 
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
@@ -36,12 +36,7 @@ def make_linear(
         quantization: `fp8`: the weights are rounded to float8_e4m3fn, with a scale for each output; a device without
             such products computes with the rounded weights in the model's type.
     """
-    scale_O = None
-    if quantization == "fp8":
-        dtype = weight_OK.dtype
-        weight_OK, scale_O = quantize(weight_OK)
-        if not _multiplies_fp8(weight_OK.device) or dtype.itemsize != 2:
-            weight_OK, scale_O = (weight_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(dtype), None
+    weight_OK, scale_O = quantized(weight_OK, quantization)
     if weight_OK.is_cuda:
         return CudaLinear(weight_OK, bias_O, scale_O)
     if not copy or not can_pack(weight_OK.device, weight_OK.dtype):
@@ -79,6 +74,17 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def quantized(weight_OK: Tensor, quantization: str | None) -> tuple[Tensor, Tensor | None]:
+    """Return the weights as a device computes with them, and their scales or None; see `make_linear`."""
+    if quantization != "fp8":
+        return weight_OK, None
+    dtype = weight_OK.dtype
+    rounded_OK, scale_O = quantize(weight_OK)
+    if _multiplies_fp8(weight_OK.device) and dtype.itemsize == 2:
+        return rounded_OK, scale_O
+    return (rounded_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(dtype), None
 
 
 def quantize(weight_OK: Tensor) -> tuple[Tensor, Tensor]:

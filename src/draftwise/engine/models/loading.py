@@ -13,7 +13,8 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.decoder import CausalLM, Layer, Weights
+from draftwise.engine.models.decoder import CausalLM, GatedMlp, Layer, Weights
+from draftwise.engine.models.experts import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.families import Family, get_family
 from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.models.packed import PackedFile, open_packed
@@ -45,7 +46,7 @@ def load_model(
         quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel.
 
     Raises:
-        InvalidSetup: the checkpoint is no dense Llama, Mistral, Qwen2 or Qwen3, is incomplete, or the
+        InvalidSetup: the checkpoint is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE, is incomplete, or the
             dtype or device cannot be had.
     """
     checkpoint = Checkpoint(path, dummy=load_format == "dummy")
@@ -62,15 +63,16 @@ def load_model(
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
+    mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
     kind, place = _resolve_dtype(dtype, config), _resolve_device(device)
     as_stored = checkpoint.files and quantization is None
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
     with open_packed(files, kind, place) as packed:
         reader = WeightReader(checkpoint, shape, family, kind, place, quantization=quantization, packed=packed)
-        weights = _read_weights(reader, shape)
+        weights = _read_weights(reader, shape, mixture)
         checkpoint.check_complete()
     rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
-    return CausalLM(config, shape, rope, weights)
+    return CausalLM(config, shape, rope, weights, mixture)
 
 
 def _window(config: Mapping[str, Any], family: Family) -> int | None:
@@ -122,9 +124,12 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def _read_weights(reader: WeightReader, shape: ModelShape) -> Weights:
+def _read_weights(reader: WeightReader, shape: ModelShape, mixture: MixtureShape | None) -> Weights:
+    def layer(i: int) -> Layer:
+        return reader.layer(f"model.layers.{i}.", mixture=mixture if mixture and i in mixture.layers else None)
+
     embedding_VH = reader.table("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-    layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(shape.num_layers))
+    layers = tuple(layer(i) for i in range(shape.num_layers))
     norm = reader.vector("model.norm.weight", shape.hidden_size)
     if shape.tie_word_embeddings:
         head = reader.tied_head(embedding_VH)
@@ -160,27 +165,54 @@ class WeightReader:
         self._mlp_bias = bool(family.mlp_bias_key and checkpoint.config.get(family.mlp_bias_key, False))
         self._qk_norm = family.qk_norm
 
-    def layer(self, prefix: str, *, num_in: int | None = None, input_norm: bool = True) -> Layer:
+    def layer(
+        self, prefix: str, *, num_in: int | None = None, input_norm: bool = True, mixture: MixtureShape | None = None
+    ) -> Layer:
         """Return the decoder layer whose tensors' names start with `prefix`.
 
         Args:
             prefix: such as `model.layers.0.`.
             num_in: width of the attention's input; None: the hidden size.
             input_norm: whether the layer has an input norm.
+            mixture: what its experts are; None: it has an MLP.
         """
-        shape, attention, mlp = self._shape, prefix + "self_attn.", prefix + "mlp."
-        hidden, inner = shape.hidden_size, shape.intermediate_size
+        shape, attention, mlp, hidden = self._shape, prefix + "self_attn.", prefix + "mlp.", self._shape.hidden_size
         width = num_in or hidden
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        qkv, gate_up, how = ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"], self._quantization
+        qkv, how = ["q_proj", "k_proj", "v_proj"], self._quantization
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden) if input_norm else None,
             qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], width, bias=self._qkv_bias, quantization=how),
             qk_norms=self._qk_norms(attention) if self._qk_norm else None,
             o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how),
             post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self.linear(mlp, gate_up, [inner, inner], hidden, bias=self._mlp_bias, quantization=how),
-            down=self.linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias, quantization=how),
+            mlp=self._mlp(mlp, shape.intermediate_size) if mixture is None else self._experts(mlp, mixture),
+        )
+
+    def _mlp(self, prefix: str, inner: int) -> GatedMlp:
+        names, hidden, bias, how = ["gate_proj", "up_proj"], self._shape.hidden_size, self._mlp_bias, self._quantization
+        return GatedMlp(
+            gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how),
+            down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how),
+        )
+
+    def _experts(self, prefix: str, mixture: MixtureShape) -> ExpertsMlp:
+        """Return a router, which is never quantized, and its experts."""
+        hidden, inner, count = self._shape.hidden_size, mixture.inner_size, mixture.num_experts
+        names = [f"{prefix}experts.{expert}." for expert in range(count)]
+        experts: Experts
+        if self.device.type == "cuda":
+            halves = [f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")]
+            gate_up = self.fused(halves, [inner] * len(halves), hidden)
+            down = self.fused([name + "down_proj.weight" for name in names], [hidden] * count, inner)
+            experts = CudaExperts(gate_up, down, count, self._quantization)
+        else:
+            experts = CpuExperts([self._mlp(name, inner) for name in names])
+        return ExpertsMlp(
+            router=self.linear(prefix, ["gate"], [count], hidden),
+            experts=experts,
+            num_chosen=mixture.num_chosen,
+            normalize=mixture.normalize,
         )
 
     def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:

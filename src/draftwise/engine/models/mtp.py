@@ -22,8 +22,8 @@ from draftwise.engine.models.linear import Linear
 
 __all__ = ["MtpDrafter", "check_k", "load_mtp"]
 
-_FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values()}
-"""A module is a MiMo layer, whatever its target."""
+_FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
+"""A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
 _PREFIX = "model.mtp_layers."
 
 

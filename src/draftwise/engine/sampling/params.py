@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
 
 __all__ = ["SamplingParams"]
 
@@ -31,6 +32,11 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
         "must not be negative",
     ),
     ("forced_token_ids", lambda p: p.forced_token_ids is None or len(p.forced_token_ids) > 0, "must not be empty"),
+    (
+        "forced_token_ids",
+        lambda p: p.forced_token_ids is None or p.structured_outputs is None,
+        "does not go together with structured_outputs",
+    ),
     ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must lie in 0..2^63-1"),
     ("logit_bias", lambda p: all(math.isfinite(b) for b in (p.logit_bias or {}).values()), "must be finite numbers"),
 )
@@ -70,6 +76,9 @@ class SamplingParams:
     forced_token_ids: Sequence[int] | None = None
     """Output tokens to emit whatever the target says: drafts are verified against them. The request ends with the last
     of them. (vLLM's `trace_decode_token_ids` is the same without speculation.)"""
+
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must match. It ends where nothing more may follow, even with ignore_eos or before min_tokens."""
 
     def __post_init__(self) -> None:
         findings = [

@@ -38,7 +38,7 @@ class PromptRanks:
 
 def involves_host(params: SamplingParams) -> bool:
     """Whether a request's decoding steps need the host between the target's pass and the verification."""
-    return needs_adjusting(params) or params.logprobs is not None
+    return needs_adjusting(params) or params.logprobs is not None or params.structured_outputs is not None
 
 
 def adjust_logits(

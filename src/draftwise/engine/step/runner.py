@@ -19,8 +19,9 @@ from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM
-from draftwise.engine.sampling.acceptance import Acceptance, place
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, place
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import Accepted, verify
 from draftwise.engine.step.capture import bucket_of
@@ -61,7 +62,7 @@ class _Computed:
 
 class Runner:
     """Runs target and proposer over scheduled work. Nothing here waits for the device, except for what a proposer on
-    the host must see, and while a graph is captured.
+    the host or a grammar must see, and while a graph is captured.
 
     Args:
         model: the target.
@@ -70,6 +71,7 @@ class Runner:
         confirmations: what keeps the proposer up to date.
         acceptance: the rule by which draft tokens are accepted.
         end_ids: end-of-sequence tokens.
+        grammars: what keeps structured output to its grammar.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
         threads: how many compute a step; None: always as many as torch has.
@@ -84,6 +86,7 @@ class Runner:
         *,
         acceptance: Acceptance,
         end_ids: frozenset[int],
+        grammars: Grammars,
         uniform: bool,
         capture_sizes: tuple[int, ...] = (),
         threads: StepThreads | None = None,
@@ -92,6 +95,7 @@ class Runner:
         self.graphs = Graphs(enabled=bool(capture_sizes) and model.device.type == "cuda")
         self._acceptance = place(acceptance, model.device)
         self._end_ids = end_ids
+        self.grammars = grammars
         self._uniform = uniform
         self._capture_sizes = capture_sizes
         self.threads = threads or StepThreads()
@@ -136,11 +140,16 @@ class Runner:
             packed = self._captured("step", shape, lambda: self._finish(compute()))
             return Launched(sequences, packed, bound=k + 1)
         computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
+        # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
+        allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
         logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids)
         padded, num_rows = logits_BSV.shape[:2]
         forced_BS = find_forced(sequences, num_rows, padded=padded, device=self.model.device)
-        accepted = self._verify(computed, logits_BSV, forced_BS)
-        packed = self._advance(computed, accepted)
+        counted = replace(computed, draft=allowed)
+        # Rejection sampling must know all that was drawn; a lossy rule accepts nothing that it does not see.
+        judged = computed if isinstance(self._acceptance, Standard) else counted
+        accepted = self._verify(judged, logits_BSV, forced_BS)
+        packed = self._advance(counted, accepted)
         ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
         return Launched(sequences, packed, bound=k + 1, ranked=ranked)
 
@@ -171,6 +180,9 @@ class Runner:
             logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
         )
+
+    def _constrain(self, logits_BSV: Tensor, sequences: list[Sequence], draft: Draft) -> Draft:
+        return self.grammars.constrain(logits_BSV, [sequence.grammar for sequence in sequences], draft)
 
     def _finish(self, computed: _Computed) -> Tensor:
         """Verify and advance; return what the host is to know."""
@@ -225,6 +237,7 @@ class Runner:
             return Launched([], draft.tokens_BK, bound=1, prompts=prompts)
         rows_B = spans.last_row_B if len(final) == len(chunks) else spans.last_row_B[upload(final, device)]
         logits_B1V = self.model.logits(hidden_NH[rows_B]).unsqueeze(1)
+        self._constrain(logits_B1V, sequences, draft)
         accepted = verify(
             adjust_logits(logits_B1V, sequences, draft.tokens_BK, self._end_ids),
             draft,

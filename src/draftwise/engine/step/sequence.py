@@ -9,6 +9,7 @@ from draftwise.engine.outputs import LogprobsOfToken
 from draftwise.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from draftwise.engine.sampling.grammar import Grammar
     from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 
 __all__ = ["Request", "Sequence"]
@@ -39,6 +40,8 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the output must not contain."""
+    grammar: Grammar | None = None
+    """What the output must match, where it stands after all of `tokens`."""
     prompt_logprobs: list[LogprobsOfToken] = field(default_factory=list)
     """Of prompt tokens 1, 2, ..., as far as computed, if asked for."""
 

@@ -17,7 +17,7 @@ class Stop:
 
     num_tokens: int
     finish_reason: str
-    """`stop` or `length`."""
+    """`stop`, `length` or `abort`."""
     stop_reason: int | str | None = None
 
 
@@ -29,6 +29,7 @@ def find_stop(
     num_output: int,
     room: int,
     end_ids: Set[int],
+    end: str | None = None,
 ) -> tuple[str, Stop | None]:
     """Detokenise `emitted` up to the first reason to stop; return the new text and that reason.
 
@@ -42,6 +43,7 @@ def find_stop(
         num_output: tokens generated before these.
         room: how many more it may have.
         end_ids: end-of-sequence tokens.
+        end: why the completion ends after these tokens, if nothing but a lack of room ends it earlier or there.
     """
     text = ""
     for count, token in enumerate(emitted, start=1):
@@ -55,6 +57,8 @@ def find_stop(
         text += detokenizer.add(token, look_for_stops=enough)
         if detokenizer.stopped_by is not None:
             return text, Stop(num_tokens=count, finish_reason="stop", stop_reason=detokenizer.stopped_by)
-        if count == room:
+        if count == room and not (end == "stop" and count == len(emitted)):
             return text + detokenizer.finish(), Stop(num_tokens=count, finish_reason="length")
+    if end is not None:
+        return text + detokenizer.finish(), Stop(num_tokens=len(emitted), finish_reason=end)
     return text, None

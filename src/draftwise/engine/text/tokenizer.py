@@ -112,6 +112,10 @@ class Tokenizer:
             return self.piece_bytes.get(token_id, b"")
         return self.token_text(token_id).encode()
 
+    def to_json(self) -> str:
+        """Return the content of tokenizer.json."""
+        return self._backend.to_str()
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
@@ -150,6 +154,10 @@ class NoTokenizer(Tokenizer):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         """Refuse the text with InvalidSetup."""
         raise _no_tokenizer("prompt")
+
+    def to_json(self) -> str:
+        """Refuse with InvalidSetup."""
+        raise _no_tokenizer("structured_outputs")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **_: Any) -> str:  # noqa: ARG002
         """Refuse the conversation with InvalidSetup."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftwise.core import BackendError
 from draftwise.core.action import Action, Step
 from draftwise.deploy.record import Record, read_record
-from draftwise.runs.row_files import write_whole
+from draftwise.machine.files import write_whole
 
 __all__ = ["Patch"]
 

@@ -54,15 +54,15 @@ def check_context(context: Context) -> Report:
     is_judged = True
     try:
         context, resolved = run(configure(context), findings.append)
-        findings = [of_release(each, release) for each in findings]
+        findings = _tell(findings, release)
         rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
         if rejected:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
-            findings += find_serving(context, resolved)
+            findings += _tell(find_serving(context, resolved), release)
     except MissingFacts as gap:
-        findings += gap.findings
+        findings = _tell([*findings, *gap.findings], release)
         is_judged = False
     return _report(release, context.setup, findings, resolved, is_judged=is_judged)
 
@@ -74,10 +74,14 @@ def _report(
         version=str(release),
         asked="" if release.is_same else release.asked,
         setup=setup,
-        findings=tuple(of_release(each, release) for each in findings),
+        findings=tuple(findings),
         resolved=resolved,
         is_judged=is_judged,
     )
+
+
+def _tell(findings: Iterable[Finding], release: Release) -> list[Finding]:
+    return [of_release(each, release) for each in findings]
 
 
 def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
@@ -103,4 +107,4 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)
         return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
-    return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))
+    return replace(report, findings=(*_tell(reading.findings, release), *report.findings))

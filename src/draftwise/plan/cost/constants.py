@@ -35,6 +35,10 @@ class Constants:
     """Of a step without a full CUDA graph."""
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
+    batch_spread: float = 1.0
+    """Of a mixture: n sequences choose as many experts as n ** batch_spread tokens that choose independently."""
+    draft_spread: float = 1.0
+    """Of a mixture: the same of the n tokens of one sequence that a step verifies, which may choose more alike."""
     drafting: Mapping[str, float] = field(default_factory=dict)
     """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `facts.advice`; 1 for one that is not named."""
 
@@ -84,6 +88,8 @@ _GPU_SPREAD = {
     "sync_per_sequence_s": 0.8,
     "piecewise_s": 0.5,
     "uncaptured_s": 0.5,
+    "batch_spread": 0.2,
+    "draft_spread": 0.5,
 }
 """Between hosts and cards of one data sheet: rates differ by little, times of the host by a factor of two."""
 _CPU_SPREAD = {
@@ -93,6 +99,8 @@ _CPU_SPREAD = {
     "sync_per_sequence_s": 0.01,
     "piecewise_s": 0.01,
     "uncaptured_s": 0.01,
+    "batch_spread": 0.2,
+    "draft_spread": 0.5,
 }
 """Without a data sheet rates are only known to an order of magnitude; there are no graphs and no asynchronous steps."""
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from draftwise.plan.cost.constants import Prior
 from draftwise.plan.cost.machine import Graph, Machine, Step
 
-__all__ = ["MeasuredStep", "fit_machine", "log_seconds"]
+__all__ = ["MeasuredStep", "find_expert_doubt", "fit_machine", "log_seconds"]
 
 _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 _TOLERANCE = 0.03
 """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
 _ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
+_SPREADS = ("batch_spread", "draft_spread")
 _MOST_ROUNDS = 60
 _SETTLED = 1e-6
 _DIFFERENCE = 1e-4
@@ -43,30 +44,57 @@ def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]
 
     What no measured step depends on keeps its prior value.
     """
-    names = _find_free(measured)
+    names = _find_free(machine, measured)
+    misses = _make_misses(machine, prior, measured, names)
+    found = _minimize(misses, np.array([prior.constants.log(name) for name in names]))
+    return replace(machine, constants=prior.constants.with_logs(names, list(found)))
+
+
+def find_expert_doubt(
+    fitted: Machine, prior: Prior, measured: Sequence[MeasuredStep], steps: Sequence[Step]
+) -> NDArray[np.float64]:
+    """Return the covariance of the logarithms of steps that comes from not knowing how far tokens share experts: steps
+    that read all of them say nothing of those that read few."""
+    names = _find_free(fitted, measured)
+    if not set(_SPREADS) <= set(names):
+        return np.zeros((len(steps), len(steps)))
+    point = np.array([fitted.constants.log(name) for name in names])
+    misses = _make_misses(fitted, prior, measured, names)
+    slopes = _differentiate(misses, point, misses(point))
+    places = [names.index(name) for name in _SPREADS]
+    doubt = np.linalg.inv(slopes.T @ slopes)[np.ix_(places, places)]
+
+    def at(spreads: NDArray[np.float64]) -> NDArray[np.float64]:
+        moved = fitted.constants.with_logs(_SPREADS, list(spreads))
+        return log_seconds(replace(fitted, constants=moved), steps)
+
+    effects = _differentiate(at, point[places], log_seconds(fitted, steps))
+    return np.asarray(effects @ doubt @ effects.T, dtype=np.float64)
+
+
+def _make_misses(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], names: Sequence[str]) -> _Misses:
+    """Return what is to be small: errors of the steps and distances from the prior, in standard deviations."""
     center = np.array([prior.constants.log(name) for name in names])
     spread = np.array([prior.spread_of(name) for name in names])
     steps = [each.step for each in measured]
     logs = np.log([each.seconds for each in measured])
     scale = np.array([np.hypot(_TOLERANCE, each.noise) for each in measured])
 
-    def at(point: NDArray[np.float64]) -> Machine:
-        return replace(machine, constants=prior.constants.with_logs(names, list(point)))
-
     def misses(point: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what is to be small: errors of the steps and distances from the prior, in standard deviations."""
-        return np.concatenate([(log_seconds(at(point), steps) - logs) / scale, (point - center) / spread])
+        there = replace(machine, constants=prior.constants.with_logs(names, list(point)))
+        return np.concatenate([(log_seconds(there, steps) - logs) / scale, (point - center) / spread])
 
-    return at(_minimize(misses, center))
+    return misses
 
 
-def _find_free(measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
+def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
     """Return the constants that the measured steps depend on."""
     drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
     graphs = {each.step.graph for each in measured}
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
         *_ALWAYS,
+        *(_SPREADS if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
         *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),

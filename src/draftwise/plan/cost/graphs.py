@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from draftwise.core import Setup
 from draftwise.plan.check import check_context, get_context
 from draftwise.plan.check.engine.budget import get_limits
-from draftwise.plan.check.engine.graphs import find_holes
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.serving.graphs import list_captured
+from draftwise.plan.check.serving.graphs import find_holes, list_captured
 from draftwise.plan.cost.machine import Graph
 
 __all__ = ["GraphPlan", "plan_graphs"]

@@ -156,7 +156,7 @@ class Machine:
     def _verify_s(self, step: Step) -> float:
         constants = self.constants
         keys = step.batch.kv_bytes(self.shape, self.tensor_parallel_size, self.kv_bytes_per_value)
-        target = self._pass_s(self.work, step.rows, step.sampled_rows)
+        target = self._pass_s(self.work, step.batch.sequences, step.rows, step.sampled_rows)
         return constants.step_s + step.sampled_rows * constants.row_s + target + keys / constants.kv_bytes_per_s
 
     def _draft_s(self, step: Step, drafting: Drafting) -> float:
@@ -167,15 +167,21 @@ class Machine:
         if drafting.work is None:
             return time
         passes = 1.0 if drafting.one_pass else step.drafted
-        time += self._pass_s(drafting.work, step.rows, sequences * step.drafted / passes)
-        time += (passes - 1) * self._pass_s(drafting.work, sequences, sequences)
+        time += self._pass_s(drafting.work, sequences, step.rows, sequences * step.drafted / passes)
+        time += (passes - 1) * self._pass_s(drafting.work, sequences, sequences, sequences)
         keys = passes * sequences * step.batch.context * drafting.kv_bytes_per_token
         return time + keys / self.constants.kv_bytes_per_s
 
-    def _pass_s(self, work: Work, rows: float, sampled_rows: float) -> float:
+    def choosers(self, sequences: float, rows: float) -> float:
+        """Return how many tokens that choose experts independently would choose as many as the rows of so many
+        sequences do."""
+        constants = self.constants
+        return float(sequences**constants.batch_spread * (rows / sequences) ** constants.draft_spread)
+
+    def _pass_s(self, work: Work, sequences: float, rows: float, sampled_rows: float) -> float:
         """Return the seconds of one pass: reading its weights and computing its rows overlap in part."""
         constants, body = self.constants, work.flops_per_row - work.head_flops_per_row
-        reading = work.bytes_for(rows) / constants.bytes_per_s
+        reading = work.bytes_for(self.choosers(sequences, rows)) / constants.bytes_per_s
         computing = (rows * body + sampled_rows * work.head_flops_per_row) / constants.flops_per_s
         longer, shorter = max(reading, computing), min(reading, computing)
         return float(longer * (1 + (shorter / longer) ** constants.sharpness) ** (1 / constants.sharpness))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.plan.cost.constants import Prior
-from draftwise.plan.cost.fit import MeasuredStep, fit_machine, log_seconds
+from draftwise.plan.cost.fit import MeasuredStep, find_expert_doubt, fit_machine, log_seconds
 from draftwise.plan.cost.machine import Machine, Step
 
 __all__ = ["CostModel", "Prediction", "fit_cost_model"]
@@ -44,6 +44,7 @@ class CostModel:
     """A fitted machine, and what its physics missed of the measured steps."""
 
     machine: Machine
+    prior: Prior
     measured: tuple[MeasuredStep, ...]
     _weights: NDArray[np.float64]
     """Of each measured step in the mean of the process."""
@@ -53,9 +54,10 @@ class CostModel:
     def predict(self, steps: Sequence[Step]) -> Prediction:
         """Return how long steps last."""
         near = _covary(steps, [each.step for each in self.measured])
+        experts = find_expert_doubt(self.machine, self.prior, self.measured, steps)
         return Prediction(
             logs=log_seconds(self.machine, steps) + near @ self._weights,
-            covariance=_covary(steps, steps) - near @ self._inverse @ near.T,
+            covariance=_covary(steps, steps) - near @ self._inverse @ near.T + experts,
         )
 
     def seconds(self, step: Step) -> float:
@@ -70,7 +72,7 @@ def fit_cost_model(machine: Machine, prior: Prior, measured: Sequence[MeasuredSt
     noise = np.diag([each.noise**2 for each in measured]) if measured else np.zeros((0, 0))
     inverse = np.linalg.inv(_covary(steps, steps) + noise)
     missed = np.log([each.seconds for each in measured]) - log_seconds(fitted, steps)
-    return CostModel(machine=fitted, measured=tuple(measured), _weights=inverse @ missed, _inverse=inverse)
+    return CostModel(machine=fitted, prior=prior, measured=tuple(measured), _weights=inverse @ missed, _inverse=inverse)
 
 
 def _covary(some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]:

@@ -38,9 +38,13 @@ class Work:
     weights: int
     """Parameters of the whole model, on all GPUs."""
 
-    def bytes_for(self, rows: float) -> float:
-        """Return the bytes of weights that a pass over so many tokens reads; tokens choose experts independently."""
-        return float(self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows))
+    def bytes_for(self, tokens: float) -> float:
+        """Return the bytes of weights that a pass reads over so many tokens, which choose experts independently."""
+        return self.dense_bytes + self.expert_bytes * self.expert_share(tokens)
+
+    def expert_share(self, tokens: float) -> float:
+        """Return the fraction of the routed experts that so many tokens choose together, each independently."""
+        return float(1 - (1 - self.share_per_row) ** tokens)
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:

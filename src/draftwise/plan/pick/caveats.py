@@ -31,7 +31,7 @@ def find_caveats(case: Case, proposal: Proposal, report: Report, k: int) -> Iter
     yield from _about_costs(case, proposal.method, report.resolved)
     yield from _about_temperature(case, proposal)
     yield from _about_use(case)
-    yield from _about_target(case, proposal)
+    yield from _about_target(case, proposal, k)
 
 
 def _find_beyond_graphs(case: Case, proposal: Proposal, k: int) -> Finding | None:
@@ -86,9 +86,16 @@ def _about_use(case: Case) -> Iterator[Finding]:
     yield get_advice("compare-prefix-cache").finding("Compare time to first token and prefix-cache hits, too.")
 
 
-def _about_target(case: Case, proposal: Proposal) -> Iterator[Finding]:
+def _about_target(case: Case, proposal: Proposal, k: int) -> Iterator[Finding]:
     if case.machine is not None and case.machine.work.expert_bytes:
-        yield get_advice("moe-verification").finding(f"{case.target.name} is a mixture of experts.")
+        machine, sequences = case.machine, case.batch().sequences
+        plain, drafted = (
+            machine.work.expert_share(machine.choosers(sequences, rows)) for rows in (sequences, sequences * (k + 1))
+        )
+        yield get_advice("moe-verification").finding(
+            f"{case.target.name} is a mixture of experts: at {sequences:g} sequences a step reads {plain:.0%} of their "
+            f"weights, and {drafted:.0%} with k={k}, which is in the numbers."
+        )
     as_published = case.target.origin == "table" and not case.requirements.args.get("quantization")
     if case.precision.bits == 4 and proposal.work is not None and not as_published:
         yield get_advice("quantized-target").finding(f"The target runs in {case.precision.name}.")

@@ -53,7 +53,7 @@ def cross_fit(rows: Rows) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Variance of a row's shortfall: what the traffic does between rows, and the luck of the drafts within one."""
+    """Variance of a row's shortfall: what the traffic does between rows, and the chance in the drafts within one."""
 
     between: float
     within: float

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
+from draftwise.engine.kernels.cuda import experts
 from draftwise.engine.kernels.cuda import layer as code
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
@@ -64,6 +65,10 @@ class CudaKernels(Kernels):
         """Let the product do it where it can, while its result is in registers."""
         fused = getattr(gate_up, "gated", None)
         return super().gated(gate_up, x_NX) if fused is None else fused(x_NX)
+
+    def route(self, logits_NE: Tensor, num_chosen: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+        """Choose in one launch."""
+        return experts.route(logits_NE, num_chosen, normalize=normalize)
 
     def rotations(self, positions_N: Tensor) -> Rotations:
         """Return the table of all positions and the positions: whoever rotates looks them up."""

@@ -19,7 +19,7 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8
 
-__all__ = ["find_config", "gated_matmul", "matmul", "run_gated", "run_matmul"]
+__all__ = ["find_config", "find_device", "gated_matmul", "matmul", "run_gated", "run_matmul"]
 
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
@@ -57,7 +57,7 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
     if x_RK.dtype not in (torch.bfloat16, torch.float16) or not len(x_RK) or x_RK.stride(1) != 1:
         return None
     num_out, num_in = weight_OK.shape
-    device = _device(weight_OK.device)
+    device = find_device(weight_OK.device)
     if device is None or not weight_OK.is_contiguous() or weight_OK.data_ptr() % 16:
         return None
     num_out = num_out // 2 if gated else num_out
@@ -65,7 +65,7 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
 
 
 @functools.cache
-def _device(device: torch.device) -> Device | None:
+def find_device(device: torch.device) -> Device | None:
     """Return what is to know of a GPU; None where it has no matrix instruction for bfloat16."""
     if interpreted():
         return Device(num_sms=4, shared_bytes=1 << 16, hopper=True)

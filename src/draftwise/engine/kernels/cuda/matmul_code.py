@@ -16,7 +16,7 @@ import triton.language as tl
 
 from draftwise.engine.kernels.cuda.launch import launch_next, wait
 
-__all__ = ["gated_kernel", "matmul_kernel"]
+__all__ = ["gated_kernel", "matmul_kernel", "unfold", "weight_pointers", "widen"]
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _prefetch(
 
 
 @triton.jit
-def _weight_pointers(
+def weight_pointers(
     w_ptr,
     first,
     last,
@@ -82,7 +82,7 @@ def _activations(x_ptrs_NK, real_N, x_desc, column):
 
 
 @triton.jit
-def _widen(w_MK, dtype: tl.constexpr, NATIVE: tl.constexpr):
+def widen(w_MK, dtype: tl.constexpr, NATIVE: tl.constexpr):
     """Return the weights in the activations' type.
 
     Triton turns float8_e4m3 into bfloat16 one at a time, slower than they come from memory. Here two at a time:
@@ -109,7 +109,7 @@ def _widen(w_MK, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _unfold(acc_MN, BLOCK_O: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr):
+def unfold(acc_MN, BLOCK_O: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr):
     """Return product_OR: part f of a weight row counts only with part f of the activations.
 
     Sums are over two at a time, so that their order is the same in every layout.
@@ -174,13 +174,13 @@ def matmul_kernel(
     cols_N = tl.arange(0, FOLD * ROWS)
     row_N = cols_N // FOLD
     x_ptrs_NK = x_ptr + (row_N * x_stride + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
-    w_ptrs_MK = _weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    w_ptrs_MK = weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
     acc_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
         w_MK = _weights(w_ptrs_MK + column, w_desc, first * FOLD, column)
         x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
-        acc_MN = tl.dot(_widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
-    y_OR = _unfold(acc_MN, BLOCK_O, FOLD, ROWS)
+        acc_MN = tl.dot(widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
+    y_OR = unfold(acc_MN, BLOCK_O, FOLD, ROWS)
 
     out_O, row_R = first + tl.arange(0, BLOCK_O), tl.arange(0, ROWS)
     places_OR = row_R[None, :] * num_out + out_O[:, None]
@@ -227,17 +227,17 @@ def gated_kernel(
     cols_N = tl.arange(0, FOLD * ROWS)
     row_N = cols_N // FOLD
     x_ptrs_NK = x_ptr + (row_N * x_stride + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
-    gate_ptrs_MK = _weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
-    up_ptrs_MK = _weight_pointers(w_ptr, first + num_out, last + num_out, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    gate_ptrs_MK = weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    up_ptrs_MK = weight_pointers(w_ptr, first + num_out, last + num_out, BLOCK_O, FOLD, IN, PART, BLOCK_K)
     gate_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     up_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
         g_MK = _weights(gate_ptrs_MK + column, w_desc, first * FOLD, column)
         u_MK = _weights(up_ptrs_MK + column, w_desc, (first + num_out) * FOLD, column)
         x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
-        gate_MN = tl.dot(_widen(g_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), gate_MN)
-        up_MN = tl.dot(_widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN)
-    gate_OR, up_OR = _unfold(gate_MN, BLOCK_O, FOLD, ROWS), _unfold(up_MN, BLOCK_O, FOLD, ROWS)
+        gate_MN = tl.dot(widen(g_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), gate_MN)
+        up_MN = tl.dot(widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN)
+    gate_OR, up_OR = unfold(gate_MN, BLOCK_O, FOLD, ROWS), unfold(up_MN, BLOCK_O, FOLD, ROWS)
 
     out_O, row_R = first + tl.arange(0, BLOCK_O), tl.arange(0, ROWS)
     dtype = y_ptr.dtype.element_ty

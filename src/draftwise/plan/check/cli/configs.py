@@ -52,13 +52,16 @@ class _Judge:
     server: Server
     names: Values = field(default_factory=dict)
     """What conditions on engine arguments may ask for: arguments, configs, platform, environment."""
+    surroundings: Values = field(default_factory=dict)
+    """What a config's own checks may ask for beside its fields: the platform and the environment."""
     found: list[Ruling] = field(default_factory=list)
     judged: set[str] = field(default_factory=set)
     """Configs that were made, or left out."""
 
     def judge(self) -> Sequence[Ruling]:
         """Return every refusal."""
-        self.names = _known_of(self.release, self.server)
+        self.surroundings = _describe_surroundings(self.release, self.server)
+        self.names = {**_list_defaults(self.release), **self.surroundings}
         for name in self.server.given:
             self._read_flag(name)
         for condition, row in self.release.table("engine_checks").items():
@@ -99,7 +102,7 @@ class _Judge:
             return UNKNOWN
         fields = _fields_of(self.release, config)
         before = len(self.found)
-        values = _defaults(self.release, config)
+        values = {**_defaults(self.release, config)}
         for key, each in value.items():
             place = f"{inside}.{key}" if inside else key
             if key not in fields:
@@ -140,7 +143,7 @@ class _Judge:
         if "**" in arguments:
             self._make_whole(config, arguments["**"])
             return
-        values, given = _defaults(self.release, config), dict[str, list[str]]()
+        values, given = {**_defaults(self.release, config)}, dict[str, list[str]]()
         for key, row in arguments.items():
             values[key] = decide(row["value"], self.names)
             of_flags = self._given_in(row["value"])
@@ -165,17 +168,14 @@ class _Judge:
     def _changed(self, config: str, values: Values) -> Values:
         start = f"{config}."
         changes = _by_config(self.release, "config_changes").get(config, {})
-        return {key.removeprefix(start): decide(text, self._within(values)) for key, text in changes.items()}
-
-    def _within(self, values: Values) -> Values:
-        """Return what a config's own checks may ask for: its fields, the platform and the environment."""
-        return {**_surroundings(self.names), **values}
+        names = {**self.surroundings, **values}
+        return {key.removeprefix(start): decide(text, names) for key, text in changes.items()}
 
     def _check_config(self, config: str, values: Values, given: Mapping[str, list[str]], *, code: str) -> None:
         """Refuse what a config's own checks refuse of fields that were given; `given` names the flags behind each."""
         if not given:
             return
-        names = self._within(values)
+        names = {**self.surroundings, **values}
         for key, row in _by_config(self.release, "config_checks").get(config, {}).items():
             condition = key.removeprefix(f"{config}: ")
             if key in _told_by_rules() or ("field" in row and row["field"] not in given):
@@ -196,7 +196,8 @@ class _Judge:
         code: str = "flags-refused",
     ) -> None:
         """Refuse where a condition holds: unknown is not enough."""
-        if decide(condition, names) not in (UNKNOWN, False) and bool(decide(condition, names)):
+        holds = decide(condition, names)
+        if holds is not UNKNOWN and holds:
             about = dict.fromkeys(_spell(flag) for flag in flags)
             says = _fill(row["says"], names) or condition
             self._refuse(code, flags[0], f"{', '.join(about)}: {says}", source=self.release.source(topic, key))
@@ -206,22 +207,20 @@ class _Judge:
         self.found += [replace(ruling, source=source or ruling.source) for ruling in rulings]
 
 
-def _known_of(release: Release, server: Server) -> Values:
-    """Return what conditions may ask for besides the flags that were given."""
-    cuda, cpu = server.platform == "cuda", server.platform == "cpu"
-    platform = {f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS}
-    platform["current_platform.is_cpu()"] = cpu
+@cache
+def _list_defaults(release: Release) -> Values:
+    """Return the engine arguments that are not given."""
     front = {row["field"]: row["default"] for row in release.table("flags").values()}
-    engine = {**front, **release.table("engine_defaults")}
+    return {name: _default(release, value) for name, value in {**front, **release.table("engine_defaults")}.items()}
+
+
+def _describe_surroundings(release: Release, server: Server) -> Values:
+    cuda = server.platform == "cuda"
     return {
-        **{name: _default(release, value) for name, value in engine.items()},
-        **platform,
+        **{f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS},
+        "current_platform.is_cpu()": server.platform == "cpu",
         "envs": {name: _variable(name, row, server.env) for name, row in release.table("env").items()},
     }
-
-
-def _surroundings(names: Values) -> Values:
-    return {name: value for name, value in names.items() if name == "envs" or name.startswith("current_platform.")}
 
 
 def _variable(name: str, row: Mapping[str, Any], env: Mapping[str, str]) -> Any:
@@ -243,7 +242,8 @@ def _default(release: Release, value: Any) -> Any:
     return _defaults(release, name) if name in _by_config(release, "config_fields") else UNKNOWN
 
 
-def _defaults(release: Release, config: str) -> Values:
+@cache
+def _defaults(release: Release, config: str) -> Mapping[str, Any]:
     fields = _fields_of(release, config)
     return {key: _default(release, row.get("default")) for key, row in fields.items()}
 

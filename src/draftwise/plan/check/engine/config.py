@@ -9,8 +9,7 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine.budget import fit_steps
-from draftwise.plan.check.engine.features import find_uncarried
-from draftwise.plan.check.engine.parts import find_unfit_parts
+from draftwise.plan.check.engine.features import find_uncarried, find_unfit_parts
 from draftwise.plan.check.engine.runner import find_runner_alone, settle_runner
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.report import Resolved

@@ -122,6 +122,14 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
         where="model",
         fix="Give a directory with its config.json to have the rest checked.",
     )
+    stages = context.flags.get("pipeline_parallel_size", 1)
+    if isinstance(stages, int) and stages > 1:
+        yield from context.rules.ruling(
+            "drafter-stages-unknown",
+            f"Whether the drafter {spec.model!r} can be split into {stages} pipeline stages is not known.",
+            where="model",
+            fix="Give a directory with its config.json, or set pipeline_parallel_size to 1.",
+        )
     if published is not None:
         yield from _find_other_use(context, published)
     return spec

@@ -1,0 +1,245 @@
+"""Keeps completions within a grammar: which tokens may follow, at every position of a draft.
+
+llguidance compiles grammars and computes their masks on the host; it releases the interpreter lock while it does.
+
+Shape letters: B sequences, S = K+1 target rows a sequence, K draft tokens, N constrained sequences, R constrained rows,
+W words of 32 tokens each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+__all__ = ["Grammar", "Grammars"]
+
+_KEPT, _KEPT_CHARACTERS = 64, 2**20
+"""Compiled grammars that are kept for later requests, at most, and the characters of all (up to 600 bytes each)."""
+_WHITESPACE = r"[ \t\r\n]{1,40}"
+"""Between the parts of JSON, unless a request says otherwise: enough for indentation. Small models that may write more
+write nothing else."""
+_FEW = 4
+"""Sequences up to which their masks are found sooner one after another than by waking threads."""
+
+
+class Grammar:
+    """How far one completion has come in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.refused_draft = False
+        """Whether the last step had a draft of which not even the first token was allowed."""
+
+    def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
+        """Move on by the tokens of a step; return how many of them belong to the completion, and why it ends there.
+
+        The reason is `stop` where nothing may follow a complete text, `abort` where a text that is not complete cannot
+        be continued, and None where the completion goes on after all of them.
+        """
+        for count, token in enumerate(token_ids):
+            if not self.matcher.try_consume_tokens([token]):
+                return count, "stop" if self.matcher.is_accepting() else "abort"
+            if self.matcher.is_stopped():
+                return count + 1, "abort" if self.matcher.is_error() else "stop"
+        return len(token_ids), None
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, and forbids in logits what they do not allow.
+
+    Args:
+        tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
+            there is no tokenizer.
+        end_ids: end-of-sequence tokens, which a grammar allows where a text is complete.
+        vocab_size: V, of the logits.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._end_ids = sorted(each for each in end_ids if each < vocab_size)
+        self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def has(self, params: StructuredOutputsParams) -> bool:
+        """Return whether a grammar is compiled already."""
+        return params.key in self._compiled
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """Return a grammar at its start; may be called from any thread.
+
+        Raises:
+            InvalidSetup: it is not valid, or too complex, or no text matches it; llguidance is not installed, or the
+                model has no tokenizer or no end token.
+        """
+        key = params.key
+        with self._lock:
+            if (kept := self._compiled.get(key)) is not None:
+                self._compiled.move_to_end(key)
+                return Grammar(kept.deep_copy())
+        matcher = self._compile(params)
+        with self._lock:
+            self._compiled[key] = matcher
+            while len(self._compiled) > _KEPT or (
+                len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS
+            ):
+                self._compiled.popitem(last=False)
+            return Grammar(matcher.deep_copy())
+
+    def constrain(self, logits_BSV: Tensor, grammars: Sequence[Grammar | None], draft: Draft) -> Draft:
+        """Set to -inf, in place, what the grammars do not allow; waits for the draft. Return it up to the first token
+        of each row that a grammar does not allow.
+
+        Row s is treated as if draft tokens 0..s-1 were already output. Rows behind a draft token that is not allowed
+        stay as they are: as that token has no probability, nobody reads them.
+
+        Args:
+            logits_BSV: any float type.
+            grammars: of the first rows of B; None where a sequence has none.
+            draft: what is verified.
+        """
+        members = [b for b, grammar in enumerate(grammars) if grammar is not None]
+        if not members:
+            return draft
+        num_rows = logits_BSV.shape[1]
+        drafted = torch.cat((draft.lengths_B.unsqueeze(1), draft.tokens_BK), dim=1).tolist()
+        matchers = [grammar.matcher for grammar in grammars if grammar is not None]
+        masks_NSW = self._find_masks(matchers, [drafted[b][1 : 1 + drafted[b][0]] for b in members], num_rows)
+        # An empty mask is one that was not computed: at least the end is allowed.
+        reached_NS: NDArray[np.bool_] = np.any(masks_NSW, axis=2)
+        places_R2 = np.argwhere(reached_NS)
+        places_R2[:, 0] = np.asarray(members)[places_R2[:, 0]]
+        b_R, s_R = upload(places_R2, logits_BSV.device).unbind(1)
+        bytes_RC = upload(masks_NSW[reached_NS].view(np.uint8), logits_BSV.device, np.uint8)
+        bits = torch.arange(8, dtype=torch.uint8, device=logits_BSV.device)
+        allowed_RV = (bytes_RC.unsqueeze(2) >> bits).bitwise_and_(1).flatten(1)[:, : self._vocab_size].bool()
+        logits_BSV[b_R, s_R] = logits_BSV[b_R, s_R].masked_fill_(~allowed_RV, -torch.inf)
+        lengths = [row[0] for row in drafted]
+        for b, reached in zip(members, reached_NS.sum(1).tolist(), strict=True):
+            allowed_length = min(lengths[b], reached - 1)
+            if (grammar := grammars[b]) is not None:
+                grammar.refused_draft = allowed_length < 1 <= lengths[b]
+            lengths[b] = allowed_length
+        lengths_B = upload(lengths, draft.lengths_B.device)
+        return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
+
+    def _find_masks(self, matchers: list[Any], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
+        """Return masks_NSW, 0 in rows behind a draft token that is not allowed.
+
+        Args:
+            matchers: LLMatcher, whose stubs leave one method out.
+            drafts: of each.
+            num_rows: S.
+        """
+        masks_NSW = np.zeros((len(matchers), num_rows, self._num_words), np.uint32)
+        num_bytes = 4 * self._num_words
+        if len(matchers) <= _FEW:
+            for matcher, draft, masks_SW in zip(matchers, drafts, masks_NSW, strict=True):
+                if draft:
+                    matcher.unsafe_compute_mask_ptr_with_draft_token(masks_SW.ctypes.data, num_bytes, draft)
+                else:
+                    matcher.unsafe_compute_mask_ptr(masks_SW.ctypes.data, num_bytes)
+            return masks_NSW
+        out = masks_NSW.ctypes.data, num_bytes, len(matchers) * num_rows
+        jobs = [(matcher, n * num_rows, drafts[n]) for n, matcher in enumerate(matchers)]
+        if with_draft := [job for job in jobs if job[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(with_draft, *out)
+        if without := [(matcher, first_row) for matcher, first_row, draft in jobs if not draft]:
+            self._executor.unsafe_compute_mask_ptr(without, *out)
+        return masks_NSW
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        from llguidance import LLExecutor
+
+        return LLExecutor()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        if not self._end_ids:
+            raise InvalidSetup.because(
+                "no-end-token",
+                "The model names no end token, by which structured output ends.",
+                where="structured_outputs",
+                fix="Name eos_token_id in its generation_config.json.",
+            )
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
+
+    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ModuleNotFoundError:
+            raise InvalidSetup.because(
+                "no-grammar-library",
+                "Structured output needs llguidance, which is not installed.",
+                where="structured_outputs",
+                fix="Run: pip install 'draftwise[engine]'.",
+            ) from None
+        try:
+            source = _to_llguidance(params)
+        except ValueError as error:
+            raise _invalid(params.kind, str(error)) from None
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds out whether any token can begin, and does work that all requests share
+        if matcher.is_error():
+            raise _invalid(params.kind, matcher.get_error())
+        return matcher
+
+
+def _to_llguidance(params: StructuredOutputsParams) -> str:
+    """Return the grammar in llguidance's own form; raises ValueError where it cannot be read."""
+    from llguidance import LLMatcher, grammar_from
+
+    if params.choice is not None:
+        return grammar_from("choice", json.dumps(list(params.choice)))
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.grammar is not None:
+        return grammar_from("grammar", params.grammar)
+    schema = {"type": "object"} if params.json is None else params.json
+    options: JsonCompileOptions = {"whitespace_flexible": False}
+    if not params.disable_any_whitespace:
+        options = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
+    return LLMatcher.grammar_from_json_schema(schema if isinstance(schema, str) else dict(schema), overrides=options)
+
+
+_NO_TEXT = "NoExtension"
+"""Begins llguidance's message where no token may come first."""
+
+
+def _invalid(kind: str, message: str) -> InvalidSetup:
+    """Return the error of a grammar that llguidance refuses, in one sentence."""
+    lines = [line.strip() for line in message.splitlines()]
+    told = next(
+        (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0] if lines else ""
+    )
+    if told.startswith(_NO_TEXT):
+        told = "no text matches it"
+    return InvalidSetup.because(
+        "invalid-grammar",
+        f"structured_outputs.{kind} cannot be used: {told.rstrip('.')}.",
+        where="structured_outputs",
+        fix="Correct or simplify it.",
+    )

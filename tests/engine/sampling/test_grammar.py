@@ -1,0 +1,201 @@
+"""What may be asked for, what is refused, and which tokens a grammar allows at each row of a draft."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+
+VOCAB, END = 300, 256
+
+
+@pytest.fixture
+def grammars(tiny_target: Path) -> Grammars:
+    """Of byte tokens, in a vocabulary with ids beyond them."""
+    return Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[END], vocab_size=VOCAB)
+
+
+@pytest.fixture
+def ids(tiny_target: Path) -> Any:
+    tokenizer = Tokenizer.from_file(str(tiny_target / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, "it has none"),
+    "two": ({"json": {}, "regex": "a"}, "it has json and regex"),
+    "no choice": ({"choice": []}, "a list of strings"),
+    "a word": ({"choice": "ab"}, "a list of strings"),
+    "a number": ({"regex": 3}, "must be a string, got int"),
+    "elsewhere": ({"structural_tag": "x"}, "not supported"),
+    "unknown": ({"xml": 1}, "has no 'xml'"),
+    "spaces": ({"json_object": True, "disable_any_whitespace": 1}, "true or false"),
+    "pattern": ({"json_object": True, "whitespace_pattern": 1}, "must be a string"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_malformed_is_refused_in_a_sentence(case: str) -> None:
+    given, words = BAD[case]
+    with pytest.raises(InvalidSetup, match=words):
+        StructuredOutputsParams.parse(given)
+
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "regex": ({"regex": "[a"}, "unclosed character class"),
+    "look-around": ({"regex": "(?=a)b"}, "look-around"),
+    "schema": ({"json": {"type": "thing"}}, "thing"),
+    "no JSON": ({"json": "{"}, "EOF"),
+    "contradiction": ({"json": {"type": "string", "minLength": 3, "maxLength": 1}}, "minLength"),
+    "not implemented": ({"json": {"if": {}}}, '"if"'),
+    "remote": ({"json": {"$ref": "http://localhost/x"}}, "does not fetch"),
+    "grammar": ({"grammar": "start: other"}, "unknown name"),
+    "gbnf": ({"grammar": "what?"}, "GBNF"),
+    "endless": ({"grammar": 'start: a\na: a "x"'}, "no text matches it"),
+    "never": ({"regex": r"[^\s\S]"}, "no text matches it"),
+    "deep": ({"json": json.loads('{"properties":{"a":' * 200 + "{}" + "}}" * 200)}, "recursion"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(case: str, grammars: Grammars) -> None:
+    given, words = INVALID[case]
+    with pytest.raises(InvalidSetup, match=words) as caught:
+        grammars.compile(StructuredOutputsParams.parse(given))
+    assert "\n" not in str(caught.value)
+    assert not grammars.has(StructuredOutputsParams.parse(given))
+
+
+def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path) -> None:
+    grammars = Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[], vocab_size=VOCAB)
+    with pytest.raises(InvalidSetup, match="no end token"):
+        grammars.compile(StructuredOutputsParams(regex="a"))
+
+
+def test_forced_tokens_and_a_grammar_do_not_go_together() -> None:
+    with pytest.raises(InvalidSetup, match="does not go together"):
+        SamplingParams(forced_token_ids=[1], structured_outputs=StructuredOutputsParams(regex="a"))
+
+
+def test_rows_are_constrained_along_the_draft(grammars: Grammars, ids: Any) -> None:
+    (a,), (b,), (c,) = map(ids, "abc")
+    grammar = grammars.compile(StructuredOutputsParams(regex="ab?c"))
+    draft = Draft.from_lists([[a, c, b], [a, b, c], [a, a, c], [c]], 3)
+    logits = torch.zeros(4, 4, VOCAB)
+    assert grammar.advance([]) == (0, None)
+    states = [grammar, None, *(grammars.compile(StructuredOutputsParams(regex="ab?c")) for _ in range(2))]
+    allowed = grammars.constrain(logits, states, draft)
+    assert allowed.lengths_B.tolist() == [2, 3, 1, 0]
+    seen = [[set((row > -torch.inf).nonzero().flatten().tolist()) for row in rows] for rows in logits]
+    everything = set(range(VOCAB))
+    assert seen[0] == [{a}, {b, c}, {END}, everything], "behind what is not allowed nothing is read"
+    assert seen[1] == [everything] * 4, "without a grammar"
+    assert seen[2] == [{a}, {b, c}, everything, everything]
+    assert [state is not None and state.refused_draft for state in states] == [False, False, False, True]
+    assert seen[3] == [{a}, everything, everything, everything]
+    assert grammar.advance([a, b]) == (2, None), "constraining moves nothing on"
+
+
+def test_many_rows_are_constrained_as_few_are(grammars: Grammars, ids: Any) -> None:
+    drafts = [ids(text) for text in ("abc", "ac", "", "b", "abb", "c", "a")]
+    draft = Draft.from_lists(drafts, 3)
+    together = torch.zeros(len(drafts), 4, VOCAB)
+    states = [grammars.compile(StructuredOutputsParams(regex="ab?c")) for _ in drafts]
+    lengths = grammars.constrain(together, states, draft).lengths_B
+    for b, drafted in enumerate(drafts):
+        alone = torch.zeros(1, 4, VOCAB)
+        state = grammars.compile(StructuredOutputsParams(regex="ab?c"))
+        assert grammars.constrain(alone, [state], Draft.from_lists([drafted], 3)).lengths_B == lengths[b]
+        assert torch.equal(alone[0], together[b])
+
+
+def test_without_a_grammar_nothing_is_looked_at(grammars: Grammars) -> None:
+    draft = Draft.empty(2, 3)
+    logits = torch.zeros(2, 4, VOCAB)
+    assert grammars.constrain(logits, [None, None], draft) is draft
+    assert not logits.any()
+
+
+def test_whitespace_of_json_has_a_bound(grammars: Grammars, ids: Any) -> None:
+    def taken(text: str, **options: Any) -> int:
+        form = StructuredOutputsParams(json={"type": "array"}, **options)
+        return grammars.compile(form).advance(ids(text))[0]
+
+    indented = "[\n" + " " * 24 + "1 ,\t2\r\n]"
+    assert taken(indented) == len(indented)
+    assert taken("[" + " " * 1000) == 41
+    assert taken("[ 1", disable_any_whitespace=True) == 1
+    assert taken("[__1", whitespace_pattern="_") == 2
+
+
+def test_advancing(grammars: Grammars, ids: Any) -> None:
+    form = StructuredOutputsParams(regex="ab{0,2}")
+    a, b, c = (ids(each)[0] for each in "abc")
+    assert grammars.compile(form).advance([a, b, b, c, c]) == (3, "stop")
+    assert grammars.compile(form).advance([a, b]) == (2, None)
+    assert grammars.compile(form).advance([a, END]) == (2, "stop")
+    assert grammars.compile(form).advance([a, c]) == (1, "stop"), "complete as it is"
+    assert grammars.compile(form).advance([c]) == (0, "abort")
+    broken = grammars.compile(form)
+    broken.matcher.consume_token(c)  # as where llguidance gives up because a step is too complex
+    assert broken.advance([END]) == (0, "abort")
+
+
+def test_a_grammar_is_compiled_once(grammars: Grammars, ids: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[StructuredOutputsParams] = []
+    compile_one = grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda params: compiled.append(params) or compile_one(params))
+    first = grammars.compile(StructuredOutputsParams(json={"const": "a"}))
+    first.advance(ids('"a"'))
+    second = grammars.compile(StructuredOutputsParams(json={"const": "a"}))
+    assert second.advance(ids('"a"')) == (3, "stop"), "at its own start"
+    assert len(compiled) == 1
+    for number in range(100):
+        grammars.compile(StructuredOutputsParams(regex=f"{number}"))
+    assert not grammars.has(StructuredOutputsParams(json={"const": "a"})), "not more than fit are kept"
+    large = StructuredOutputsParams(json={"const": "a", "description": "a" * 2**20})
+    grammars.compile(large)
+    assert grammars.has(large)
+    assert not grammars.has(StructuredOutputsParams(regex="99")), "nor larger ones than fit"
+
+
+def test_threads_compile_beside_each_other(grammars: Grammars) -> None:
+    failures: list[Exception] = []
+
+    def work(number: int) -> None:
+        try:
+            for each in range(8):
+                grammars.compile(StructuredOutputsParams(regex=f"[a-f]{{{each},{number + 9}}}"))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_pieces_that_begin_with_a_space_keep_it() -> None:
+    """SentencePiece's vocabularies, where a token's text alone has lost its leading space."""
+    vocab = {"<unk>": 0, "</s>": 1, "▁": 2, "▁b": 3, "a": 4, "<0x0A>": 5, "b": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    replaced = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    grammars = Grammars(tokenizer.to_str, end_ids=[1], vocab_size=7)
+    logits = torch.zeros(1, 3, 7)
+    draft = Draft.from_lists([[4, 3]], 2)
+    grammars.constrain(logits, [grammars.compile(StructuredOutputsParams(regex="a b\n"))], draft)
+    assert [row.argmax().item() for row in logits[0]] == [4, 3, 5]

@@ -1,0 +1,130 @@
+"""Structured output over HTTP: every way to ask for it, and grammars that are compiled beside the steps."""
+
+import json
+import threading
+import time
+
+import jsonschema
+import openai
+import pytest
+from tests.support.serving import serving
+
+from draftwise.core import SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine
+from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+
+SPEC = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "string", "maxLength": 3}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "ab", "schema": SCHEMA, "strict": True}}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
+SAMPLING = {"max_tokens": 100, "seed": 3, "extra_body": {"top_k": 30}}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_target):
+    config = EngineConfig(model=str(tiny_target), dtype="float32", device="cpu")
+    with serving(Engine(config, SpecConfig.parse(SPEC)), tool_call_parser="hermes") as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_format(server, stream):
+    answer = server.client.chat.completions.create(
+        model="m", messages=MESSAGES, response_format=FORMAT, stream=stream, **SAMPLING
+    )
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_structured_outputs_of_completions(server):
+    body = {"model": "m", "prompt": ["a", "b"], "n": 2, "structured_outputs": {"choice": ["yes", "no"]}}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert {choice["text"] for choice in answer["choices"]} <= {"yes", "no"}
+    assert len(answer["choices"]) == 4
+    body = {"model": "m", "prompt": "a", "response_format": FORMAT, "max_tokens": 3}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"].startswith("{")
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_required_and_named_tools(server):
+    def ask(**fields):
+        answer = server.client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, **fields, **SAMPLING)
+        choice = answer.choices[0]
+        for call in choice.message.tool_calls:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        return [call.function.name for call in choice.message.tool_calls], choice.message.content, choice.finish_reason
+
+    names, content, reason = ask(tool_choice="required", parallel_tool_calls=False)
+    assert (len(names), content, reason) == (1, None, "tool_calls")
+    named = {"type": "function", "function": {"name": "g"}}
+    assert ask(tool_choice=named) == (["g"], None, "stop")
+    chunks = server.client.chat.completions.create(
+        model="m", messages=MESSAGES, tools=TOOLS, tool_choice=named, stream=True, **SAMPLING
+    )
+    parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+    assert [part.function.name for part in parts if part.id] == ["g"]
+    jsonschema.validate(json.loads("".join(part.function.arguments for part in parts)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"), [({"regex": "(a"}, "unclosed group"), ({"json": {"type": "thing"}}, "Invalid type: thing")]
+)
+def test_what_cannot_be_compiled_is_refused(server, wanted, words):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        server.client.completions.create(model="m", prompt="a", extra_body={"structured_outputs": wanted})
+    assert caught.value.body["param"] == "structured_outputs"
+    assert not server.engine.has_work()
+
+
+def test_while_a_grammar_is_compiled_others_are_answered(server, monkeypatch):
+    """And a client that goes away meanwhile leaves nothing behind."""
+    compile_one, may_go_on = server.engine.grammars._compile, threading.Event()
+
+    def compile_slowly(params: StructuredOutputsParams):
+        may_go_on.wait(30)
+        return compile_one(params)
+
+    monkeypatch.setattr(server.engine.grammars, "_compile", compile_slowly)
+    answers = []
+    body = {"model": "m", "prompt": "a", "structured_outputs": {"choice": ["late"]}}
+
+    def ask():
+        answers.append(server.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(openai.APITimeoutError):
+        server.client.with_options(timeout=0.3).completions.create(
+            model="m", prompt="a", extra_body={"structured_outputs": {"choice": ["gone"]}}
+        )
+    assert server.client.completions.create(model="m", prompt="a", max_tokens=4).usage.completion_tokens == 4
+    assert not answers
+    may_go_on.set()
+    thread.join()
+    assert answers == ["late"]
+    deadline = time.monotonic() + 30
+    while server.engine.has_work() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.engine.stats().num_running == 0
+
+
+def test_a_library_that_fails_refuses_one_request(server, monkeypatch):
+    def fail(_):
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(server.engine.grammars, "_compile", fail)
+    with pytest.raises(openai.BadRequestError, match="the server's log"):
+        server.client.completions.create(model="m", prompt="a", extra_body={"structured_outputs": {"regex": "new"}})
+    assert server.client.completions.create(model="m", prompt="a", max_tokens=4).usage.completion_tokens == 4
