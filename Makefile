@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Both create what they need in .venv.
+# Two commands matter: `make demo` and `make test`. All create what they need in .venv.
 PYTHON ?= python3
 # On Linux, pip takes a CUDA build of torch by default. For the smaller CPU build set TORCH_INDEX to
 # PyTorch's CPU wheel index:  make demo TORCH_INDEX=<url>
@@ -15,10 +15,10 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo test check unit light kernels apiserver e2e coverage format clean help
+.PHONY: demo demo-real test check unit light kernels apiserver e2e coverage format clean help
 
 help: ## List the targets
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which way of speculating pays on this machine
 	$(BIN)/draftwise decide bundle/target --minutes 6 \
@@ -33,6 +33,22 @@ demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which wa
 	  --candidate '{"method": "eagle3", "model": "bundle/p_eagle", "num_speculative_tokens": 3, "parallel_drafting": true}' \
 	  --candidate '{"method": "mtp", "model": "bundle/mtp", "num_speculative_tokens": 3}' \
 	  --candidate '{"method": "dflash", "model": "bundle/dflash", "num_speculative_tokens": 8}'
+
+# Drafters that were trained for the published model, as far as they are there.
+REAL := bundle/smollm2
+REAL_eagle3 := --candidate '{"method": "eagle3", "model": "$(REAL)/eagle3", "num_speculative_tokens": 3}'
+REAL_p_eagle := --candidate '{"method": "eagle3", "model": "$(REAL)/p_eagle", "num_speculative_tokens": 3, "parallel_drafting": true}'
+REAL_mtp := --candidate '{"method": "mtp", "model": "$(REAL)/mtp", "num_speculative_tokens": 3}'
+REAL_dflash := --candidate '{"method": "dflash", "model": "$(REAL)/dflash", "num_speculative_tokens": 7}'
+REAL_draft_model := --candidate '{"method": "draft_model", "model": "$(REAL)/draft_model", "num_speculative_tokens": 3}'
+TRAINED := $(notdir $(patsubst %/config.json,%,$(wildcard $(REAL)/*/config.json)))
+
+demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched on first use) at chat, code edits, summaries and JSON
+	$(BIN)/draftwise fetch smollm2
+	$(BIN)/draftwise decide "$$($(BIN)/draftwise fetch smollm2 --json | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["models"][0]["file"])')" \
+	  --minutes 7 --max-tokens 96 --temperature 0 $(foreach kind,topic edit summary json,--workload $(REAL)/heldout/$(kind).jsonl) \
+	  --candidate '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
+	  --candidate '{"method": "suffix"}' $(foreach method,$(TRAINED),$(REAL_$(method)))
 
 test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by side; each prints when it has ended
 	@echo "Static checks and both parts of the test suite: about six minutes on two cores; each prints when it has ended."

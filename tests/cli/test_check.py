@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.made_gguf import LLAMA as LLAMA_GGUF
+from tests.support.made_gguf import write_gguf
 
 from draftwise.cli import main
 
@@ -241,3 +243,18 @@ def test_what_several_setups_have_to_know_is_told_once(tmp_path):
         assert text.count(note.split("  ")[1]) == 1
     assert text.count(LLAMA) == text.count("vLLM 0.32.0  accepted") == 20
     assert "Of 20 of 20 setups" in text
+
+
+def test_a_gguf_target_is_judged_by_what_vllm_itself_loads(tmp_path):
+    def judge(architecture, version):
+        metadata = {key.replace("llama", architecture): value for key, value in LLAMA_GGUF.items()}
+        metadata |= {"general.architecture": architecture}
+        file = write_gguf(tmp_path / "model.gguf", metadata, {"token_embd.weight": ("F32", (64, 32), bytes(8192))})
+        (answer,) = judged(str(file), "-sc", NGRAM, "--vllm", version)
+        return answer["accepted"], {each["code"] for each in answer["findings"] if "gguf" in each["code"]}
+
+    assert judge("llama", "0.23.0") == (True, {"gguf-experimental"})
+    assert judge("llama", "0.24.0") == (None, {"gguf-needs-plugin"})  # what the server has installed is not known
+    assert judge("qwen3", "0.9.2") == (None, {"gguf-architecture-unread", "gguf-experimental"})
+    assert judge("qwen3", "0.11.0") == (True, {"gguf-experimental"})
+    assert judge("gemma3", "0.20.0") == (None, {"gguf-not-read-here"})

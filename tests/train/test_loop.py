@@ -7,9 +7,10 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, StorageError
 from draftwise.facts.methods import methods_where
 from draftwise.train import answers, get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
@@ -19,6 +20,7 @@ from draftwise.train.optimizers import compute_schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample
 from draftwise.train.run import train
+from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 from draftwise.train.target import Target
 
@@ -136,6 +138,36 @@ def test_a_full_disk_is_noticed_before_anything_is_written(settings, tmp_path, m
     monkeypatch.setattr("draftwise.train.features.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(InvalidSetup, match="GB are free"):
         train("medusa", dataclasses.replace(settings, out=str(tmp_path), hidden_states="disk"), QUIET)
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), RuntimeError("failed writing file")])
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.open({})
+    folder.save({"step": 2})
+
+    def write_a_part(_state, file):
+        file.write_bytes(b"PK")
+        raise fault
+
+    monkeypatch.setattr("torch.save", write_a_part)
+    with pytest.raises(StorageError, match=r"of step 4 cannot be written.*one before is kept\. Make room"):
+        folder.save({"step": 4})
+    assert folder.load() == {"step": 2}
+    assert {file.name for file in folder.path.iterdir()} == {"checkpoint.pt", "settings.json", "log.jsonl"}
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space"), SafetensorError("I/O error: No space left (os error 28)")])
+def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path, monkeypatch):
+    def export(*_):
+        raise fault
+
+    monkeypatch.setattr("draftwise.train.medusa.save_drafter", export)
+    mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2}, steps=2)
+    with pytest.raises(StorageError, match=r"is full\. Make room there, and give the same command"):
+        train("medusa", mine, QUIET)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "training" / "checkpoint.pt").exists()
 
 
 def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):

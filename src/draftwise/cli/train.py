@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -44,7 +45,7 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--cache", metavar="DIR", help="Answers and states; runs may share it.  [default: inside --out]"),
     click.option("--steps", type=int, metavar="N", help="Optimizer steps.  [default: 1500]"),
     click.option("--batch-tokens", type=int, metavar="N", help="[default: 65536 on CUDA, 4096 on CPU]"),
-    click.option("--accumulate", type=int, metavar="N", help="Batches per step.  [default: 1]"),
+    click.option("--accumulate", type=int, metavar="N", help="Batches per step.  [default: one for each GPU]"),
     click.option("--optimizer", type=click.Choice(["muon", "adamw"]), help="[default: muon where torch has it]"),
     click.option("--lr", type=float, help="Peak learning rate.  [default: the method's]"),
     click.option("--warmup", type=int, metavar="STEPS", help="[default: 100, at most a tenth]"),
@@ -58,6 +59,8 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--seed", type=int, help="[default: 0]"),
     click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"])),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"])),
+    click.option("--gpus", type=int, metavar="N", help="GPUs of this host; starts a process for each.  [default: 1]"),
+    click.option("--shard/--no-shard", default=None, help="Divide target and drafter among them.  [default: if large]"),
     click.option("--compile/--no-compile", default=None, help="torch.compile.  [default: on CUDA]"),
     click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
     click.option("--save-every", type=int, metavar="STEPS", help="Further checkpoints, by steps."),
@@ -118,16 +121,22 @@ def _command(method: str) -> click.Command:
         ) from None
     own = [option.name for option in options]
 
-    def callback(as_json: bool, quiet: bool, **given: Any) -> None:
+    def callback(as_json: bool, quiet: bool, gpus: int | None, **given: Any) -> None:
         chosen = {name: given.pop(name) for name in own}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         given = {name: value for name, value in given.items() if value is not None}
         try:
-            result = run.train(method, settings.TrainSettings(options=chosen, **given), progress.Reporter(quiet=quiet))
+            asked = settings.TrainSettings(options=chosen, **given)
+            if gpus is None or "RANK" in os.environ:
+                result = run.train(method, asked, progress.Reporter(quiet=quiet))
+            else:
+                launch = importlib.import_module("draftwise.train.launch")
+                result = launch.train_on_gpus(method, asked, gpus, quiet=quiet)
         except loop.Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)
-        _show(result, as_json=as_json)
+        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks
+            _show(result, as_json=as_json)
 
     for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
         callback = flag(callback)

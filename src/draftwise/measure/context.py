@@ -17,6 +17,8 @@ from pathlib import Path
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
 from draftwise.backends.listener import is_served_here
+from draftwise.checkpoints.gguf import is_gguf, read_gguf
+from draftwise.checkpoints.gguf_config import list_tensors, make_config
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import (
     Arm,
@@ -134,17 +136,32 @@ def _describe_target(setup: Setup) -> TargetModel:
     # vLLM finds models by name, too.
     if setup.engine == "vllm" and not path.exists():
         return TargetModel(name=setup.target)
+    if is_gguf(path):
+        return _read_gguf(path)
     if not (path / "config.json").is_file():
         raise InvalidSetup.because(
             "not-a-checkpoint",
             f"{path} is not the directory of a Hugging Face checkpoint: it has no config.json.",
             where=str(path),
-            fix="Give the folder that holds config.json, *.safetensors and tokenizer.json.",
+            fix="Give the folder that holds config.json, *.safetensors and tokenizer.json, or a GGUF file.",
         )
     try:
         return _read_checkpoint(path)
     except (OSError, ValueError, KeyError) as error:
         raise InvalidSetup.because("broken-checkpoint", f"{path} cannot be read ({error}).", where=str(path)) from None
+
+
+def _read_gguf(file: Path) -> TargetModel:
+    """Return the identity of a GGUF file: the config that it stands for."""
+    header = read_gguf(file)
+    config = make_config(header)
+    return TargetModel(
+        name=file.name,
+        config_sha256=sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        architecture=config["architectures"][0],
+        dtype=config["torch_dtype"],
+        parameters=list_tensors(header).num_elements,
+    )
 
 
 def _read_checkpoint(target: Path) -> TargetModel:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.train.progress import Bar, Reporter
+from draftwise.train.ranks import ALONE, Ranks
 from draftwise.train.reading import Sample
 
 __all__ = ["AnswerSettings", "answer", "cut_prompts"]
@@ -49,7 +51,14 @@ def cut_prompts(samples: Sequence[Sample], *, num_tokens: int, room: int) -> lis
 
 
 def answer(
-    target: Path, prompts: Sequence[Sample], folder: Path, settings: AnswerSettings, *, device: str, reporter: Reporter
+    target: Path,
+    prompts: Sequence[Sample],
+    folder: Path,
+    settings: AnswerSettings,
+    *,
+    device: str,
+    reporter: Reporter,
+    ranks: Ranks = ALONE,
 ) -> list[Sample]:
     """Return each prompt with the target's answer to it, end token included.
 
@@ -63,22 +72,28 @@ def answer(
         settings: how to answer.
         device: `cpu` or `cuda`.
         reporter: shows the progress.
+        ranks: each answers its share of the prompts, and writes a file of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = f"{settings.temperature}-{settings.max_tokens}-{settings.seed}"
-    file = folder / f"answers-{hashlib.sha256(spec.encode()).hexdigest()[:8]}.jsonl"
-    known = _read_answers(file)
+    stem = f"answers-{hashlib.sha256(spec.encode()).hexdigest()[:8]}"
+    file = folder / (f"{stem}.jsonl" if ranks.is_first else f"{stem}-rank{ranks.rank}.jsonl")
+    known = _read_all(folder, stem)
     by_key = {_key(prompt): prompt for prompt in prompts}
     missing = {key: prompt for key, prompt in by_key.items() if key not in known}
-    if missing:
+    ranks.wait()  # until all know what is missing
+    if mine := dict(ranks.share(list(missing.items()))):
+        cut_unfinished(file)
         with (
             reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
             file.open("a") as out,
         ):
-            for key, tokens in _generate(target, missing, settings, device, bar):
-                known[key] = tokens
+            for key, tokens in _generate(target, mine, settings, device, bar):
                 out.write(json.dumps({"prompt": key, "token_ids": tokens}) + "\n")
                 out.flush()
+                bar.advance(ranks.size)
+    ranks.wait()
+    known = _read_all(folder, stem)
     return [
         Sample(np.concatenate([prompt.tokens, np.array(known[key], np.int32)]), prompt.num_prompt)
         for key, prompt in by_key.items()
@@ -89,10 +104,10 @@ def _key(prompt: Sample) -> str:
     return hashlib.sha256(prompt.tokens.tobytes()).hexdigest()[:24]
 
 
-def _read_answers(file: Path) -> dict[str, list[int]]:
-    """Return the answers on disk; an incomplete last line is removed."""
-    cut_unfinished(file)
-    return dict(RowFile(file, lambda row: (row["prompt"], row["token_ids"])).read())
+def _read_all(folder: Path, stem: str) -> dict[str, list[int]]:
+    """Return the answers on disk, of all ranks, without incomplete last lines."""
+    files = (RowFile(file, lambda row: (row["prompt"], row["token_ids"])) for file in folder.glob(f"{stem}*.jsonl"))
+    return dict(chain.from_iterable(file.read() for file in files))
 
 
 def _generate(
@@ -132,7 +147,6 @@ def _generate(
             if delta.finish_reason is not None:
                 yield delta.request_id, answers.pop(delta.request_id)
                 bar.set_note(f"{num_tokens} tokens")
-                bar.advance()
     del engine
     gc.collect()
     if device == "cuda":

@@ -23,6 +23,7 @@ from draftwise.machine.files import replacing
 from draftwise.train.batch import Batch, States
 from draftwise.train.data import Corpus, Feed, Rows
 from draftwise.train.progress import Reporter
+from draftwise.train.ranks import Ranks
 from draftwise.train.target import Target
 
 __all__ = ["DiskStates", "OnlineStates", "StateSource", "write_states"]
@@ -72,8 +73,10 @@ class _Layout:
         return self.folder / f"states-{shard:05}.safetensors"
 
 
-def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Path, reporter: Reporter) -> None:
-    """Compute the states of all samples, shard by shard; existing shards are kept.
+def write_states(
+    corpus: Corpus, target: Target, taps: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
+) -> None:
+    """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
 
     A token takes (number of taps + 1) * H values of the target's type.
 
@@ -87,6 +90,8 @@ def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Pa
     ends = corpus.offsets_S[list(layout.firsts)]
     needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, taps)
     _check_room(folder, needed, reporter)
+    ranks.wait()  # until all know what is missing
+    missing = ranks.share(missing)
     feed = Feed(corpus, target.device)
     with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
@@ -96,7 +101,8 @@ def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Pa
             ]
             with replacing(layout.file(shard)) as partial:
                 save_file({"states": torch.cat(parts)}, partial)
-            bar.advance()
+            bar.advance(ranks.size)
+    ranks.wait()
 
 
 def _bytes_per_token(target: Target, taps: Sequence[int]) -> int:

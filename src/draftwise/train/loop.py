@@ -12,16 +12,18 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from draftwise.core import InvalidSetup, SpecStats
-from draftwise.train.batch import DraftLoss
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.curves import draw_curves
 from draftwise.train.data import Feed, Order, Position, Rows
 from draftwise.train.features import StateSource
 from draftwise.train.method import DrafterTraining
 from draftwise.train.optimizers import Optimizers, compute_schedule_factor
 from draftwise.train.progress import Bar, Reporter
+from draftwise.train.ranks import ALONE, Ranks
 from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 
@@ -70,6 +72,7 @@ class TrainingRun:
         held_out: the data to evaluate on.
         folder: of checkpoints and log.
         reporter: shows the progress.
+        ranks: the processes that share the batches of each step.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class TrainingRun:
         held_out: DataSource,
         folder: RunFolder,
         reporter: Reporter,
+        ranks: Ranks = ALONE,
     ) -> None:
         assert settings.lr is not None
         assert settings.optimizer is not None
         self._method, self._settings, self._folder, self._reporter = method, settings, folder, reporter
-        self._learnt, self._held_out = learnt, held_out
+        self._learnt, self._held_out, self._ranks = learnt, held_out, ranks
+        self._loss = ranks.spread(_Loss(method), shard=bool(settings.shard))
         self._optimizers = Optimizers(
             method.network,
             kind=settings.optimizer,
@@ -110,7 +115,7 @@ class TrainingRun:
         try:
             with (
                 self._reporter.show_bar("steps", total=settings.steps, done=self._position.step) as bar,
-                _catching_signals() as is_stopped,
+                _catching_signals(until_second=self._ranks.size == 1) as is_stopped,
             ):
                 return self._take_steps(bar, is_stopped)
         except torch.cuda.OutOfMemoryError as error:
@@ -138,39 +143,47 @@ class TrainingRun:
                 evaluation = self.evaluate()
                 self._log_evaluation(evaluation)
             is_due = time.monotonic() - saved > settings.save_minutes * 60
-            if is_stopped() or is_due or (settings.save_every and step % settings.save_every == 0):
+            # The ranks' clocks differ, and so do the steps at which a signal reaches them: all do the same.
+            stops, saves = (any(each) for each in zip(*self._ranks.gather((is_stopped(), is_due)), strict=True))
+            if stops or saves or (settings.save_every and step % settings.save_every == 0):
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
                 self._save()
-            if is_stopped():
+            if stops:
                 raise Stopped(f"stopped at step {step} of {settings.steps}; the same command resumes the run.")
         assert evaluation is not None
-        draw_curves(self._folder.rows(), self._folder.curve)
+        if self._ranks.is_first:
+            draw_curves(self._folder.rows(), self._folder.curve)
         return evaluation
 
     def _step(self) -> None:
         settings, source = self._settings, self._learnt
+        step = self._position.step
         parts, self._position = source.order.take_step(self._position)
-        source.states.prefetch(source.order.take_step(self._position)[0])
+        source.states.prefetch(self._ranks.share(source.order.take_step(self._position)[0]))
         num_learnt = sum(part.num_learnt for part in parts)
         self._method.network.train()
-        for part in parts:
-            loss = self._compute_loss(source, part).loss * (part.num_learnt / num_learnt)
-            loss.backward()
-            self._loss_sum += loss.detach()
-            self._num_tokens += part.num_tokens
+        mine = self._ranks.share(list(enumerate(parts)))
+        for place, part in mine:
+            # What a batch draws depends on the batch alone, whichever rank learns it, before or after a resumption.
+            torch.manual_seed(hash((settings.seed, step, place)))
+            share = part.num_learnt / num_learnt * self._ranks.size  # gradients are averaged over the ranks
+            with self._ranks.summing(self._loss, now=place == mine[-1][0]):
+                loss = self._compute_loss(source, part)[0] * share
+                loss.backward()
+            self._loss_sum += loss.detach() / self._ranks.size
+        self._num_tokens += sum(part.num_tokens for part in parts)
         self._loss_count += 1
         assert settings.warmup is not None
         self._optimizers.step(
-            compute_schedule_factor(
-                self._position.step - 1, steps=settings.steps, warmup=settings.warmup, shape=settings.schedule
-            )
+            compute_schedule_factor(step, steps=settings.steps, warmup=settings.warmup, shape=settings.schedule)
         )
 
-    def _compute_loss(self, source: DataSource, rows: Rows) -> DraftLoss:
+    def _compute_loss(self, source: DataSource, rows: Rows) -> tuple[Tensor, DraftLoss]:
         batch = source.feed.make_batch(rows)
         states = source.states.get_states(rows, batch)
         with self._autocast():
-            return self._method.compute_loss(batch, states)
+            loss, result = self._loss(batch, states)
+        return loss, result
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._settings.precision == "float32":
@@ -183,14 +196,23 @@ class TrainingRun:
         self._method.network.eval()
         counts: Tensor | None = None
         loss_sum, num_learnt = torch.zeros((), device=self._settings.device), 0
-        for rows in self._held_out.order.iterate_once():
-            result = self._compute_loss(self._held_out, rows)
-            loss_sum += result.loss * rows.num_learnt
-            counted = _count(result)
-            counts = counted if counts is None else counts + counted
-            num_learnt += rows.num_learnt
+        batches = list(self._held_out.order.iterate_once())
+        # Every rank computes as often: where nothing is left for one, its first batch again, which does not count.
+        for turn in range(0, len(batches), self._ranks.size):
+            mine = turn + self._ranks.rank
+            loss, result = self._compute_loss(self._held_out, batches[mine % len(batches)])
+            if counts is None:
+                counts = torch.zeros_like(_count(result))
+            if mine < len(batches):
+                loss_sum += loss * batches[mine].num_learnt
+                counts += _count(result)
+                num_learnt += batches[mine].num_learnt
         assert counts is not None
-        drafted, accepted = counts.tolist()
+        if isinstance(self._loss, FSDPModule):
+            self._loss.reshard()  # what a forward pass without a backward pass has left whole
+        of_ranks = self._ranks.gather((float(loss_sum), num_learnt, counts.cpu()))
+        loss_total, num_learnt = sum(each[0] for each in of_ranks), sum(each[1] for each in of_ranks)
+        drafted, accepted = torch.stack([each[2] for each in of_ranks]).sum(0).tolist()
         stats = SpecStats(
             num_drafts=drafted[0],
             num_draft_tokens=sum(drafted),
@@ -198,10 +220,10 @@ class TrainingRun:
             accepted_per_pos=tuple(accepted),
             drafted_per_pos=tuple(drafted),
         )
-        return Evaluation(loss=float(loss_sum) / num_learnt, stats=stats)
+        return Evaluation(loss=loss_total / num_learnt, stats=stats)
 
     def _log_loss(self, bar: Bar) -> None:
-        loss = float(self._loss_sum) / self._loss_count
+        loss = sum(self._ranks.gather(float(self._loss_sum))) / self._loss_count
         step, settings = self._position.step, self._settings
         if not math.isfinite(loss):
             raise InvalidSetup.because(
@@ -226,37 +248,46 @@ class TrainingRun:
         self._reporter.print_line(f"step {step}  {line}")
 
     def _save(self) -> None:
-        on_gpu = self._settings.device == "cuda"
+        network, optimizers = self._optimizers.state_dict()
+        loss_sum = sum(self._ranks.gather(float(self._loss_sum)))
         self._folder.save(
             {
                 "step": self._position.step,
                 "position": asdict(self._position),
-                "network": self._method.network.state_dict(),
-                "optimizers": self._optimizers.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state() if on_gpu else None,
-                "loss_sum": self._loss_sum,
+                "network": network,
+                "optimizers": optimizers,
+                "loss_sum": loss_sum,
                 "counts": [self._loss_count, self._num_tokens],
                 "seconds": self._seconds,
             }
         )
-        draw_curves(self._folder.rows(), self._folder.curve)
+        if self._ranks.is_first:
+            draw_curves(self._folder.rows(), self._folder.curve)
 
     def _resume(self) -> None:
         state = self._folder.load()
+        self._ranks.wait()  # until all have read what the first one will write anew
         if state is None:
             return
         position = state["position"]
         self._position = Position(step=position["step"], taken=tuple(position["taken"]))
-        self._method.network.load_state_dict(state["network"])
-        self._optimizers.load_state_dict(state["optimizers"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and self._settings.device == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"])
-        self._loss_sum.copy_(state["loss_sum"])
+        self._optimizers.load_state_dict(state["network"], state["optimizers"])
+        self._loss_sum.fill_(state["loss_sum"] if self._ranks.is_first else 0.0)
         self._loss_count, self._num_tokens = state["counts"]
         self._seconds = state["seconds"]
         self._reporter.print_line(f"resuming at step {self._position.step}")
+
+
+class _Loss(nn.Module):
+    """A method's loss as one module's forward pass: what torch's data-parallel wrappers need."""
+
+    def __init__(self, method: DrafterTraining) -> None:
+        super().__init__()
+        self.network, self._compute = method.network, method.compute_loss
+
+    def forward(self, batch: Batch, states: States) -> tuple[Tensor, DraftLoss]:
+        result = self._compute(batch, states)
+        return result.loss, result
 
 
 def _count(result: DraftLoss) -> Tensor:
@@ -271,14 +302,18 @@ def _count(result: DraftLoss) -> Tensor:
 
 
 @contextmanager
-def _catching_signals() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a flag; the second one acts at once."""
+def _catching_signals(*, until_second: bool) -> Iterator[Callable[[], bool]]:
+    """Turn SIGINT and SIGTERM into a flag, or the first one only, so that the second acts at once.
+
+    A launcher passes on a signal that the terminal has sent to all, and kills in the end by itself.
+    """
     seen: list[int] = []
     before: dict[int, Any] = {}
 
     def note(number: int, _frame: FrameType | None) -> None:
         seen.append(number)
-        restore()
+        if until_second:
+            restore()
 
     def restore() -> None:
         while before:

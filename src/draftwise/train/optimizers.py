@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 __all__ = ["Optimizers", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
@@ -47,7 +49,7 @@ class Optimizers:
         self.parameters = [each for _, each in named]
         matrices = [each for name, each in named if _is_matrix(name, each)]
         others = [each for name, each in named if not _is_matrix(name, each)]
-        self._lr, self._clip = lr, clip
+        self._network, self._lr, self._clip = network, lr, clip
         fused = self.parameters[0].is_cuda
         self._parts: list[torch.optim.Optimizer] = []
         if kind == "muon" and matrices:
@@ -68,14 +70,18 @@ class Optimizers:
             part.step()
             part.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state for a checkpoint."""
-        return [part.state_dict() for part in self._parts]
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the whole state of network and optimizers on the CPU, by parameter; sharded ones are gathered.
 
-    def load_state_dict(self, states: Iterable[dict[str, Any]]) -> None:
-        """Restore a state from a checkpoint."""
-        for part, state in zip(self._parts, states, strict=True):
-            part.load_state_dict(state)
+        All ranks must call it; on others than the first it may be empty.
+        """
+        network, optimizers = get_state_dict(self._network, self._parts, options=_WHOLE)
+        return network, optimizers
+
+    def load_state_dict(self, network: dict[str, Any], optimizers: dict[str, Any]) -> None:
+        """Restore a state of any number of ranks."""
+        whole = StateDictOptions(full_state_dict=True)
+        set_state_dict(self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole)
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import tempfile
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from draftwise import __version__
 from draftwise.checkpoints.identity import target_identity, write_identity
+from draftwise.core import StorageError
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
@@ -21,15 +25,21 @@ from draftwise.train.checkpoint import load_back
 from draftwise.train.data import Corpus, Feed, Order, split
 from draftwise.train.features import DiskStates, OnlineStates, StateSource, write_states
 from draftwise.train.loop import DataSource, Evaluation, TrainingRun
+from draftwise.train.memory import Memory, find_target_bytes
 from draftwise.train.method import DrafterTraining
 from draftwise.train.options import resolve_options
 from draftwise.train.progress import Reporter
+from draftwise.train.ranks import Ranks, joined
 from draftwise.train.reading import Sample, read_samples
 from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 from draftwise.train.target import Target
 
 __all__ = ["TrainResult", "train"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_IN_RUST = "os error 28"
+"""In what safetensors, which is written in Rust, raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class TrainResult:
 
 
 def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResult:
-    """Train a drafter, or resume a run that was stopped.
+    """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
         method: one that is trainable (`facts.methods`).
@@ -59,28 +69,44 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     Raises:
         InvalidSetup: settings, data, target or the output folder cannot be used.
         Stopped: by a signal; the same call resumes the run.
+        StorageError: a disk is full; the same call resumes the run.
     """
+    try:
+        with joined(settings.find_device()) as ranks:
+            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
+            raise
+        raise StorageError(
+            f"The disk of {settings.out}, or that of --cache, is full. Make room there, and give the same command to "
+            "resume the run at its last checkpoint."
+        ) from None
+
+
+def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainResult:
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
     settings = dataclasses.replace(
         settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
     )
-    settings = settings.resolve(learning_rate=kind.learning_rate)
-    folder = RunFolder(settings.out)
+    target_bytes = find_target_bytes(settings)
+    settings = settings.resolve(learning_rate=kind.learning_rate, num_ranks=ranks.size, target_bytes=target_bytes)
+    folder = RunFolder(settings.out, writes=ranks.is_first)
     folder.check_free()
     identity = target_identity(settings.target)["weights"]
     cache = (Path(settings.cache) if settings.cache else folder.path / "cache") / identity[:12]
-    target = Target.load(settings.target, settings.device, settings.precision)
-    samples = _gather(target, settings, cache, reporter)
+    target = Target.load(settings.target, settings.device, settings.precision, shard=bool(settings.shard))
+    samples = _gather(target, settings, cache, reporter, ranks)
     learnt, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
     fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
     folder.open(fixed | settings.fixed())
-    torch.manual_seed(settings.seed)
-    trained = kind.build(target, options)
-    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    trained = _build(kind, target, settings, learnt)
     reporter.print_line(_describe(trained, learnt, held_out, settings))
+    memory = Memory.of(trained, target, settings, ranks)
+    reporter.print_line(str(memory))
+    memory.check()
     job = _Job(
         method=trained,
         target=target,
@@ -90,8 +116,30 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
         cache=cache,
         folder=folder,
         reporter=reporter,
+        ranks=ranks,
     )
-    return _finish(trained, target, fixed | settings.fixed(), _learn(job), folder)
+    evaluation = _learn(job)
+    if settings.shard:
+        trained = _make_whole(trained, _build(kind, target, settings, learnt))
+    result = _finish(trained, target, fixed | settings.fixed(), evaluation, folder) if ranks.is_first else None
+    return next(each for each in ranks.gather(result) if each is not None)
+
+
+def _build(kind: type[DrafterTraining], target: Target, settings: TrainSettings, learnt: Corpus) -> DrafterTraining:
+    """Return an untrained drafter, the same on every rank."""
+    torch.manual_seed(settings.seed)
+    trained = kind.build(target, settings.options)
+    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    return trained
+
+
+def _make_whole(sharded: DrafterTraining, untrained: DrafterTraining) -> DrafterTraining:
+    """Return the untrained drafter with the weights of the one that the ranks keep parts of."""
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(sharded.network, options=whole)
+    if state:  # the first rank's
+        untrained.network.load_state_dict(state)
+    return untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +154,10 @@ class _Job:
     cache: Path
     folder: RunFolder
     reporter: Reporter
+    ranks: Ranks
 
 
-def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Reporter) -> list[Sample]:
+def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks) -> list[Sample]:
     """Return the samples, with answers of the target unless the data's own are to be learnt."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
@@ -124,7 +173,7 @@ def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Repo
         max_num_seqs=256 if settings.device == "cuda" else 16,
     )
     prompts = cut_prompts(samples, num_tokens=settings.prompt_tokens, room=max(limit - answers.max_tokens, 1))
-    return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter)
+    return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
 
 
 def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
@@ -146,7 +195,13 @@ def _learn(job: _Job) -> Evaluation:
         _compile(job.method, job.target)
     learnt, held_out = _make_sources(job)
     return TrainingRun(
-        job.method, job.settings, learnt=learnt, held_out=held_out, folder=job.folder, reporter=job.reporter
+        job.method,
+        job.settings,
+        learnt=learnt,
+        held_out=held_out,
+        folder=job.folder,
+        reporter=job.reporter,
+        ranks=job.ranks,
     ).run()
 
 
@@ -162,6 +217,7 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
     """Return where batches to learn and held-out ones come from."""
     settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
     assert batch_tokens is not None
+    assert settings.accumulate is not None
     order = Order(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
     held_out = Order(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
     online = OnlineStates(job.target, job.method.taps)
@@ -176,7 +232,7 @@ def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
     layers = "-".join(map(str, job.method.taps)) or "final"
     folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learnt, job.target, job.method.taps, folder, job.reporter)
+    write_states(job.learnt, job.target, job.method.taps, folder, job.reporter, job.ranks)
     return DiskStates(job.learnt, job.target, job.method.taps, folder)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, StorageError
 from draftwise.machine.files import replacing, write_whole
 from draftwise.runs.row_files import RowFile
 
@@ -21,9 +22,11 @@ class RunFolder:
 
     Args:
         out: the drafter's folder; the run's own is `training` in it.
+        writes: whether this process writes; the others of a run only read.
     """
 
-    def __init__(self, out: str | Path) -> None:
+    def __init__(self, out: str | Path, *, writes: bool = True) -> None:
+        self._writes = writes
         self.out = Path(out)
         self.path = self.out / "training"
         self.log = self.path / "log.jsonl"
@@ -70,25 +73,41 @@ class RunFolder:
                     where=str(self.out),
                     fix="Give the same settings to resume it, or another --out.",
                 )
-        write_whole(self._settings, json.dumps(settings, indent=2) + "\n")
+        self._write(self._settings, json.dumps(settings, indent=2) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: a reader finds the old one or the new one."""
-        with replacing(self._checkpoint) as partial:
-            torch.save(dict(state), partial)
+        """Write a checkpoint atomically: a reader finds the old one or the new one.
+
+        Raises:
+            StorageError: there is no room; the old one is kept.
+        """
+        if not self._writes:
+            return
+        try:
+            with replacing(self._checkpoint) as partial:
+                torch.save(dict(state), partial)
+        except (OSError, RuntimeError) as error:  # torch's writer says the latter of a full disk
+            free = shutil.disk_usage(self.path).free
+            why = getattr(error, "strerror", None) or f"{free / 1e6:.0f} MB are free"
+            raise StorageError(
+                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({why}); the one before is "
+                "kept. Make room there, and give the same command to resume the run."
+            ) from None
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint's state; None if there is none. Log rows after it are dropped."""
         if not self._checkpoint.exists():
-            write_whole(self.log, "")
+            self._write(self.log, "")
             return None
         state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
         kept = [row for row in self.rows() if row["step"] <= state["step"]]
-        write_whole(self.log, "".join(json.dumps(row) + "\n" for row in kept))
+        self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
         return state
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to the log."""
+        if not self._writes:
+            return
         with self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(dict(row)) + "\n")
 
@@ -98,4 +117,9 @@ class RunFolder:
 
     def finish(self) -> None:
         """Remove the checkpoint: the run is over."""
-        self._checkpoint.unlink(missing_ok=True)
+        if self._writes:
+            self._checkpoint.unlink(missing_ok=True)
+
+    def _write(self, file: Path, text: str) -> None:
+        if self._writes:
+            write_whole(file, text)

@@ -72,8 +72,8 @@ class TrainSettings:
     """Folder of answers and hidden states, which several runs may share; None: inside `out`."""
     steps: int = 1500
     batch_tokens: int | None = None
-    accumulate: int = 1
-    """Batches of one step."""
+    accumulate: int | None = None
+    """Batches of one step, which the ranks share; None: one for each rank."""
     optimizer: str | None = None
     lr: float | None = None
     warmup: int | None = None
@@ -84,6 +84,9 @@ class TrainSettings:
     precision: str = "auto"
     device: str = "auto"
     compile: bool | None = None
+    shard: bool | None = None
+    """Whether the ranks divide target, drafter and optimizer among them; None: if the target alone takes more than half
+    of a GPU's memory."""
     eval_every: int = 250
     save_every: int | None = None
     """Steps between checkpoints, in addition to those by time."""
@@ -105,27 +108,62 @@ class TrainSettings:
         if findings:
             raise InvalidSetup(findings)
 
-    def resolve(self, *, learning_rate: float) -> TrainSettings:
+    def find_device(self) -> str:
+        """Return `cpu` or `cuda`.
+
+        Raises:
+            InvalidSetup: it is not available.
+        """
+        there = torch.cuda.is_available()
+        if self.device == "cuda" and not there:
+            raise InvalidSetup(_error("device", "is cuda, which this machine or torch does not have.", "Use cpu."))
+        return ("cuda" if there else "cpu") if self.device == "auto" else self.device
+
+    def check_gpus(self, asked: int) -> None:
+        """Make sure that there are as many GPUs as are asked for; on the CPU any number of processes may run.
+
+        Raises:
+            InvalidSetup: there are fewer.
+        """
+        there = torch.cuda.device_count()
+        if asked < 1:
+            raise InvalidSetup(_error("gpus", f"must be at least 1, got {asked}."))
+        if asked > there and self.device != "cpu":
+            fix = f"Use --gpus {there}." if there else "Leave it out, or use --device cpu for processes without a GPU."
+            raise InvalidSetup(_error("gpus", f"asks for {asked} GPUs, and this machine has {there}.", fix))
+
+    def resolve(self, *, learning_rate: float, num_ranks: int = 1, target_bytes: int = 0) -> TrainSettings:
         """Return the settings with every None resolved.
 
         Args:
             learning_rate: the method's own.
+            num_ranks: processes that train together.
+            target_bytes: of the target's weights.
 
         Raises:
-            InvalidSetup: the device or the optimizer is not available.
+            InvalidSetup: the device or the optimizer is not available, or the ranks cannot share a step evenly.
         """
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise InvalidSetup(_error("device", "is cuda, which this machine or torch does not have.", "Use cpu."))
-        has_muon = hasattr(torch.optim, "Muon")
+        device = self.find_device()
+        accumulate = num_ranks if self.accumulate is None else self.accumulate
+        if accumulate % num_ranks:
+            fix = f"Use a multiple of {num_ranks}."
+            message = f"is {accumulate}: {num_ranks} processes cannot share as many batches evenly."
+            raise InvalidSetup(_error("accumulate", message, fix))
+        shard = num_ranks > 1 and (_is_large(target_bytes, device) if self.shard is None else self.shard)
+        if shard and self.hidden_states == "disk":
+            fix = "Use --hidden-states online, or --no-shard."
+            raise InvalidSetup(_error("hidden_states", "is disk, for which each GPU needs the whole target.", fix))
+        has_muon = hasattr(torch.optim, "Muon") and not shard
+        if self.optimizer == "muon" and shard:
+            raise InvalidSetup(_error("optimizer", "is muon, which needs whole matrices.", "Use adamw with --shard."))
         if self.optimizer == "muon" and not has_muon:
             fix = "Use adamw, or torch 2.9 or newer."
             raise InvalidSetup(_error("optimizer", "is muon, which this torch does not have.", fix))
         return dataclasses.replace(
             self,
             device=device,
+            accumulate=accumulate,
+            shard=shard,
             precision=_PRECISION[device] if self.precision == "auto" else self.precision,
             batch_tokens=self.batch_tokens or _BATCH_TOKENS[device],
             optimizer=self.optimizer or ("muon" if has_muon else "adamw"),
@@ -137,9 +175,13 @@ class TrainSettings:
     def fixed(self) -> dict[str, Any]:
         """Return the settings that may not change when a run is resumed, as JSON values."""
         free = {"data", "out", "cache", "device", "compile", "eval_every", "save_every", "save_minutes"}
-        free |= {"hidden_states", "target", "options"}
+        free |= {"hidden_states", "target", "options", "shard"}
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in free}
         return values | {name: _plain(value) for name, value in self.options.items()}
+
+
+def _is_large(target_bytes: int, device: str) -> bool:
+    return device == "cuda" and 2 * target_bytes > torch.cuda.get_device_properties().total_memory
 
 
 def _plain(value: Any) -> Any:

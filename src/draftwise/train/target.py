@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
@@ -41,13 +43,21 @@ class Target:
         self.dtype: torch.dtype = getattr(torch, str(named).removeprefix("torch."))
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto") -> Target:
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype = "auto",
+        *,
+        shard: bool = False,
+    ) -> Target:
         """Return the target of a Hugging Face checkpoint directory.
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
             device: of its weights.
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
+            shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
 
         Raises:
             InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
@@ -56,8 +66,16 @@ class Target:
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
         model_class = _import_model_class()
         model = model_class.from_pretrained(str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
-        model = model.to(device).eval().requires_grad_(False)
+        model = model.eval().requires_grad_(False)
+        for layer in model.model.layers if shard else ():
+            fully_shard(layer)
+        model = model.to(device)
         return cls(model, checkpoint.path, checkpoint.config)
+
+    def count_bytes(self) -> int:
+        """Return the bytes of the weights that this process keeps."""
+        parts = (each.to_local() if isinstance(each, DTensor) else each for each in self.model.parameters())
+        return sum(each.nbytes for each in parts)
 
     @property
     def hidden_size(self) -> int:

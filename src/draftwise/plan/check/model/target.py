@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.facts.methods import find_method
@@ -24,6 +25,8 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 _MISTRAL_FILE = "params.json"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_GGUF_ALWAYS_READ = ("llama", "qwen2")
+"""What transformers read before the oldest release of vLLM that is judged."""
 _QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
 
@@ -33,6 +36,7 @@ def read_target(context: Context) -> Step[Model | None]:
         yield from _find_unread(context)
         return None
     yield from _find_format(context, context.target)
+    yield from _find_gguf(context, context.target)
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
         return None
@@ -54,6 +58,11 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     name = context.setup.target
     for fault in context.faults:
         if name and fault.where in (name, str(Path(name)), str(Path(name, "config.json"))):
+            if is_gguf(name) and fault.code.startswith("unsupported-"):
+                what = f"{fault.message} Whether vLLM loads it is therefore not known here."
+                fix = "Try it with the server's own vLLM, or serve the model's own checkpoint."
+                yield from context.rules.ruling("gguf-not-read-here", what, where="target", fix=fix)
+                return
             yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
     yield from context.rules.ruling(
@@ -74,6 +83,32 @@ def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
             where="config_format",
             fix="Leave it out: the format is found by the file that is there.",
         )
+
+
+def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
+    if target.file is None:
+        return
+    if target.model_type not in _GGUF_ALWAYS_READ:
+        yield from context.rules.ruling(
+            "gguf-architecture-unread",
+            f"Whether vLLM reads GGUF files of {target.model_type} depends on the server's transformers, which is not "
+            "known here.",
+            where="target",
+            fix="Install transformers 4.54 or newer beside vLLM, or serve the model's own checkpoint.",
+        )
+    yield from context.rules.ruling(
+        "gguf-needs-plugin",
+        "vLLM loads this GGUF file only with vllm-gguf-plugin, on CUDA or ROCm, and whether the server has it is not "
+        "known here.",
+        where="target",
+        fix="Run `pip install vllm-gguf-plugin` there, serve the model's own checkpoint, or use `draftwise serve`.",
+    )
+    yield from context.rules.ruling(
+        "gguf-experimental",
+        "vLLM calls its support of GGUF files highly experimental and under-optimized.",
+        where="target",
+        fix="Give --tokenizer with the base model's, as vLLM recommends.",
+    )
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:

@@ -1,0 +1,116 @@
+"""The processes that train one drafter together, one for each GPU of a host, through torch.distributed.
+
+Each rank computes its share of the batches of a step with its own copy of the target; gradients are summed (DDP), or
+summed and divided among the ranks together with parameters and optimizer (FSDP2).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["ALONE", "Ranks", "is_launched", "joined"]
+
+_Item = TypeVar("_Item")
+_TIMEOUT = timedelta(hours=2)
+"""How long a rank waits for the others: one may answer longer prompts. Of one that died the launcher knows at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process's place among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes files and shows the progress."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[_Item]) -> list[_Item]:
+        """Return this rank's part of what is to be done: every `size`-th item."""
+        return list(islice(items, self.rank, None, self.size))
+
+    def gather(self, value: _Item) -> list[_Item]:
+        """Return every rank's value, in the order of the ranks; all of them must call it."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        """Return when all ranks have come here."""
+        self.gather(None)
+
+    def spread(self, module: nn.Module, *, shard: bool) -> nn.Module:
+        """Return a module whose gradients are averaged over the ranks; with `shard` each keeps a part of it only."""
+        if self.size == 1:
+            return module
+        if shard:
+            # Kept whole between forward and backward pass: what is saved is gradients, optimizer and master weights.
+            fully_shard(module, reshard_after_forward=False)
+            return module
+        # Graphs are compiled for a drafter's parts, and torch would split them at the edges of DDP's buckets.
+        torch._dynamo.config.optimize_ddp = False
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13 renames the first option
+            return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def summing(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
+        """Say whether the gradients of a pass are shared among the ranks right after it, or once later ones came."""
+        if self.size == 1:
+            return nullcontext()
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return nullcontext() if now else module.no_sync()
+        module.set_requires_gradient_sync(now)  # type: ignore[operator]  # of FSDP2
+        return nullcontext()
+
+
+ALONE = Ranks()
+"""The one process of a run that nobody launched as several."""
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun, or what stands for it, started this process."""
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """Join the processes that were launched together; without a launcher there is this one alone.
+
+    Args:
+        device: `cpu` or `cuda`; each rank gets the GPU of its number.
+
+    Raises:
+        InvalidSetup: more processes were launched than there are GPUs.
+    """
+    if not is_launched():
+        yield ALONE
+        return
+    local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if device == "cuda":
+        if size > (there := torch.cuda.device_count()):
+            raise InvalidSetup.because(
+                "too-many-processes",
+                f"{size} processes were started on this machine, and it has {there} GPUs.",
+                where="--nproc-per-node",
+                fix=f"Start {there}.",
+            )
+        torch.cuda.set_device(local)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=_TIMEOUT)
+    yield Ranks(distributed.get_rank(), distributed.get_world_size())
+    distributed.destroy_process_group()  # not after an error: the other ranks may never come to it
