@@ -57,6 +57,23 @@ def test_each_class_comes_from_what_check_says() -> None:
     assert "lm-format-enforcer" in find_policy(STRUCTURED).structured
 
 
+@pytest.mark.parametrize(("release", "is_kept"), [("0.26.0", True), ("0.32.0", True), ("0.33.0", False)])
+def test_structured_outputs_stay_away_from_ngram_gpu_until_its_masks_are_right(release: str, is_kept: bool) -> None:
+    spec = SpecConfig(method="ngram_gpu", num_speculative_tokens=3)
+    setup = replace(SETUP, spec=spec, engine_version=release, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert ("each other's grammars" in find_policy(setup).structured) == is_kept
+
+
+@pytest.mark.parametrize("to", ["compose", "systemd"])
+def test_twins_that_take_each_others_place_are_no_two_pools(to: str) -> None:
+    """Both listen on the same port of the host: a proxy in front of both needs to be told where they are."""
+    with pytest.raises(InvalidSetup) as refused:
+        deploy(make_order(SETUP), to, proxy=Wanted(kind="haproxy"))
+    assert [finding.code for finding in refused.value.findings] == ["pool-address"]
+    files = deploy(make_order(SETUP), to, proxy=Wanted(kind="haproxy", spec="a:8000", plain="b:8000")).files
+    assert "server spec a:8000" in files["haproxy.cfg"]
+
+
 def test_a_context_beyond_the_drafter_is_bounded_by_prompt_and_answer() -> None:
     policy = find_policy(SHORT_HEAD)
     assert policy.context == 2048 - 3

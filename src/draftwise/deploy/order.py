@@ -62,6 +62,8 @@ class Evidence:
     rollback: tuple[Rollback, ...] = ()
     wanted_gain: float = 0.0
     """Share by which a change has to be faster to be worth it."""
+    not_adopted: tuple[str, ...] = ()
+    """Where the run did not adopt it, a sentence each."""
     speed_ups: Mapping[str, float] = field(default_factory=dict)
     """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
     arm: str = ""

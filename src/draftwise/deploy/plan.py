@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.deploy import canary
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
+from draftwise.deploy.kserve import CANARY
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import Front, Wanted, put_in_front
+from draftwise.deploy.proxies.policy import find_policy
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import (
@@ -32,9 +34,13 @@ from draftwise.deploy.render import (
 )
 from draftwise.deploy.twin import Pool
 from draftwise.deploy.validate import validate_text
+from draftwise.plan.check import check
 from draftwise.setups.write import write_json
 
-__all__ = ["TARGETS", "Target", "deploy", "fill_in"]
+__all__ = ["TARGETS", "THEN", "Target", "deploy", "fill_in", "start_twin"]
+
+THEN = " && "
+"""Between the commands of a step."""
 
 
 def _as_it_is(order: Order) -> Order:
@@ -61,6 +67,8 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    stop: str = ""
+    """The command that stops a server whose port and GPUs its twin takes; empty where both run beside each other."""
     compare: str = ""
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
@@ -181,19 +189,19 @@ TARGETS: Mapping[str, Target] = {
     ),
     "compose": Target(
         render=compose.render,
-        address="{name}:{port}",
         suffix=".yaml",
         apply="docker compose -f {file} up -d --wait",
-        remove="docker compose -f {file} down",
+        stop="docker compose -f {file} stop",
+        remove="docker compose -f {file} rm --stop --force",
         leaves="The image, and what the volumes hold: the weights of the drafter with those of the target.",
     ),
     "systemd": Target(
         render=systemd.render,
-        address="127.0.0.1:{port}",
         suffix=".service",
         lost=("device",),
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
         "sudo systemctl enable --now {name}",
+        stop="sudo systemctl stop {name}",
         remove="sudo systemctl disable --now {name} && sudo rm /etc/systemd/system/{name}.service",
         leaves="The weights in the cache of the service's user; systemd keeps the log of both units.",
     ),
@@ -230,7 +238,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = (*target.find_limits(order), *front.limits)
+    limits = (*_list_warnings(order), *target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
@@ -240,11 +248,14 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
             **{step.does: step.command for step in more.values()},
+            **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
             **_list_commands(target, record),
         },
         weights=tuple(target.describe(order)),
         limits=limits,
+        leave_off=(*order.evidence.not_adopted, *find_policy(order.setup).describe_classes()),
+        leaves=target.leaves,
         unwatched=watched.missing,
     )
     return Folder(files, limits)
@@ -288,13 +299,36 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 
-def _list_commands(target: Target, record: Record) -> dict[str, str]:
+def _list_warnings(order: Order) -> list[Finding]:
+    return [finding for finding in check(order.setup).findings if finding.severity is Severity.WARNING]
+
+
+def _offer_proxy(order: Order, to: str, target: Target) -> dict[str, str]:
+    """Return the command of a canary where the platform itself has none."""
+    places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
+    return {
+        "Try it on 10 % of the requests first: the platform has no canary of its own, a proxy in front of both twins "
+        "is one": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
+        f"--share 10{places} --out proxied"
+    }
+
+
+def start_twin(target: Target, record: Record, folder: Path = Path()) -> str:
+    """Return the command that starts the twin; a service whose port and GPUs it takes is stopped before."""
     spec, plain = record.sides["spec"], record.sides["plain"]
-    start = fill_in(target.apply, plain, record)
+    steps = [fill_in(target.stop, spec, record, folder)] if target.stop else []
+    return THEN.join([*steps, fill_in(target.apply, plain, record, folder)])
+
+
+def _list_commands(target: Target, record: Record) -> dict[str, str]:
+    spec = record.sides["spec"]
+    how = (
+        "send the traffic elsewhere, as the twin takes its place" if target.stop else "start the twin, move the traffic"
+    )
     return {
         "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
         "Start it": fill_in(target.apply, spec, record),
-        "Go back (`draftwise rollback` says it step by step): start the twin, send the traffic there, then": (
-            f"{start}\n{fill_in(target.remove, spec, record)}"
+        f"Go back (`draftwise rollback` says it step by step): {how}, then": (
+            f"{start_twin(target, record)}\n{fill_in(target.remove, spec, record)}"
         ),
     }
