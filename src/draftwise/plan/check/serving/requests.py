@@ -151,8 +151,8 @@ def _find_structured(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if resolved.async_scheduling and resolved.runner == "V1":
         yield from context.rules.ruling(
             "structured-outputs-misaligned",
-            f"With {resolved.method} and asynchronous scheduling on Model Runner V1, structured outputs that run beside "
-            "each other are held against each other's grammars: some end in errors, or are cut off.",
+            f"With {resolved.method} and asynchronous scheduling on Model Runner V1, structured outputs that run "
+            "beside each other are held against each other's grammars: some end in errors, or are cut off.",
             where=_STRUCTURED,
             fix="Use 0.33.0 or newer, send them to a server without speculation, or use the method ngram.",
             method=resolved.method,
