@@ -16,6 +16,7 @@ from draftwise.core import Baseline, Decision, Device, InvalidSetup, Run, Setup,
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
 from draftwise.deploy.files import Folder
+from draftwise.deploy.order import Scale
 from draftwise.deploy.proxies import PROXIES, Wanted
 from draftwise.facts.gpus import get_gpu
 
@@ -48,6 +49,10 @@ __all__ = ["deploy"]
 @click.option(
     "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
 )
+@click.option("--max-replicas", type=click.IntRange(min=2), metavar="N",
+              help="Write what scales both twins up to N replicas, by requests in flight (KEDA).")  # fmt: skip
+@click.option("--requests-per-replica", type=click.IntRange(min=1), metavar="N",
+              help="In flight, for which there is one  [default: as far as the run saw that it pays]")  # fmt: skip
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
 @click.option("--metrics-prefix", default="", metavar="PREFIX",
@@ -90,6 +95,8 @@ def deploy(
     mode: Mode,
     layout: str | None,
     service_account: str,
+    max_replicas: int | None,
+    requests_per_replica: int | None,
     observe: bool,
     metrics_prefix: str,
     verifier: str,
@@ -141,7 +148,7 @@ def deploy(
     )
     if to != "kserve" and platform != Platform():
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
-    platform = replace(platform, verifier=verifier)
+    platform = replace(platform, verifier=verifier, scale=_read_scale(max_replicas, requests_per_replica))
     prefix = metrics_prefix if observe else None
     proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
     folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix, proxy=proxy)
@@ -187,6 +194,14 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     known = Baseline.from_json(folder.files[BASELINE], where=BASELINE)
     baseline = record_baseline(None, list(map(take_answers, repeats)), known)
     return replace(folder, files={**folder.files, BASELINE: baseline.to_json()})
+
+
+def _read_scale(most: int | None, per_replica: int | None) -> Scale | None:
+    if most is None:
+        if per_replica is not None:
+            raise click.UsageError("--requests-per-replica says when to scale: give --max-replicas, too.")
+        return None
+    return Scale(most=most, per_replica=per_replica)
 
 
 def _find_start(given_s: float | None, path: Path | None) -> float | None:

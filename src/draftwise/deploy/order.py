@@ -24,6 +24,7 @@ __all__ = [
     "Mode",
     "Order",
     "Platform",
+    "Scale",
     "make_order",
 ]
 
@@ -115,6 +116,16 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How far a service is scaled."""
+
+    most: int
+    """Replicas."""
+    per_replica: int | None = None
+    """Requests in flight that a replica takes; None for what the run measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """What the files depend on of the platform that takes them."""
 
@@ -127,6 +138,8 @@ class Platform:
     """None to choose one."""
     verifier: str = ""
     """Image that holds draftwise; empty where there is none to run it on the platform."""
+    scale: Scale | None = None
+    """None for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.kserve import CANARY
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
+from draftwise.deploy.observe.naming import name_for
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import Front, Wanted, put_in_front
 from draftwise.deploy.proxies.policy import find_policy
@@ -32,6 +33,7 @@ from draftwise.deploy.render import (
     systemd,
     vllm_runtime,
 )
+from draftwise.deploy.scaling import scale
 from draftwise.deploy.twin import Pool
 from draftwise.deploy.validate import validate_text
 from draftwise.plan.check import check
@@ -73,6 +75,8 @@ class Target:
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
     """What stays behind on the platform after the service with speculation was taken away, a sentence."""
+    scaled: str = ""
+    """What an autoscaler of the cluster scales, as apiVersion and kind; empty where the platform does it itself."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
@@ -94,6 +98,7 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     "kubernetes": Target(
         render=kubernetes.render,
+        scaled="apps/v1 Deployment",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
@@ -152,6 +157,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "argo-rollouts": Target(
         render=rollouts.render,
+        scaled="argoproj.io/v1alpha1 Rollout",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
@@ -232,7 +238,11 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
     front = Front() if proxy is None else put_in_front(order, proxy, target.address)
-    more = {**target.write_more(sides["spec"], sides["plain"], watched), **front.steps}
+    more = {
+        **target.write_more(sides["spec"], sides["plain"], watched),
+        **_scale(order, target, metrics_prefix),
+        **front.steps,
+    }
     files |= {name: step.text for name, step in more.items()}
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
@@ -255,7 +265,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         weights=tuple(target.describe(order)),
         limits=limits,
         leave_off=(*order.evidence.not_adopted, *find_policy(order.setup).describe_classes()),
-        leaves=target.leaves,
+        leaves=f"{target.leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else target.leaves,
         unwatched=watched.missing,
     )
     return Folder(files, limits)
@@ -275,6 +285,13 @@ def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
+
+
+def _scale(order: Order, target: Target, prefix: str | None) -> Mapping[str, Step]:
+    if order.platform.scale is None:
+        return {}
+    naming = name_for(order, prefix or target.metrics_prefix)
+    return scale(order, naming, target.scaled, order.platform.scale)
 
 
 def _describe(target: Target) -> Mapping[str, str]:
