@@ -4,6 +4,7 @@ The embedded server speculates beside its plain twin, behind HAProxy; Prometheus
 Alertmanager tells, and what is told drains the canary. Skipped where the programs are not unpacked (`make e2e` does).
 """
 
+import csv
 import json
 import os
 import re
@@ -28,6 +29,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from tests.support.adopted import SPEED
+from tests.support.shares import is_share
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
@@ -128,6 +130,11 @@ class Stage:
             line.connect(str(self.folder / "haproxy.sock"))
             line.sendall(f"{command}\n".encode())
             return line.recv(1 << 16).decode()
+
+    def count_given(self) -> dict[str, int]:
+        """Return the requests that the proxy has given to each server so far."""
+        rows = csv.DictReader(self.tell_proxy("show stat -1 4 -1").lstrip("# ").splitlines())
+        return {row["svname"]: int(row["stot"]) for row in rows}
 
     def weigh(self, **weights: int) -> None:
         for name, weight in weights.items():
@@ -338,9 +345,11 @@ def test_a_canary_whose_drafter_goes_wrong_is_noticed_and_rolled_back(stage: Sta
     threads = load.start()
     try:
         stage.weigh(spec=10)
-        await_that(lambda: load.served("spec") >= 10, "requests to the canary")
-        share = load.served("spec") / (load.served("spec") + load.served("plain"))
-        assert 0.03 < share < 0.3
+        before = stage.count_given()
+        await_that(lambda: stage.count_given()["spec"] >= before["spec"] + 8, "requests to the canary")
+        after = stage.count_given()
+        given = {name: after[name] - before[name] for name in after}
+        assert is_share(given["spec"], sum(given.values()), percent=10), given
         stage.weigh(spec=100, plain=1)
         value = await_that(lambda: stage.ask(query), "enough requests for the analysis")
         assert value >= break_even
