@@ -54,6 +54,7 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
     assert found(result) == {}
     assert result.exit_code == 0
     assert "6 of 6 outputs are the plain server's." in result.stdout
+    assert "Evaluate by them on the plain server." in result.stdout
     assert "A step gave 2." in result.stdout
     assert "How the speculative config resolved is not told." in result.stdout
 
