@@ -10,7 +10,7 @@ from tests.support.made_runs import CONTEXT, arm, closed, gains, make_run, save_
 
 from draftwise.cli import main
 from draftwise.core import Arm, Setup, SpecConfig
-from draftwise.deploy import TARGETS, deploy
+from draftwise.deploy import TARGETS, Platform, deploy, read_layout
 from draftwise.report.conditions import describe_rule
 
 LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
@@ -31,6 +31,11 @@ def test_what_check_warns_of_stands_among_the_limits() -> None:
     folder = deploy(ORDER, "kubernetes")
     (warning,) = [limit for limit in folder.limits if limit.code == "cudagraph-cliff"]
     assert f"## Limits\n\n- {warning}" in folder.files["MEMO.md"]
+
+
+def test_checkpoints_are_judged_by_their_names_and_not_by_where_they_are_put() -> None:
+    memo = deploy(replace(ORDER, platform=Platform(layout=read_layout("pvc:models"))), "kserve").files["MEMO.md"]
+    assert "neither a directory here" not in memo
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -228,6 +228,8 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         InvalidSetup: a file does not start what was ordered.
     """
     target = TARGETS[to]
+    # Judged by the names of the checkpoints: where they are put, nothing is here to be looked at.
+    warned, policy = _list_warnings(order), find_policy(order.setup)
     order = target.prepare(order)
     sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
@@ -237,7 +239,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
             raise InvalidSetup(found)
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
-    front = Front() if proxy is None else put_in_front(order, proxy, target.address)
+    front = Front() if proxy is None else put_in_front(order, proxy, target.address, policy)
     more = {
         **target.write_more(sides["spec"], sides["plain"], watched),
         **_scale(order, target, metrics_prefix),
@@ -248,7 +250,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = (*_list_warnings(order), *target.find_limits(order), *front.limits)
+    limits = (*warned, *target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
@@ -264,7 +266,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         },
         weights=tuple(target.describe(order)),
         limits=limits,
-        leave_off=(*order.evidence.not_adopted, *find_policy(order.setup).describe_classes()),
+        leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
         leaves=f"{target.leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else target.leaves,
         unwatched=watched.missing,
     )
