@@ -38,6 +38,16 @@ def test_checkpoints_are_judged_by_their_names_and_not_by_where_they_are_put() -
     assert "neither a directory here" not in memo
 
 
+@pytest.mark.parametrize("to", ["kubernetes", "compose", "systemd", "kserve"])
+def test_a_directory_that_nobody_brings_is_told(to: str) -> None:
+    order = replace(
+        ORDER, setup=replace(SETUP, target="/data/llama"), platform=Platform(layout=read_layout("pvc:models"))
+    )
+    codes = [limit.code for limit in deploy(order, to).limits]
+    assert ("weights-not-brought" in codes) == (to != "kserve")
+    assert "weights-not-brought" not in [limit.code for limit in deploy(ORDER, to).limits]
+
+
 @pytest.mark.parametrize("to", TARGETS)
 def test_there_is_a_way_to_try_it_on_a_part_of_the_requests(to: str) -> None:
     folder = deploy(replace(ORDER, image=IMAGES.get(to, ORDER.image)), to)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -77,6 +77,8 @@ class Target:
     """What stays behind on the platform after the service with speculation was taken away, a sentence."""
     scaled: str = ""
     """What an autoscaler of the cluster scales, as apiVersion and kind; empty where the platform does it itself."""
+    brings_weights: bool = False
+    """Whether its files put the weights where the server looks for them."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
@@ -116,6 +118,7 @@ TARGETS: Mapping[str, Target] = {
         compare="kubectl diff -f {file}",
         leaves="The image or the claim that holds the drafter, and what a staging job copied there.",
         prepare=layouts.prepare,
+        brings_weights=True,
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
@@ -229,7 +232,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     """
     target = TARGETS[to]
     # Judged by the names of the checkpoints: where they are put, nothing is here to be looked at.
-    warned, policy = _list_warnings(order), find_policy(order.setup)
+    warned, policy = [*_list_warnings(order), *_find_unbrought(order, target)], find_policy(order.setup)
     order = target.prepare(order)
     sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
@@ -320,6 +323,22 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
 
 def _list_warnings(order: Order) -> list[Finding]:
     return [finding for finding in check(order.setup).findings if finding.severity is Severity.WARNING]
+
+
+def _find_unbrought(order: Order, target: Target) -> Iterator[Finding]:
+    """Yield the directories of this machine that a server would look for on another one."""
+    spec = order.setup.spec
+    for name in filter(None, (order.setup.target, None if spec is None else spec.model)):
+        path = Path(name)
+        if not target.brings_weights and (path.is_absolute() or path.is_dir()):
+            yield Finding(
+                code="weights-not-brought",
+                severity=Severity.WARNING,
+                message=f"{name} is a directory, and no file here brings it to where the server runs.",
+                where="model",
+                fix="Mount it there under that path, or bake it into the image, or name the checkpoint on the hub; "
+                "`--to kserve --layout` writes all of that, and `draftwise bundle` packs it.",
+            )
 
 
 def _offer_proxy(order: Order, to: str, target: Target) -> dict[str, str]:
