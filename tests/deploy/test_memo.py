@@ -1,5 +1,7 @@
 """MEMO.md: what a platform team reads of it before anything is applied."""
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,11 +51,24 @@ def test_a_directory_that_nobody_brings_is_told(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_there_is_a_way_to_try_it_on_a_part_of_the_requests(to: str) -> None:
+def test_there_is_a_way_to_try_it_on_a_part_of_the_requests(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = deploy(replace(ORDER, image=IMAGES.get(to, ORDER.image)), to)
-    offered = "--proxy haproxy --share 10" in folder.files["MEMO.md"]
-    assert offered != ("canary.yaml" in folder.files)
-    assert ("HOST:PORT" in folder.files["MEMO.md"]) == (offered and not TARGETS[to].address)
+    (command,) = re.findall(r"^draftwise (deploy .*)", folder.files["MEMO.md"], re.MULTILINE) or [""]
+    assert bool(command) != ("canary.yaml" in folder.files)
+    if command:
+        folder.write(tmp_path / "out")
+        monkeypatch.chdir(tmp_path / "out")
+        result = CliRunner().invoke(main, shlex.split(command.replace("HOST:PORT", "10.0.0.1:80")))
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / "out/proxied/haproxy.cfg").is_file()
+        assert prove_same(tmp_path / "out", tmp_path / "out/proxied")
+
+
+def prove_same(one: Path, other: Path) -> bool:
+    """Return whether two folders start the same server."""
+    return (one / "setup.json").read_bytes() == (other / "setup.json").read_bytes()
 
 
 def test_where_the_run_did_not_adopt_it_the_memo_leaves_it_off(tmp_path: Path) -> None:

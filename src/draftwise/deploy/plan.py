@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import canary
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.kserve import CANARY
+from draftwise.deploy.limits import find_limits
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.observe.naming import name_for
@@ -36,7 +37,6 @@ from draftwise.deploy.render import (
 from draftwise.deploy.scaling import scale
 from draftwise.deploy.twin import Pool
 from draftwise.deploy.validate import validate_text
-from draftwise.plan.check import check
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "THEN", "Target", "deploy", "fill_in", "start_twin"]
@@ -231,8 +231,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         InvalidSetup: a file does not start what was ordered.
     """
     target = TARGETS[to]
-    # Judged by the names of the checkpoints: where they are put, nothing is here to be looked at.
-    warned, policy = [*_list_warnings(order), *_find_unbrought(order, target)], find_policy(order.setup)
+    warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
     sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
@@ -319,26 +318,6 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
         folder: where the file lies, seen from where the command is to run.
     """
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
-
-
-def _list_warnings(order: Order) -> list[Finding]:
-    return [finding for finding in check(order.setup).findings if finding.severity is Severity.WARNING]
-
-
-def _find_unbrought(order: Order, target: Target) -> Iterator[Finding]:
-    """Yield the directories of this machine that a server would look for on another one."""
-    spec = order.setup.spec
-    for name in filter(None, (order.setup.target, None if spec is None else spec.model)):
-        path = Path(name)
-        if not target.brings_weights and (path.is_absolute() or path.is_dir()):
-            yield Finding(
-                code="weights-not-brought",
-                severity=Severity.WARNING,
-                message=f"{name} is a directory, and no file here brings it to where the server runs.",
-                where="model",
-                fix="Mount it there under that path, or bake it into the image, or name the checkpoint on the hub; "
-                "`--to kserve --layout` writes all of that, and `draftwise bundle` packs it.",
-            )
 
 
 def _offer_proxy(order: Order, to: str, target: Target) -> dict[str, str]:
