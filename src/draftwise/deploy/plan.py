@@ -13,6 +13,7 @@ from draftwise.deploy import kserve as layouts
 from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.kserve import CANARY
+from draftwise.deploy.layout import name_leftovers
 from draftwise.deploy.limits import find_limits
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
@@ -74,7 +75,8 @@ class Target:
     compare: str = ""
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
-    """What stays behind on the platform after the service with speculation was taken away, a sentence."""
+    """What stays behind on the platform after the service with speculation was taken away, a sentence; empty where that
+    depends on the layout of the weights."""
     scaled: str = ""
     """What an autoscaler of the cluster scales, as apiVersion and kind; empty where the platform does it itself."""
     brings_weights: bool = False
@@ -116,7 +118,6 @@ TARGETS: Mapping[str, Target] = {
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
-        leaves="The image or the claim that holds the drafter, and what a staging job copied there.",
         prepare=layouts.prepare,
         brings_weights=True,
         write_more=layouts.write_more,
@@ -132,7 +133,7 @@ TARGETS: Mapping[str, Target] = {
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
-        leaves="The image or the claim that holds the drafter; llm-d's scheduler and its route go with the service.",
+        leaves="Nothing of the drafter, which vLLM downloads; llm-d's scheduler and its route go with the service.",
         find_limits=layouts.warn_of_deadline,
         in_cluster=True,
     ),
@@ -269,17 +270,21 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         weights=tuple(target.describe(order)),
         limits=limits,
         leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
-        leaves=f"{target.leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else target.leaves,
+        leaves=record.leaves,
         unwatched=watched.missing,
     )
     return Folder(files, limits)
 
 
 def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
+    order = sides["spec"]
+    layout = order.platform.layout if target.brings_weights else None
+    leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
+        leaves=f"{leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else leaves,
         to=to,
-        platform_release=sides["spec"].platform.release,
-        startup_s=sides["spec"].startup_s,
+        platform_release=order.platform.release,
+        startup_s=order.startup_s,
         sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
     )
 

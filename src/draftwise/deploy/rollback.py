@@ -69,7 +69,7 @@ def plan_rollback(folder: Path) -> Rollback:
         move=move,
         moves_first=bool(target.stop),
         remove=fill_in(target.remove, spec, record, folder),
-        leaves=target.leaves,
+        leaves=record.leaves,
     )
 
 
