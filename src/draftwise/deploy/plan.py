@@ -36,7 +36,7 @@ from draftwise.deploy.render import (
     vllm_runtime,
 )
 from draftwise.deploy.scaling import scale
-from draftwise.deploy.twin import Pool
+from draftwise.deploy.twin import Pool, without_speculation
 from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
 
@@ -229,8 +229,15 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         proxy: in front of both twins; None for none.
 
     Raises:
-        InvalidSetup: a file does not start what was ordered.
+        InvalidSetup: a file does not start what was ordered, or the setup does not speculate.
     """
+    if without_speculation(order.setup) == order.setup:
+        raise InvalidSetup.because(
+            "no-twin",
+            "The setup does not speculate: its twin would be the same server, and both would take each other's pods.",
+            where="-sc",
+            fix="Give a speculative config, or the run that adopted one; --edit takes the config out of a file.",
+        )
     target = TARGETS[to]
     warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
