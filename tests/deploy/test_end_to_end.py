@@ -323,6 +323,34 @@ def read_analysis(head: Path, measured: float, pool: str) -> tuple[str, float]:
     return metric["provider"]["prometheus"]["query"].replace("{{args.canary}}", pool), float(fails[1])
 
 
+class _Quick(BaseHTTPRequestHandler):
+    """Answers at once."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("weight", "holds"), [(10, True), (20, False), (5, False)])
+def test_a_wrong_share_is_seen_in_what_the_proxy_gave(stage: Stage, weight: int, holds: bool) -> None:
+    for name in ("spec", "wrong", "plain"):
+        server = ThreadingHTTPServer(("127.0.0.1", stage.ports[name]), _Quick)
+        stage.stack.callback(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    stage.balance()
+    stage.weigh(spec=weight, plain=100 - weight)
+    before = stage.count_given()
+    for _ in range(100):
+        get(stage.url("haproxy", "/v1/models"))
+    given = {name: count - before[name] for name, count in stage.count_given().items()}
+    assert sum(given.values()) == 100
+    assert is_share(given["spec"], 100, percent=10) == holds
+
+
 def test_a_canary_whose_drafter_goes_wrong_is_noticed_and_rolled_back(stage: Stage, tmp_path: Path) -> None:
     head = tmp_path / "eagle3"
     shutil.copytree(BUNDLE / "eagle3", head)
