@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,16 @@ from draftwise.deploy.validate import validate
 from draftwise.deploy.verify.returned import compare_returned
 from draftwise.setups.read import SourceText
 
-__all__ = ["ApiServer", "check_all", "find_faults", "locate", "read_definitions"]
+__all__ = [
+    "ApiServer",
+    "check_all",
+    "find_faults",
+    "list_fields",
+    "list_rendered",
+    "locate",
+    "name_kind",
+    "read_definitions",
+]
 
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _KUBECONFIG = """\
@@ -53,6 +62,10 @@ _NEEDS_CORE = (
     "MutatingAdmissionPolicy"
 )
 _PATIENCE_S = 60.0
+_RELEASES = ("0.15", "0.16", "0.17", "0.20")
+"""Of KServe, which its definitions are of."""
+_CHOSEN = frozenset(["labels", "annotations", "matchLabels", "matchAnnotations"])
+"""Fields whose own fields are names that people choose."""
 
 
 def locate(source: Source, folder: Path) -> Path:
@@ -61,8 +74,15 @@ def locate(source: Source, folder: Path) -> Path:
 
 
 def read_definitions(source: Source, folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the definitions of a file, from a folder that keeps them or else from where its project has them."""
+    """Return the definitions of a file, from a folder that keeps them or else from where its project has them.
+
+    They are kept as JSON, too: megabytes of YAML take longer to read than the server takes for all that it is asked.
+    """
     file = locate(source, folder)
+    kept = file.with_suffix(".json")
+    if kept.is_file():
+        found: list[Mapping[str, Any]] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
     if not file.is_file():
         url = f"https://raw.githubusercontent.com/{source.repository}/{source.commit}/{source.path}"
         with urllib.request.urlopen(url, timeout=60) as answer:
@@ -70,7 +90,11 @@ def read_definitions(source: Source, folder: Path) -> Sequence[Mapping[str, Any]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(text)
     documents = load_documents(file.read_text(encoding="utf-8"))
-    return [each for each in documents if (each or {}).get("kind") == "CustomResourceDefinition"]
+    found = [each for each in documents if (each or {}).get("kind") == "CustomResourceDefinition"]
+    scratch = kept.with_suffix(".part")
+    scratch.write_text(json.dumps(found), encoding="utf-8")
+    scratch.replace(kept)
+    return found
 
 
 class ApiServer:
@@ -213,18 +237,23 @@ def check_all(tools: Path, folder: Path) -> dict[str, Any]:
         started = time.monotonic()
         rows: list[dict[str, Any]] = []
         asked: set[str] = set()
-        for release in ("", "0.15", "0.16", "0.17", "0.20"):
+        fields: dict[str, set[str]] = {}
+        for release in ("", *_RELEASES):
             for source in (each for each in SOURCES if each.since == release):
                 for definition in read_definitions(source, folder):
                     server.define(definition)
-            if release:
-                rows += [row for golden in make_golden(release) for row in _check_one(server, golden, asked)]
+            for golden, document in list_rendered(release, server.knows) if release else ():
+                if (text := json.dumps(document)) not in asked:
+                    asked.add(text)
+                    rows.append(_check_one(server, golden, document))
+                    fields.setdefault(name_kind(document), set()).update(list_fields(document))
         faults = [_check_fault(server, name) for name in FAULTS]
     kinds = Counter(row["kind"] for row in rows)
     return {
         "server": "k8s.io/apiextensions-apiserver, from Debian's packages",
         "documents": len(rows),
         "kinds": dict(sorted(kinds.items())),
+        "fields": {kind: sorted(each) for kind, each in sorted(fields.items())},
         "refused_or_changed": [row for row in rows if row["found"]],
         "faults": faults,
         "start_s": round(started - began, 1),
@@ -232,13 +261,36 @@ def check_all(tools: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def _check_one(server: ApiServer, golden: Golden, asked: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield what was found of each document of a file whose kind the server knows, and that it was not asked before."""
-    for document in yaml.safe_load_all(golden.text):
-        if isinstance(document, Mapping) and server.knows(document) and (text := json.dumps(document)) not in asked:
-            asked.add(text)
-            found = [*_ask(server, document), *(f"schema: {each}" for each in validate(document, golden.release))]
-            yield {"file": golden.name, "kind": document["kind"], "found": found}
+def list_fields(document: Any, path: str = "") -> Iterator[str]:
+    """Yield each field of a document with the type of its value; names that people choose are not told apart."""
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            is_chosen = path.rpartition(".")[2] in _CHOSEN
+            yield from list_fields(value, f"{path}.{'*' if is_chosen else name}".lstrip("."))
+    elif isinstance(document, list):
+        for value in document:
+            yield from list_fields(value, f"{path}[]")
+    else:
+        yield f"{path}: {type(document).__name__}"
+
+
+def list_rendered(release: str, knows: Callable[[Mapping[str, Any]], bool]) -> Iterator[tuple[Golden, dict[str, Any]]]:
+    """Yield the documents that `deploy` writes for a release of KServe, of the kinds that somebody knows."""
+    for golden in make_golden(release):
+        for document in yaml.safe_load_all(golden.text):
+            if isinstance(document, Mapping) and knows(document):
+                yield golden, dict(document)
+
+
+def _check_one(server: ApiServer, golden: Golden, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found of a document."""
+    found = [*_ask(server, document), *(f"schema: {each}" for each in validate(document, golden.release))]
+    return {"file": golden.name, "kind": document["kind"], "found": found}
+
+
+def name_kind(document: Mapping[str, Any]) -> str:
+    """Return the kind of a document with its version."""
+    return f"{document.get('apiVersion')} {document.get('kind')}"
 
 
 def _ask(server: ApiServer, document: Mapping[str, Any]) -> Iterator[str]:

@@ -113,6 +113,11 @@ SOURCES: tuple[Source, ...] = (
         path="ray-operator/config/crd/bases/ray.io_rayservices.yaml",
     ),
     Source(
+        repository="kedacore/keda",
+        commit="68a5b5028f35b22d50597c69819ab32c4e92f21a",  # v2.20.2
+        path="config/crd/bases/keda.sh_scaledobjects.yaml",
+    ),
+    Source(
         repository="kubernetes-sigs/gateway-api",
         commit="4564255ac2c35d582249b3cdf261bdf51c8bca32",
         path="config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",

@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from catalogue.api_server import check_all, find_faults, locate
+from catalogue.api_server import check_all, find_faults, list_fields, list_rendered, locate, name_kind
 from catalogue.schemas import SOURCES
 
 TOOLS = Path(os.environ.get("DRAFTWISE_TOOLS") or Path.home() / ".cache/draftwise/tools")
@@ -28,6 +30,28 @@ def test_a_real_api_server_takes_all_files_and_finds_all_faults() -> None:
 
 def test_the_committed_results_are_without_a_fault() -> None:
     assert find_faults(json.loads(RESULTS.read_text())) == []
+
+
+def is_custom(document: Mapping[str, Any]) -> bool:
+    """Return whether a document is of a kind that Kubernetes does not define itself."""
+    return "." in str(document.get("apiVersion")).partition("/")[0]
+
+
+@pytest.mark.parametrize("release", ["0.15", "0.20"])
+def test_no_field_is_written_that_a_real_server_was_not_asked_about(release: str) -> None:
+    """What it said is committed, so that this holds where no server is built."""
+    asked: dict[str, list[str]] = json.loads(RESULTS.read_text())["fields"]
+    new = {
+        f"{name_kind(document)} {field}"
+        for golden, document in list_rendered(release, is_custom)
+        for field in set(list_fields(document)) - set(asked.get(name_kind(document), ()))
+    }
+    assert new == set(), "`make apiserver` asks about what is new"
+
+
+def test_fields_are_known_by_their_path_and_type() -> None:
+    document = {"spec": {"a": [{"b": 1}, {"b": "1"}], "labels": {"x.y/z": "w"}}}
+    assert set(list_fields(document)) == {"spec.a[].b: int", "spec.a[].b: str", "spec.labels.*: str"}
 
 
 def test_what_is_passed_over_is_a_fault() -> None:

@@ -258,3 +258,42 @@ def test_a_gguf_target_is_judged_by_what_vllm_itself_loads(tmp_path):
     assert judge("qwen3", "0.9.2") == (None, {"gguf-architecture-unread", "gguf-experimental"})
     assert judge("qwen3", "0.11.0") == (True, {"gguf-experimental"})
     assert judge("gemma3", "0.20.0") == (None, {"gguf-not-read-here"})
+
+
+_TYPO = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llama}
+spec:
+  selector: {matchLabels: {app: llama}}
+  template:
+    metadata: {labels: {app: llama}}
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.26.0
+        startUpProbe: {httpGet: {path: /health, port: 8000}}
+        args: [meta-llama/Llama-3.1-8B-Instruct]
+"""
+
+
+@pytest.mark.parametrize(("typo", "codes"), [("startUpProbe", ["field-unknown"]), ("startupProbe", [])])
+def test_a_field_that_an_api_server_drops_is_a_warning(tmp_path, typo, codes):
+    """Which release takes the object is not known: what none of those known here has may be newer."""
+    (tmp_path / "llama.yaml").write_text(_TYPO.replace("startUpProbe", typo))
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "llama.yaml"), "--json"], catch_exceptions=False)
+    findings = [each for row in json.loads(result.stdout) for each in row["findings"]]
+    found = [each for each in findings if each["code"].startswith("field-")]
+    assert [each["code"] for each in found] == codes
+    assert all(each["severity"] == "warning" and "startupProbe" in each["fix"] for each in found)
+    assert result.exit_code == 0
+
+
+def test_what_was_said_already_is_not_said_again(tmp_path):
+    wrong = {"modelFormat": {"name": "vLLM"}, "storageUris": [{"uri": "hf://a/b"}]}
+    service = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": {"name": "x"},
+               "spec": {"predictor": {"model": wrong}}}  # fmt: skip
+    (tmp_path / "x.yaml").write_text(json.dumps(service))
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "x.yaml"), "--json"], catch_exceptions=False)
+    places = [each["where"] for row in json.loads(result.stdout) for each in row["findings"]]
+    assert len([each for each in places if str(each).endswith("model.storageUris")]) == 1

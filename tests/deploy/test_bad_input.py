@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftwise.cli import main
-from draftwise.core import InvalidSetup, Setup
+from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.deploy import TARGETS, deploy, make_order
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -114,7 +114,9 @@ def test_a_run_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_rendered_of_a_setup_without_secrets_has_no_value_of_one() -> None:
-    setup = Setup(target=MODEL, engine="vllm", engine_version="0.26.0")
+    setup = Setup(
+        target=MODEL, engine="vllm", engine_version="0.26.0", spec=SpecConfig(method="ngram", num_speculative_tokens=5)
+    )
     for to in TARGETS:
         for text in deploy(make_order(setup, image="registry.local/vllm:v0.26.0"), to).files.values():
             assert "api_key" not in text.lower().replace("api_key_file", "")
@@ -123,3 +125,9 @@ def test_what_is_rendered_of_a_setup_without_secrets_has_no_value_of_one() -> No
 def test_an_order_for_nothing_is_refused() -> None:
     with pytest.raises(InvalidSetup, match="release is not known"):
         make_order(Setup(target=MODEL, engine="vllm"))
+
+
+def test_a_setup_that_does_not_speculate_has_no_twin() -> None:
+    with pytest.raises(InvalidSetup) as refused:
+        deploy(make_order(Setup(target=MODEL, engine="vllm", engine_version="0.26.0")), "kubernetes")
+    assert [finding.code for finding in refused.value.findings] == ["no-twin"]

@@ -1,20 +1,27 @@
 """`baseline.json`: what a run found, beside the files that are held against it."""
 
+import json
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.gateway import running
 from tests.support.made_runs import CONTEXT, arm, closed, gains, make_run, save_run, workload
 
+from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import Arm, Baseline, Device, RollbackBasis, Setup, SpecConfig
 from draftwise.deploy import deploy, make_order
+from draftwise.deploy.files import prove
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = Setup(target=MODEL, engine="vllm", engine_version="0.26.0", device=Device(name="GPU", kind="cuda"))
 SPEC = SpecConfig(method="ngram", num_speculative_tokens=3)
+CANARY = FakeScript(
+    first_token_s=0.001, step_s=0.0002, model=MODEL, version={"version": "0.26.0"}, k=3, accepted=(3, 1, 0)
+)
 
 
 @pytest.fixture
@@ -70,3 +77,52 @@ def test_what_nobody_measured_is_said_to_be_missing() -> None:
     found = Baseline.from_json(folder.files["baseline.json"], where="baseline.json")
     assert found.expected is None
     assert len(found.missing) == 5
+
+
+def served(script: FakeScript, out: Path, *more: str) -> tuple[int, str, str]:
+    """Deploy with a server that runs as its canary."""
+    server = FakeBackend("server", script, real_time=True)
+    with running(server):
+        words = ["deploy", MODEL, "--vllm", "0.26.0", "-sc", SPEC.to_json(), "--to", "compose", "--out", str(out)]
+        result = CliRunner().invoke(main, [*words, "--probe", server.url, *more])
+        if result.exit_code:
+            return result.exit_code, result.stderr, ""
+        watch = [
+            "watch",
+            server.url,
+            "--baseline",
+            str(out / "baseline.json"),
+            "--probe",
+            "--interval",
+            "0.2",
+            "--json",
+        ]
+        return result.exit_code, result.stdout, CliRunner().invoke(main, watch, catch_exceptions=False).stdout
+
+
+def test_a_running_canary_answers_the_probe_and_watch_compares_with_that(tmp_path: Path) -> None:
+    code, told, watched = served(CANARY, tmp_path / "out")
+    assert code == 0, told
+    found = Baseline.from_json((tmp_path / "out/baseline.json").read_text(), where="baseline.json")
+    assert len({answer.prompt_id for answer in found.probe}) == 24
+    assert found.probe_null == 0
+    assert len(found.missing) == 4
+    assert found.setup_sha256 == sha256((tmp_path / "out/setup.json").read_bytes()).hexdigest()
+    (probe,) = [each for each in json.loads(watched)["findings"] if each["code"].startswith("probe")]
+    assert probe["code"] == "probe-same"
+    assert list(prove(tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (replace(CANARY, model="other"), "serves 'other'"),
+        (replace(CANARY, version={"version": "0.27.0"}), "Release 0.27.0 runs"),
+        (replace(CANARY, k=0, accepted=()), "The server counted no draft"),
+    ],
+)
+def test_a_server_of_another_setup_is_no_canary(script: FakeScript, words: str, tmp_path: Path) -> None:
+    code, told, _ = served(script, tmp_path / "out")
+    assert code == 1
+    assert words in told
+    assert not (tmp_path / "out").exists()

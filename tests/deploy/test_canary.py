@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.adopted import IMAGES, ORDER, SETUP
+from tests.support.adopted import IMAGES, ORDER, SETUP, limits_of
 
 from draftwise.deploy import Folder, Platform, deploy, make_order
 from draftwise.deploy.order import Order
@@ -113,9 +113,9 @@ def test_the_operator_of_the_production_stack_is_told_what_it_would_turn_off() -
     folder = deploy(ORDER, "vllmruntime")
     config = documents(folder, "spec.yaml")[0]["spec"]["vllmConfig"]
     assert (config["v1"], config["enablePrefixCaching"], config["enableChunkedPrefill"]) == (True, True, True)
-    assert [each.code for each in folder.limits] == ["program-fixed"]
+    assert [each.code for each in limits_of(folder)] == ["program-fixed"]
     slow = deploy(replace(ORDER, image="lmcache/vllm-openai:v0.26.0", startup_s=3000), "vllmruntime")
-    assert [each.code for each in slow.limits] == ["progress-deadline-fixed"]
+    assert [each.code for each in limits_of(slow)] == ["progress-deadline-fixed"]
 
 
 RAY = IMAGES["ray-serve"]

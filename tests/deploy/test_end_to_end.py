@@ -4,6 +4,7 @@ The embedded server speculates beside its plain twin, behind HAProxy; Prometheus
 Alertmanager tells, and what is told drains the canary. Skipped where the programs are not unpacked (`make e2e` does).
 """
 
+import csv
 import json
 import os
 import re
@@ -28,6 +29,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from tests.support.adopted import SPEED
+from tests.support.shares import is_share
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
@@ -128,6 +130,11 @@ class Stage:
             line.connect(str(self.folder / "haproxy.sock"))
             line.sendall(f"{command}\n".encode())
             return line.recv(1 << 16).decode()
+
+    def count_given(self) -> dict[str, int]:
+        """Return the requests that the proxy has given to each server so far."""
+        rows = csv.DictReader(self.tell_proxy("show stat -1 4 -1").lstrip("# ").splitlines())
+        return {row["svname"]: int(row["stot"]) for row in rows}
 
     def weigh(self, **weights: int) -> None:
         for name, weight in weights.items():
@@ -316,6 +323,34 @@ def read_analysis(head: Path, measured: float, pool: str) -> tuple[str, float]:
     return metric["provider"]["prometheus"]["query"].replace("{{args.canary}}", pool), float(fails[1])
 
 
+class _Quick(BaseHTTPRequestHandler):
+    """Answers at once."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("weight", "holds"), [(10, True), (20, False), (5, False)])
+def test_a_wrong_share_is_seen_in_what_the_proxy_gave(stage: Stage, weight: int, holds: bool) -> None:
+    for name in ("spec", "wrong", "plain"):
+        server = ThreadingHTTPServer(("127.0.0.1", stage.ports[name]), _Quick)
+        stage.stack.callback(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    stage.balance()
+    stage.weigh(spec=weight, plain=100 - weight)
+    before = stage.count_given()
+    for _ in range(100):
+        get(stage.url("haproxy", "/v1/models"))
+    given = {name: count - before[name] for name, count in stage.count_given().items()}
+    assert sum(given.values()) == 100
+    assert is_share(given["spec"], 100, percent=10) == holds
+
+
 def test_a_canary_whose_drafter_goes_wrong_is_noticed_and_rolled_back(stage: Stage, tmp_path: Path) -> None:
     head = tmp_path / "eagle3"
     shutil.copytree(BUNDLE / "eagle3", head)
@@ -338,9 +373,11 @@ def test_a_canary_whose_drafter_goes_wrong_is_noticed_and_rolled_back(stage: Sta
     threads = load.start()
     try:
         stage.weigh(spec=10)
-        await_that(lambda: load.served("spec") >= 10, "requests to the canary")
-        share = load.served("spec") / (load.served("spec") + load.served("plain"))
-        assert 0.03 < share < 0.3
+        before = stage.count_given()
+        await_that(lambda: stage.count_given()["spec"] >= before["spec"] + 8, "requests to the canary")
+        after = stage.count_given()
+        given = {name: after[name] - before[name] for name in after}
+        assert is_share(given["spec"], sum(given.values()), percent=10), given
         stage.weigh(spec=100, plain=1)
         value = await_that(lambda: stage.ask(query), "enough requests for the analysis")
         assert value >= break_even

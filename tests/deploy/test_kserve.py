@@ -1,12 +1,14 @@
 """KServe: every layout starts what was ordered, is what the release takes, and is left by one element."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.version import Version
 from tests.deploy.test_render import SETUP
+from tests.support.adopted import limits_of
 from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
@@ -14,6 +16,7 @@ from draftwise.deploy import Folder, Mode, Order, Platform, deploy, make_order, 
 from draftwise.deploy.kserve import prepare
 from draftwise.deploy.layout import Layout
 from draftwise.deploy.read_back import compare_setups
+from draftwise.deploy.rollback import plan_rollback
 from draftwise.deploy.validate import validate
 from draftwise.setups.read import SourceText, read_setups
 from draftwise.setups.read.manifests.admission import find_refusals
@@ -87,6 +90,22 @@ def test_arguments_name_directories_that_the_layout_fills(layout: str) -> None:
     assert f"--served-model-name={SETUP.target}" in args  # clients go on as before
 
 
+@pytest.mark.parametrize(
+    ("layout", "left"),
+    [
+        ("storage-uris", "Nothing: every start downloads"),
+        ("modelcar:registry.local/llama:1", "The drafter's layer /mnt/models/yuhuili/EAGLE3"),
+        ("pvc:models", "The drafter's directory /mnt/models/yuhuili/EAGLE3-LLaMA3.1-Instruct-8B on the claim models"),
+        ("mixed:models", "Nothing of the drafter"),
+    ],
+)
+def test_what_going_back_leaves_behind_is_that_of_the_layout(layout: str, left: str, tmp_path: Path) -> None:
+    folder = files_of(HEAD, layout=layout)
+    assert f"## What going back leaves behind\n\n- {left}" in folder.files["MEMO.md"]
+    folder.write(tmp_path / "out")
+    assert plan_rollback(tmp_path / "out").leaves.startswith(left)
+
+
 def test_a_layout_is_chosen_and_its_alternatives_are_named() -> None:
     assert service_of(files_of(SETUP))["spec"]["predictor"]["model"]["storageUri"] == f"hf://{SETUP.target}"
     folder = files_of(HEAD)
@@ -131,11 +150,11 @@ def test_modes_have_the_names_of_the_release(release: str, mode: Mode, name: str
 
 
 def test_a_long_start_is_granted_by_knative_and_told_for_standard() -> None:
-    assert files_of(SETUP, start_s=200).limits == ()
-    (limit,) = files_of(SETUP, start_s=431).limits
+    assert limits_of(files_of(SETUP, start_s=200)) == []
+    (limit,) = limits_of(files_of(SETUP, start_s=431))
     assert limit.code == "progress-deadline-fixed"
     folder = files_of(SETUP, start_s=431, mode="Knative")
-    assert folder.limits == ()
+    assert limits_of(folder) == []
     predictor = service_of(folder)["spec"]["predictor"]
     assert predictor["annotations"] == {"serving.knative.dev/progress-deadline": "710s"}
     (container,) = next(yaml.safe_load_all(folder.files["spec.yaml"]))["spec"]["containers"]
@@ -144,7 +163,7 @@ def test_a_long_start_is_granted_by_knative_and_told_for_standard() -> None:
 
 
 def test_what_knative_has_to_allow_is_told() -> None:
-    (limit,) = files_of(HEAD, layout="mixed:models", mode="Knative").limits
+    (limit,) = limits_of(files_of(HEAD, layout="mixed:models", mode="Knative"))
     assert limit.code == "knative-features"
     assert "persistent-volume-claim" in limit.message
 
@@ -194,7 +213,7 @@ def test_revisions_are_those_of_the_setup() -> None:
 def test_a_directory_of_the_operators_is_left_to_them() -> None:
     folder = files_of(replace(SETUP, target="/srv/llama"), layout="pvc:models")
     assert "stage-job.yaml" not in folder.files
-    assert [limit.code for limit in folder.limits] == ["stage-by-hand"]
+    assert [limit.code for limit in limits_of(folder)] == ["stage-by-hand"]
 
 
 def test_accounts_are_named_and_no_secret_is_written() -> None:

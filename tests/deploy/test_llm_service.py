@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.deploy.test_kserve import EAGLE, HEAD
 from tests.deploy.test_render import NGRAM, SETUP
+from tests.support.adopted import limits_of
 
 from draftwise.core import InvalidSetup, Setup
 from draftwise.deploy import deploy, make_order
@@ -50,4 +51,4 @@ def test_a_directory_is_refused() -> None:
 def test_gpus_are_given_as_parallelism_and_long_starts_are_told() -> None:
     folder = deploy(make_order(SETUP), "llminferenceservice")
     assert yaml.safe_load(folder.files["spec.yaml"])["spec"]["parallelism"] == {"tensor": 2}
-    assert [limit.code for limit in folder.limits] == ["progress-deadline-fixed"]
+    assert [limit.code for limit in limits_of(folder)] == ["progress-deadline-fixed"]

@@ -10,16 +10,16 @@ from draftwise.core import Setup
 from draftwise.deploy import deploy, make_order
 
 
-def model_of(setup: Setup) -> dict[str, Any]:
+def model_of(setup: Setup, file: str = "spec.yaml") -> dict[str, Any]:
     files = deploy(make_order(setup), "production-stack").files
-    (model,) = yaml.safe_load(files["spec.yaml"])["servingEngineSpec"]["modelSpec"]
+    (model,) = yaml.safe_load(files[file])["servingEngineSpec"]["modelSpec"]
     return dict(model)
 
 
 def test_the_config_is_one_argument_and_the_way_back_leaves_it_out() -> None:
     args = model_of(SETUP)["vllmConfig"]["extraArgs"]
     assert args[-1] == '--speculative-config={"method":"ngram","num_speculative_tokens":5}'
-    assert model_of(replace(SETUP, spec=None))["vllmConfig"]["extraArgs"] == args[:-1]
+    assert model_of(SETUP, "plain.yaml")["vllmConfig"]["extraArgs"] == args[:-1]
 
 
 def test_prefixes_are_cached_as_vllm_does_unless_the_setup_says_otherwise() -> None:

@@ -182,3 +182,20 @@ def test_nor_do_those_of_other_hardware(hardware: tuple[str, ...]) -> None:
 
 def test_numbers_of_the_same_setup_stay() -> None:
     assert ADOPTED.carry_over(SETUP, SETUP, hardware=("NVIDIA H200, 143771 MiB",)) is ADOPTED
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_schedule_is_served_as_it_was_decided(to: str) -> None:
+    """Every file is read back; where a schedule cannot be said, it is refused and not left out."""
+    schedule = [[1, 16, 5], [17, 64, 2]]
+    spec = SpecConfig(
+        method="ngram", num_speculative_tokens=5, options={"num_speculative_tokens_per_batch_size": schedule}
+    )
+    order = make_order(replace(SETUP, engine_version="0.33.0", spec=spec), image=IMAGES.get(to, ""))
+    if to == "llminferenceservice":
+        with pytest.raises(InvalidSetup) as refused:
+            deploy(order, to)
+        assert [finding.code for finding in refused.value.findings] == ["config-not-spelled"]
+    else:
+        text = deploy(order, to).files[f"spec{TARGETS[to].suffix}"]
+        assert to == "ray-serve" or "[[1,16,5],[17,64,2]]" in text.replace("\\", "")

@@ -10,6 +10,7 @@ from tests.support.gateway import Gateway, running
 
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
+from draftwise.core import Baseline
 
 LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -53,6 +54,7 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
     assert found(result) == {}
     assert result.exit_code == 0
     assert "6 of 6 outputs are the plain server's." in result.stdout
+    assert "Evaluate by them on the plain server." in result.stdout
     assert "A step gave 2." in result.stdout
     assert "How the speculative config resolved is not told." in result.stdout
 
@@ -105,6 +107,28 @@ def test_a_drafter_that_got_worse_is_found_by_what_the_probe_saw_before(tmp_path
     worse = look_at(tmp_path, replace(SPEC, accepted=(1, 1, 0)), "--expected", "2.3")
     assert set(found(worse)) == {"fewer-tokens-per-step"}
     assert worse.exit_code == 1
+
+
+def test_a_drafter_that_changed_is_found_by_what_it_answered_before(tmp_path: Path) -> None:
+    """One prompt in three takes another step: no mean of tokens per step shows that."""
+    baseline = tmp_path / "baseline.json"
+    server = FakeBackend("server", SPEC, real_time=True)
+    with running(server):
+        words = ["watch", server.url, "--record-baseline", str(baseline), "--interval", "0.2"]
+        assert CliRunner().invoke(main, words, catch_exceptions=False).exit_code == 0
+    asked = ("--baseline", str(baseline), "--prompts", "24")
+    assert found(look_at(tmp_path, SPEC, *asked)) == {}
+    worse = look_at(tmp_path, replace(SPEC, accepted=(3, 1, 0, 3, 1, 0, 3, 0, 0)), *asked)
+    assert set(found(worse)) == {"probe-differs"}
+    assert worse.exit_code == 1
+
+
+def test_a_baseline_without_a_probe_says_nothing(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(Baseline(setup_sha256="").to_json())
+    result = look_at(tmp_path, SPEC, "--baseline", str(baseline))
+    assert result.exit_code == 2
+    assert "--baseline has no probe" in result.stderr
 
 
 def test_one_changed_token_is_found_and_a_tie_is_excused(tmp_path: Path) -> None:

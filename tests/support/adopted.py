@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from draftwise.core import ClosedLoop, Condition, Device, Relation, Rollback, RollbackBasis, Setup, SpecConfig
-from draftwise.deploy import Evidence, make_order
+from draftwise.core import ClosedLoop, Condition, Device, Finding, Relation, Rollback, RollbackBasis, Setup, SpecConfig
+from draftwise.deploy import Evidence, Folder, make_order
+from draftwise.facts.rules import all_rules
 from tests.support.production import BREAK_EVEN, CROSSOVER, MEASURED
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -40,3 +41,8 @@ EVIDENCE = Evidence(run="2026-11-22", headline=FOUND, rollback=(SPEED, LOAD), wa
 ORDER = make_order(SETUP, evidence=EVIDENCE)
 IMAGES = {"ray-serve": "rayproject/ray-llm:2.60.0-py311-cu128"}
 """Where vLLM's own image does not do."""
+
+
+def limits_of(folder: Folder) -> list[Finding]:
+    """Return what the platform does not grant, without what `check` warns of on every platform."""
+    return [limit for limit in folder.limits if limit.code not in all_rules() and limit.code != "target-not-here"]

@@ -8,6 +8,7 @@ from typing import get_args
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy import TARGETS, Mode, Platform, deploy, read_layout
+from draftwise.deploy.order import Scale
 from tests.support.adopted import IMAGES, ORDER
 
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")
@@ -38,7 +39,7 @@ def make_golden(release: str) -> Iterator[Golden]:
 
 def _list_platforms(to: str, release: str) -> Iterator[Platform]:
     if to != "kserve":
-        yield Platform()
+        yield Platform(scale=Scale(most=4, per_replica=64) if TARGETS[to].scaled else None)
         return
     for mode in get_args(Mode):
         for layout in LAYOUTS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from datetime import datetime, timedelta
+from itertools import pairwise, takewhile
 from typing import Any
 
 from draftwise.facts.startup_log import read_log_facts
 
-__all__ = ["StartupLog", "find_root_cause", "is_port_taken"]
+__all__ = ["StartupLog", "find_root_cause", "find_start_s", "is_port_taken"]
 
 _FIELD = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,)]+)")
 _RENAMED = {"num_spec_tokens": "num_speculative_tokens"}
@@ -85,6 +86,23 @@ def find_root_cause(lines: Sequence[str]) -> str | None:
 def is_port_taken(lines: Iterable[str]) -> bool:
     """Return whether something else listens where it wanted to."""
     return any(read_log_facts().port_taken.search(line) for line in lines)
+
+
+def find_start_s(lines: Sequence[str]) -> float | None:
+    """Return the seconds from a log's first line to the one before it says that it answers; None where it does not.
+
+    Lines have no year: one that is earlier than the first is of the next. What comes before the first line, such as
+    importing vLLM, is not in it.
+    """
+    facts = read_log_facts()
+    ready = facts.phases[-1].pattern
+    before = list(takewhile(lambda line: not ready.search(line), lines))
+    stamps = [found[1] for line in before if (found := facts.stamp.search(line))]
+    if len(before) == len(lines) or not stamps:
+        return None
+    first, last = (datetime.strptime(f"2000-{stamp}", "%Y-%m-%d %H:%M:%S") for stamp in (stamps[0], stamps[-1]))
+    year = timedelta(days=366 if last < first else 0)
+    return (last + year - first).total_seconds()
 
 
 def _with_detail(texts: Sequence[str], number: int) -> str:

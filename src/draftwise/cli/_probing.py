@@ -17,7 +17,7 @@ from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
 
-__all__ = ["ask", "load_prompts", "probe_servers", "record"]
+__all__ = ["ask", "ask_again", "load_prompts", "probe_servers", "record"]
 
 _BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
 _REPEATS = 4
@@ -63,7 +63,7 @@ async def record(
         StorageError: the file cannot be written.
     """
     try:
-        repeats = [take_answers(await ask(url, workloads, headers)) for _ in range(_REPEATS)]
+        repeats = [take_answers(each) for each in await ask_again(url, workloads, headers)]
     except BackendError as error:
         return unread(url, error)
     baseline = record_baseline(window, repeats, known)
@@ -76,6 +76,11 @@ async def record(
     null = 100 * (baseline.probe_null or 0)
     text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
     return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
+
+
+async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[Probed]:
+    """Return what a server answers each time, of as many times as tell what changes without a cause."""
+    return [await ask(url, workloads, headers) for _ in range(_REPEATS)]
 
 
 async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:

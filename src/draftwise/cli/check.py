@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import click
 
 from draftwise.cli._findings import Judged, fail_option, has_failed, quiet_line, shape_options, show_as
 from draftwise.cli._setups import Sources, find_sources, nearest_option, open_release, setup_command, tell_skipped
+from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import Report, judge
-from draftwise.setups.read import Reading
+from draftwise.setups.read import Reading, SourceText
 
 __all__ = ["check"]
 
@@ -95,5 +98,29 @@ def _judge(
         judged += (Judged(where=each.where, report=judge(each)) for each in found.readings)
         if number == 0:
             judged += (Judged(where=name, report=report) for name, report in found.unread)
+            judged += _judge_objects(sources.texts, judged)
             tell_skipped(found, verbose=verbose)
     return judged
+
+
+def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judged]) -> Iterator[Judged]:
+    """Yield what an API server would refuse or drop of objects, where nothing was said of it yet.
+
+    All of it is a warning: which release of Kubernetes or of a project takes the objects is not known here.
+    """
+    said = " ".join(finding.where or "" for each in judged for finding in each.report.findings)
+    for text in texts:
+        if "apiVersion" in text.text and (text.is_chosen or text.may_start_vllm):
+            found = [each for each in _find_refused(text) if (each.where or "").rpartition(" ")[2] not in said]
+            if found:
+                from draftwise.deploy.verify.manifests import report_of
+
+                yield Judged(where=text.name, report=report_of(*found), verdict="may not be taken whole")
+
+
+def _find_refused(text: SourceText) -> Iterator[Finding]:
+    from draftwise.deploy.validate import validate_text
+
+    with suppress(InvalidSetup):  # no YAML: that is said by whoever reads it
+        for finding in validate_text(text.text, name=text.name):
+            yield replace(finding, severity=Severity.WARNING)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
 from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
-from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
+from draftwise.core import Baseline, Decision, Device, InvalidSetup, Run, Setup, Severity, Verdict
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
+from draftwise.deploy.files import Folder
+from draftwise.deploy.order import Scale
 from draftwise.deploy.proxies import PROXIES, Wanted
 from draftwise.facts.gpus import get_gpu
 
@@ -35,6 +37,8 @@ __all__ = ["deploy"]
 @click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
+@click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
+              help="Instead: what vLLM logged in such a start, until it answered.")  # fmt: skip
 @click.option(
     "--kserve", "kserve_release", default="", metavar="VERSION", help="Release of KServe  [default: the newest known]"
 )
@@ -45,6 +49,10 @@ __all__ = ["deploy"]
 @click.option(
     "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
 )
+@click.option("--max-replicas", type=click.IntRange(min=2), metavar="N",
+              help="Write what scales both twins up to N replicas, by requests in flight (KEDA).")  # fmt: skip
+@click.option("--requests-per-replica", type=click.IntRange(min=1), metavar="N",
+              help="In flight, for which there is one  [default: as far as the run saw that it pays]")  # fmt: skip
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
 @click.option("--metrics-prefix", default="", metavar="PREFIX",
@@ -57,6 +65,12 @@ __all__ = ["deploy"]
               help="Of the proxy's requests, for the pool that speculates.")  # fmt: skip
 @click.option("--spec-address", default="", metavar="HOST:PORT", help="Where the proxy reaches that pool.")
 @click.option("--plain-address", default="", metavar="HOST:PORT", help="And its twin  [default: the platform's names]")
+@click.option("--probe", "canary", metavar="URL",
+              help="A server of this setup that runs: its answers to a few prompts go into baseline.json.")  # fmt: skip
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
+              help="Sent to that URL; ${VARIABLE} is replaced.")  # fmt: skip
+@click.option("--api-key-env", "key_variables", multiple=True, metavar="NAME",
+              help="Variable that holds the key of that URL.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -76,10 +90,13 @@ def deploy(
     image: str,
     gpu: str | None,
     cold_start_s: float | None,
+    start_log: Path | None,
     kserve_release: str,
     mode: Mode,
     layout: str | None,
     service_account: str,
+    max_replicas: int | None,
+    requests_per_replica: int | None,
     observe: bool,
     metrics_prefix: str,
     verifier: str,
@@ -87,7 +104,9 @@ def deploy(
     share: int,
     spec_address: str,
     plain_address: str,
+    canary: str | None,
     as_json: bool,
+    **access: Any,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
 
@@ -119,7 +138,8 @@ def deploy(
         return
     if to is None or out is None:
         raise click.UsageError("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
-    order = make_order(setup, name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
+    start_s = _find_start(cold_start_s, start_log)
+    order = make_order(setup, name=name, image=image, cold_start_s=start_s, evidence=evidence)
     platform = Platform(
         release=kserve_release,
         mode=mode,
@@ -128,10 +148,12 @@ def deploy(
     )
     if to != "kserve" and platform != Platform():
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
-    platform = replace(platform, verifier=verifier)
+    platform = replace(platform, verifier=verifier, scale=_read_scale(max_replicas, requests_per_replica))
     prefix = metrics_prefix if observe else None
     proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
     folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix, proxy=proxy)
+    if canary is not None:
+        folder = _add_probe(folder, setup, canary, access)
     folder.write(out)
     if as_json:
         click.echo(
@@ -150,6 +172,57 @@ def deploy(
         click.echo(f"{limit.severity} {limit.code}: {limit}")
     for gap in order.evidence.unmeasured:
         click.echo(f"not measured: {gap}")
+
+
+def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]) -> Folder:
+    """Return the folder with what a server that runs the setup answers to the probe in its baseline."""
+    import asyncio
+
+    from draftwise.backends.probed import ProbedPair
+    from draftwise.cli._access import read_headers
+    from draftwise.cli._probing import ask_again, load_prompts
+    from draftwise.deploy.record import BASELINE
+    from draftwise.deploy.verify.server import verify_server
+    from draftwise.watch.fingerprint import take_answers
+    from draftwise.watch.recording import record_baseline
+
+    headers = {each.name: each.value for each in read_headers(access)}
+    repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
+    found = verify_server(setup, ProbedPair(server=repeats[0]), where=url)
+    if errors := [each for each in found if each.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    known = Baseline.from_json(folder.files[BASELINE], where=BASELINE)
+    baseline = record_baseline(None, list(map(take_answers, repeats)), known)
+    return replace(folder, files={**folder.files, BASELINE: baseline.to_json()})
+
+
+def _read_scale(most: int | None, per_replica: int | None) -> Scale | None:
+    if most is None:
+        if per_replica is not None:
+            raise click.UsageError("--requests-per-replica says when to scale: give --max-replicas, too.")
+        return None
+    return Scale(most=most, per_replica=per_replica)
+
+
+def _find_start(given_s: float | None, path: Path | None) -> float | None:
+    """Return the seconds that a cold start takes: as given, or by the log of one; None where nobody says."""
+    if path is None:
+        return given_s
+    if given_s is not None:
+        raise click.UsageError("--cold-start-s and --start-log say the same: give one of them.")
+    from draftwise.backends.vllm_log import find_start_s
+    from draftwise.setups.read import find_texts
+
+    (source,) = find_texts(path)
+    seconds = find_start_s(source.text.splitlines())
+    if not seconds:
+        raise InvalidSetup.because(
+            "start-not-told",
+            f"{path} does not tell how long the start took: it lacks times, or the line that the server answers.",
+            where="--start-log",
+            fix="Give the log of vllm serve from its first line to `Application startup complete`, or --cold-start-s.",
+        )
+    return seconds
 
 
 def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, writes: bool, as_json: bool) -> None:
@@ -221,6 +294,7 @@ def _read_run(
         headline=describe_decision(decision),
         rollback=rules,
         wanted_gain=found.thresholds.margin,
+        not_adopted=tuple(_list_not_adopted(decision, name)),
         speed_ups=_find_speed_ups(decision, name),
         arm=name,
         plain_arm=decision.baseline,
@@ -238,6 +312,20 @@ def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:
     found = [each for each in decision.comparisons if each.candidate == candidate and each.workload != ALL]
     found.sort(key=lambda each: each.condition.place or ("", 0.0))
     return {each.workload: each.speedup.value for each in found if each.condition.temperature == 0}
+
+
+def _list_not_adopted(decision: Decision, candidate: str) -> Iterator[str]:
+    """Yield where the run does not say that a candidate pays."""
+    from draftwise.decide.comparison.cell import ALL
+    from draftwise.report.units import describe_load
+
+    for each in decision.comparisons:
+        if each.candidate == candidate and each.workload != ALL and each.verdict is not Verdict.ADOPT:
+            at = f" at temperature {each.condition.temperature:g}" if each.condition.temperature else ""
+            yield (
+                f"Traffic like {each.workload}{at}, {describe_load(each.condition)}: the run says {each.verdict} "
+                f"({each.speedup.value:.2f}x)."
+            )
 
 
 def _find_adopted(decision: Decision, path: Path) -> str:

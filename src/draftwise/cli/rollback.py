@@ -24,8 +24,11 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
     """Print how a deployment goes back to its twin without speculation, or do it.
 
     DIR is a folder that `draftwise deploy` wrote. The twin is started beside the service, the traffic is moved (by
-    you), and only then is the service taken away: so no request is lost. Without options the commands are printed;
-    --apply and --remove run theirs through kubectl, docker or systemctl after a question.
+    you), and only then is the service taken away: so no request is lost. With compose and systemd both need the same
+    port and GPUs: there the traffic is moved first, and the service stopped before its twin starts.
+
+    Without options the commands are printed; --apply and --remove run theirs through kubectl, docker or systemctl after
+    a question.
 
     \b
     Examples:
@@ -43,9 +46,11 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
         if way.compare:
             run(way.compare, may_be=(0, 1))
         click.echo(way.difference)
+        if way.moves_first:
+            click.echo(way.move)
         _ask(f"Run: {way.start}", yes=yes)
         run(way.start)
-        click.echo(f"{way.commit}\n{way.move}")
+        click.echo(way.commit if way.moves_first else f"{way.commit}\n{way.move}")
     if removes:
         _ask(f"Run: {way.remove}", yes=yes)
         run(way.remove)
@@ -53,8 +58,9 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
 
 
 def _tell(way: Rollback) -> None:
-    steps = [("See what changes", way.compare), ("Start the twin", way.start), (way.commit, ""), (way.move, ""),
-             ("Take the service with speculation away", way.remove)]  # fmt: skip
+    start = [("Start the twin", way.start), (way.commit, "")]
+    start.insert(0 if way.moves_first else len(start), (way.move, ""))
+    steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]
     shown = [(text, command) for text, command in steps if command or text.endswith(".")]
     for number, (text, command) in enumerate(shown, start=1):
         click.echo(f"# {number}. {text}" + (f"\n{command}" if command else ""))

@@ -27,6 +27,8 @@ __all__ = ["verify"]
 @click.option("--against", metavar="URL", help="A server without speculation: are the outputs of SOURCE its own?")
 @click.option("--expected", type=click.FloatRange(min=1), metavar="TOKENS",
               help="Tokens per step that this very probe saw before; fewer are an error.")  # fmt: skip
+@click.option("--baseline", "baseline_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="With what it answered to this probe before: are engine and drafter the same?")  # fmt: skip
 @click.option("--prompts", "num_prompts", type=click.IntRange(3, 60), default=24, show_default=True, metavar="N",
               help="Of the probe, 64 output tokens each, at temperature 0.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
@@ -65,6 +67,7 @@ def verify(
       draftwise verify deploy/
       draftwise verify my-manifest.yaml --setup deploy/setup.json --format sarif > verify.sarif
       draftwise verify http://llama-canary:8000 --setup deploy/setup.json --against http://llama-plain:8000
+      draftwise verify http://llama:8000 --setup deploy/setup.json --baseline deploy/baseline.json
       kubectl logs deployment/llama | draftwise verify --log - --setup deploy/setup.json
       kubectl get pods -l app.kubernetes.io/name=llama -o yaml | draftwise verify --kubectl - --setup deploy/setup.json
       kubectl apply --dry-run=server -o json -f deploy/spec.yaml | draftwise verify deploy/spec.yaml --returned -
@@ -120,14 +123,23 @@ def _probe(url: str, setup: Setup, given: Mapping[str, Any]) -> Judged:
 
     from draftwise.backends.url import UrlBackend
     from draftwise.cli._access import read_headers
+    from draftwise.cli._baseline import read_baseline
     from draftwise.deploy.verify.server import verify_server
     from draftwise.measure.probe import load_probe, probe
+    from draftwise.watch.fingerprint import judge_probe
 
+    known = None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
+    if known is not None and not known.probe:
+        raise click.UsageError(
+            "--baseline has no probe: `draftwise deploy --probe` or `watch --record-baseline` adds it."
+        )
     headers = {each.name: each.value for each in read_headers(given)}
     server = UrlBackend("server", url, headers=headers)
     plain = None if given["against"] is None else UrlBackend("plain", given["against"], headers=headers)
     probed = asyncio.run(probe(server, plain, load_probe(given["num_prompts"]), salt=secrets.token_hex(4)))
-    findings = verify_server(setup, probed, where=url, expected=given["expected"])
+    findings = [*verify_server(setup, probed, where=url, expected=given["expected"])]
+    if known is not None:
+        findings.append(judge_probe(probed.server, known, where=url)[0])
     return _say(url, report_of(*findings, setup=setup), "as it was ordered, as far as it can be seen")
 
 

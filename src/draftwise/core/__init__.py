@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
+    from draftwise.core.baseline import NO_PROBE, Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
+    "NO_PROBE",
     "Acceptance",
     "AcceptanceAtK",
     "Answer",
@@ -151,7 +152,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "baseline": "Baseline Expected ProbeAnswer",
+    "baseline": "NO_PROBE Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",

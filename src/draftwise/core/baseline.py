@@ -14,7 +14,10 @@ from draftwise.core.load import Condition
 from draftwise.core.run import Counters
 from draftwise.core.stats import SpecStats
 
-__all__ = ["Baseline", "Expected", "ProbeAnswer"]
+__all__ = ["NO_PROBE", "Baseline", "Expected", "ProbeAnswer"]
+
+NO_PROBE = "What it answers to the probe, and how much that changes by itself: it was not asked."
+"""Of `Baseline.missing`, where there is no probe."""
 
 _FORMAT = "draftwise-baseline"
 _VERSION = 1

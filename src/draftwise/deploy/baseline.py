@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import sha256
 
-from draftwise.core import Baseline, Decision, Expected
+from draftwise.core import NO_PROBE, Baseline, Decision, Expected
 from draftwise.deploy.observe.promise import find_strictest
 from draftwise.deploy.order import Evidence
 
@@ -52,5 +52,5 @@ def _list_missing(evidence: Evidence) -> Iterator[str]:
         yield "How long a step takes: no run had it under a fixed number of streams, for this model, release and GPU."
     if not evidence.rollback:
         yield "When to go back: no run adopted it for this model, release and GPU."
-    yield "What it answers to the probe, and how much that changes by itself: it was not running yet."
+    yield NO_PROBE
     yield "What each hour of the week expects: that takes three weeks of its own traffic."

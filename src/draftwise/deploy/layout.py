@@ -26,6 +26,7 @@ __all__ = [
     "is_directory",
     "name_directory",
     "name_layout",
+    "name_leftovers",
     "name_upstream",
     "place",
     "read_layout",
@@ -49,6 +50,15 @@ LAYOUTS: Mapping[Kind, str] = {
     "pvc": "one claim that the replicas share, filled once by a Job",
     "mixed": "the target on a claim, the drafter downloaded from the hub: the large one is staged once",
 }
+
+_LEFTOVERS: Mapping[Kind, str] = {
+    "one": "Nothing: there are no weights but the target's.",
+    "storage-uris": "Nothing: every start downloads what it loads.",
+    "modelcar": "The drafter's layer {directory} in the image {store}, in the registry and in the caches of nodes.",
+    "pvc": "The drafter's directory {directory} on the claim {store}, and the Job that copied it.",
+    "mixed": "Nothing of the drafter, which was downloaded; the target stays on the claim {store}.",
+}
+"""What stays behind after going back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +116,17 @@ class Placement:
     """And one for the drafter's."""
     staged: tuple[Checkpoint, ...] = ()
     """What has to be put into the image or onto the claim."""
+
+
+def name_leftovers(layout: Layout, setup: Setup) -> str:
+    """Return what stays behind of a layout after going back, a sentence.
+
+    Args:
+        layout: of the weights.
+        setup: as it is served.
+    """
+    drafter = find_drafter(setup)
+    return _LEFTOVERS[layout.kind if drafter else "one"].format(directory=drafter, store=layout.store)
 
 
 def read_layout(text: str) -> Layout:

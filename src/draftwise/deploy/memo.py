@@ -20,6 +20,8 @@ def write_memo(
     apply: Mapping[str, str],
     weights: Sequence[str] = (),
     limits: Sequence[Finding] = (),
+    leave_off: Sequence[str] = (),
+    leaves: str = "",
     unwatched: Sequence[str] = (),
 ) -> str:
     """Return the memo as Markdown.
@@ -30,6 +32,8 @@ def write_memo(
         apply: the commands by what they do.
         weights: where the server finds its weights, and where else they could lie, a sentence each.
         limits: what the platform does not grant.
+        leave_off: where speculation does not belong, a sentence each.
+        leaves: what stays behind after going back, a sentence.
         unwatched: what no rule watches, a sentence each.
     """
     return "\n".join(
@@ -39,7 +43,9 @@ def write_memo(
             _list_points("Where the weights lie", weights),
             _list_commands(apply),
             _list_points("Limits", map(str, limits)),
+            _list_points("Where to leave it off", leave_off),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
+            _list_points("What going back leaves behind", [leaves] if leaves else []),
             _list_points("Not watched", unwatched),
             _list_points("Not measured", order.evidence.unmeasured),
             ("",),

@@ -24,6 +24,7 @@ __all__ = [
     "Mode",
     "Order",
     "Platform",
+    "Scale",
     "make_order",
 ]
 
@@ -62,6 +63,8 @@ class Evidence:
     rollback: tuple[Rollback, ...] = ()
     wanted_gain: float = 0.0
     """Share by which a change has to be faster to be worth it."""
+    not_adopted: tuple[str, ...] = ()
+    """Where the run did not adopt it, a sentence each."""
     speed_ups: Mapping[str, float] = field(default_factory=dict)
     """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
     arm: str = ""
@@ -113,6 +116,16 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How far a service is scaled."""
+
+    most: int
+    """Replicas."""
+    per_replica: int | None = None
+    """Requests in flight that a replica takes; None for what the run measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """What the files depend on of the platform that takes them."""
 
@@ -125,6 +138,8 @@ class Platform:
     """None to choose one."""
     verifier: str = ""
     """Image that holds draftwise; empty where there is none to run it on the platform."""
+    scale: Scale | None = None
+    """None for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

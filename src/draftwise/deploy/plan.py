@@ -12,10 +12,15 @@ from draftwise.deploy import canary
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
+from draftwise.deploy.kserve import CANARY
+from draftwise.deploy.layout import name_leftovers
+from draftwise.deploy.limits import find_limits
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
+from draftwise.deploy.observe.naming import name_for
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import Front, Wanted, put_in_front
+from draftwise.deploy.proxies.policy import find_policy
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import (
@@ -30,11 +35,15 @@ from draftwise.deploy.render import (
     systemd,
     vllm_runtime,
 )
-from draftwise.deploy.twin import Pool
+from draftwise.deploy.scaling import scale
+from draftwise.deploy.twin import Pool, without_speculation
 from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
 
-__all__ = ["TARGETS", "Target", "deploy", "fill_in"]
+__all__ = ["TARGETS", "THEN", "Target", "deploy", "fill_in", "start_twin"]
+
+THEN = " && "
+"""Between the commands of a step."""
 
 
 def _as_it_is(order: Order) -> Order:
@@ -61,10 +70,17 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    stop: str = ""
+    """The command that stops a server whose port and GPUs its twin takes; empty where both run beside each other."""
     compare: str = ""
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
-    """What stays behind on the platform after the service with speculation was taken away, a sentence."""
+    """What stays behind on the platform after the service with speculation was taken away, a sentence; empty where that
+    depends on the layout of the weights."""
+    scaled: str = ""
+    """What an autoscaler of the cluster scales, as apiVersion and kind; empty where the platform does it itself."""
+    brings_weights: bool = False
+    """Whether its files put the weights where the server looks for them."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
@@ -86,6 +102,7 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     "kubernetes": Target(
         render=kubernetes.render,
+        scaled="apps/v1 Deployment",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
@@ -101,8 +118,8 @@ TARGETS: Mapping[str, Target] = {
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
-        leaves="The image or the claim that holds the drafter, and what a staging job copied there.",
         prepare=layouts.prepare,
+        brings_weights=True,
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
@@ -116,7 +133,7 @@ TARGETS: Mapping[str, Target] = {
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
-        leaves="The image or the claim that holds the drafter; llm-d's scheduler and its route go with the service.",
+        leaves="Nothing of the drafter, which vLLM downloads; llm-d's scheduler and its route go with the service.",
         find_limits=layouts.warn_of_deadline,
         in_cluster=True,
     ),
@@ -144,6 +161,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "argo-rollouts": Target(
         render=rollouts.render,
+        scaled="argoproj.io/v1alpha1 Rollout",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
@@ -181,19 +199,19 @@ TARGETS: Mapping[str, Target] = {
     ),
     "compose": Target(
         render=compose.render,
-        address="{name}:{port}",
         suffix=".yaml",
         apply="docker compose -f {file} up -d --wait",
-        remove="docker compose -f {file} down",
+        stop="docker compose -f {file} stop",
+        remove="docker compose -f {file} rm --stop --force",
         leaves="The image, and what the volumes hold: the weights of the drafter with those of the target.",
     ),
     "systemd": Target(
         render=systemd.render,
-        address="127.0.0.1:{port}",
         suffix=".service",
         lost=("device",),
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
         "sudo systemctl enable --now {name}",
+        stop="sudo systemctl stop {name}",
         remove="sudo systemctl disable --now {name} && sudo rm /etc/systemd/system/{name}.service",
         leaves="The weights in the cache of the service's user; systemd keeps the log of both units.",
     ),
@@ -211,9 +229,17 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         proxy: in front of both twins; None for none.
 
     Raises:
-        InvalidSetup: a file does not start what was ordered.
+        InvalidSetup: a file does not start what was ordered, or the setup does not speculate.
     """
+    if without_speculation(order.setup) == order.setup:
+        raise InvalidSetup.because(
+            "no-twin",
+            "The setup does not speculate: its twin would be the same server, and both would take each other's pods.",
+            where="-sc",
+            fix="Give a speculative config, or the run that adopted one; --edit takes the config out of a file.",
+        )
     target = TARGETS[to]
+    warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
     sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
@@ -223,14 +249,18 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
             raise InvalidSetup(found)
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
-    front = Front() if proxy is None else put_in_front(order, proxy, target.address)
-    more = {**target.write_more(sides["spec"], sides["plain"], watched), **front.steps}
+    front = Front() if proxy is None else put_in_front(order, proxy, target.address, policy)
+    more = {
+        **target.write_more(sides["spec"], sides["plain"], watched),
+        **_scale(order, target, metrics_prefix),
+        **front.steps,
+    }
     files |= {name: step.text for name, step in more.items()}
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = (*target.find_limits(order), *front.limits)
+    limits = (*warned, *target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
@@ -240,21 +270,28 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
             **{step.does: step.command for step in more.values()},
+            **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
             **_list_commands(target, record),
         },
         weights=tuple(target.describe(order)),
         limits=limits,
+        leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
+        leaves=record.leaves,
         unwatched=watched.missing,
     )
     return Folder(files, limits)
 
 
 def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
+    order = sides["spec"]
+    layout = order.platform.layout if target.brings_weights else None
+    leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
+        leaves=f"{leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else leaves,
         to=to,
-        platform_release=sides["spec"].platform.release,
-        startup_s=sides["spec"].startup_s,
+        platform_release=order.platform.release,
+        startup_s=order.startup_s,
         sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
     )
 
@@ -264,6 +301,13 @@ def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
+
+
+def _scale(order: Order, target: Target, prefix: str | None) -> Mapping[str, Step]:
+    if order.platform.scale is None:
+        return {}
+    naming = name_for(order, prefix or target.metrics_prefix)
+    return scale(order, naming, target.scaled, order.platform.scale)
 
 
 def _describe(target: Target) -> Mapping[str, str]:
@@ -288,13 +332,32 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 
-def _list_commands(target: Target, record: Record) -> dict[str, str]:
+def _offer_proxy(order: Order, to: str, target: Target) -> dict[str, str]:
+    """Return the command of a canary where the platform itself has none."""
+    places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
+    return {
+        "Try it on 10 % of the requests first: the platform has no canary of its own, a proxy in front of both twins "
+        "is one": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
+        f"--share 10{places} --out proxied"
+    }
+
+
+def start_twin(target: Target, record: Record, folder: Path = Path()) -> str:
+    """Return the command that starts the twin; a service whose port and GPUs it takes is stopped before."""
     spec, plain = record.sides["spec"], record.sides["plain"]
-    start = fill_in(target.apply, plain, record)
+    steps = [fill_in(target.stop, spec, record, folder)] if target.stop else []
+    return THEN.join([*steps, fill_in(target.apply, plain, record, folder)])
+
+
+def _list_commands(target: Target, record: Record) -> dict[str, str]:
+    spec = record.sides["spec"]
+    how = (
+        "send the traffic elsewhere, as the twin takes its place" if target.stop else "start the twin, move the traffic"
+    )
     return {
         "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
         "Start it": fill_in(target.apply, spec, record),
-        "Go back (`draftwise rollback` says it step by step): start the twin, send the traffic there, then": (
-            f"{start}\n{fill_in(target.remove, spec, record)}"
+        f"Go back (`draftwise rollback` says it step by step): {how}, then": (
+            f"{start_twin(target, record)}\n{fill_in(target.remove, spec, record)}"
         ),
     }

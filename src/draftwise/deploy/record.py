@@ -37,6 +37,8 @@ class Record:
     """Of the project that defines the objects' kinds; empty for the newest that is known."""
     startup_s: int
     """How long a start may take."""
+    leaves: str
+    """What stays behind after the service with speculation was taken away, a sentence."""
     sides: Mapping[Pool, Side]
 
 
@@ -44,6 +46,7 @@ def write_record(record: Record) -> str:
     """Return a record as JSON."""
     sides = {pool: asdict(side) for pool, side in record.sides.items()}
     given = {"format": 1, "to": record.to, "platform_release": record.platform_release, "startup_s": record.startup_s}
+    given["leaves"] = record.leaves
     return json.dumps(given | sides, indent=1) + "\n"
 
 
@@ -60,6 +63,7 @@ def read_record(folder: Path) -> Record:
             to=given["to"],
             platform_release=given["platform_release"],
             startup_s=int(given["startup_s"]),
+            leaves=str(given["leaves"]),
             sides=sides,
         )
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -10,12 +10,10 @@ from difflib import unified_diff
 from pathlib import Path
 
 from draftwise.core import BackendError, UnreadableSource
-from draftwise.deploy.plan import TARGETS, fill_in
+from draftwise.deploy.plan import TARGETS, THEN, fill_in, start_twin
 from draftwise.deploy.record import Record, read_record
 
 __all__ = ["Rollback", "plan_rollback", "run"]
-
-_THEN = " && "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +25,13 @@ class Rollback:
     difference: str
     """Between the files of the twins, as a unified diff."""
     start: str
-    """Starts the twin and waits until it answers."""
+    """Starts the twin and waits until it answers; where both need the same port and GPUs, stops the service before."""
     commit: str
     """Why starting it is not enough, a sentence."""
     move: str
-    """What nobody but the operator can do between the commands, a sentence."""
+    """What nobody but the operator can do, a sentence."""
+    moves_first: bool
+    """Whether that comes before the twin is started, and not after."""
     remove: str
     """Takes the service with speculation away."""
     leaves: str
@@ -53,15 +53,23 @@ def plan_rollback(folder: Path) -> Rollback:
             fix="Use the version of draftwise that wrote it.",
         )
     target, spec, plain = TARGETS[record.to], record.sides["spec"], record.sides["plain"]
+    move = f"Send the traffic of {spec.name} to {plain.name}, and wait until {spec.name} has no request in flight."
+    if target.stop:
+        move = (
+            f"Send the traffic of {spec.name} elsewhere, and wait until it has no request in flight: its twin takes "
+            f"its port and its GPUs, and nothing answers there for up to {record.startup_s} s. Where the twin runs on "
+            "another host, leave out the command that stops the service."
+        )
     return Rollback(
         compare=fill_in(target.compare, plain, record, folder),
         difference="".join(_compare(folder, record)),
-        start=fill_in(target.apply, plain, record, folder),
+        start=start_twin(target, record, folder),
         commit=f"Commit {plain.file} in the place of {spec.file} to where these files are kept: what is undone "
         "on the platform alone comes back with the next apply.",
-        move=f"Send the traffic of {spec.name} to {plain.name}, and wait until {spec.name} has no request in flight.",
+        move=move,
+        moves_first=bool(target.stop),
         remove=fill_in(target.remove, spec, record, folder),
-        leaves=target.leaves,
+        leaves=record.leaves,
     )
 
 
@@ -86,7 +94,7 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
     Raises:
         BackendError: a program is not there or fails; what follows it was not run.
     """
-    for part in command.split(_THEN):
+    for part in command.split(THEN):
         words = shlex.split(part)
         try:
             code = subprocess.run(words, check=False).returncode

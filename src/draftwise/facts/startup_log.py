@@ -32,6 +32,8 @@ class LogFacts:
     """A progress bar's percentage."""
     prefix: re.Pattern[str]
     """The part of a line before its text: process, level, time, file."""
+    stamp: re.Pattern[str]
+    """Month, day and time of a line."""
     consequences: re.Pattern[str]
     """Errors that only report the failure of another process."""
     port_taken: re.Pattern[str]
@@ -48,6 +50,7 @@ def read_log_facts() -> LogFacts:
         ),
         progress=re.compile(data["progress"]),
         prefix=re.compile(data["prefix"]),
+        stamp=re.compile(data["stamp"]),
         consequences=re.compile(data["consequences"]),
         port_taken=re.compile(data["port_taken"], re.IGNORECASE),
     )

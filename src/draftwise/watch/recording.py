@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from draftwise.core import Baseline, ClosedLoop, Condition, Expected, InvalidSetup, ProbeAnswer, Window
+from draftwise.core import NO_PROBE, Baseline, ClosedLoop, Condition, Expected, InvalidSetup, ProbeAnswer, Window
 from draftwise.watch.fingerprint import find_null
 
 __all__ = ["AS_SERVED", "record_baseline"]
@@ -40,7 +40,8 @@ def record_baseline(
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
     answers = tuple(answer for each in repeats for answer in each)
-    return replace(base, probe=answers, probe_null=find_null(repeats))
+    missing = tuple(each for each in base.missing if each != NO_PROBE)
+    return replace(base, probe=answers, probe_null=find_null(repeats), missing=missing)
 
 
 def _expect(window: Window | None) -> Expected | None:

@@ -105,6 +105,20 @@ def test_a_scenario_raises_its_alerts_and_no_other(scenario: Scenario, tmp_path:
     judge(tmp_path, series, promql_expr_test=expect(scenario.findings, minutes))
 
 
+@needs_promtool
+def test_rates_by_position_are_not_empty_as_the_form_that_guides_print_is(tmp_path: Path) -> None:
+    """One side has the label `position`, which the other one lacks: divided plainly, nothing matches."""
+    write_rules(tmp_path)
+    names = ("accepted_tokens_per_pos", "drafts")
+    printed = " / ".join(f"rate(vllm:spec_decode_num_{name}_total[5m])" for name in names)
+    series = list(write_series(SCENARIOS[0], {"model_name": MODEL}, VLLM))
+    tests = [
+        {"expr": f"count({expr})", "eval_time": "30m", "exp_samples": [{"labels": "{}", "value": 3}] if found else []}
+        for expr, found in ((printed, False), ('draftwise:position_rate:5m{pool="spec"}', True))
+    ]
+    judge(tmp_path, series, promql_expr_test=tests)
+
+
 def test_every_alert_has_its_scenario() -> None:
     told = set().union(*(scenario.findings for scenario in SCENARIOS))
     assert told == {alert.code for alert in ALERTS}

@@ -254,6 +254,8 @@ LATER = [
     ("structured-outputs-backend",
      EAGLE.but(args={"structured_outputs_config": {"backend": "lm-format-enforcer"}}),
      "0.10.2", NEWEST),
+    ("structured-outputs-misaligned",
+     Case(method="ngram_gpu", resolved={"async_scheduling": True, "runner": "V1"}), "0.18.0", "0.32.0"),
     ("logits-processors-refused", EAGLE.but(args={"logits_processors": ["package.Processor"]}), "0.11.1", NEWEST),
     # beside other features
     ("lora-with-drafts", EAGLE.but(args={"enable_lora": True}), "0.11.1", NEWEST),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from draftwise.deploy.observe.naming import Naming
+from draftwise.deploy.observe.naming import PROMETHEUS, Naming
 from draftwise.deploy.observe.promise import Promise
 from draftwise.deploy.order import Order
 from draftwise.deploy.record import SETUP
@@ -21,7 +21,6 @@ __all__ = [
     "make_setup_map",
 ]
 
-_PROMETHEUS = "http://prometheus-operated.monitoring:9090"
 _SPREAD = 3 * 0.38
 """Three coefficients of variation of a request's acceptance: that of the mean of n requests is 0.38 / sqrt(n), as
 simulated from per-prompt spreads that were seen, until the mix of traffic dominates."""
@@ -68,7 +67,7 @@ def make_analysis(order: Order, naming: Naming, promise: Promise) -> dict[str, A
             f"result[0] > {_NOT_SLOWER}",
         ),
     }
-    args = {"canary": "spec", "stable": "plain", "prometheus": _PROMETHEUS}
+    args = {"canary": "spec", "stable": "plain", "prometheus": PROMETHEUS}
     if order.platform.verifier:
         args |= {"canary-url": f"http://{order.service}", "stable-url": f"http://{order.service}-plain"}
     return {
@@ -140,7 +139,7 @@ def make_metric_template(order: Order, naming: Naming, promise: Promise) -> dict
         "kind": "MetricTemplate",
         "metadata": {"name": f"{order.service}-tokens-per-step", "annotations": dict(order.annotations)},
         "spec": {
-            "provider": {"type": "prometheus", "address": _PROMETHEUS},
+            "provider": {"type": "prometheus", "address": PROMETHEUS},
             "query": _query_tokens_per_step(naming, find_window(promise), pods),
         },
     }

@@ -11,8 +11,10 @@ from draftwise.core import InvalidSetup
 from draftwise.deploy.order import Order
 from draftwise.facts.vllm import Release, get_release
 
-__all__ = ["VLLM", "Naming", "name_for"]
+__all__ = ["PROMETHEUS", "VLLM", "Naming", "name_for"]
 
+PROMETHEUS = "http://prometheus-operated.monitoring:9090"
+"""Where the operator's Prometheus is reached inside of a cluster, unless it was installed otherwise."""
 VLLM = "vllm:"
 """How vLLM's own /metrics begins its names; Ray's exporter writes `ray_vllm_`."""
 _PREFIX = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)

@@ -19,7 +19,7 @@ _BYTES_PER_TOKEN = 3
 """Of a request's body: English text has more than four, and JSON around it more; an estimate, as proxies do not count
 tokens."""
 _TOOLS = "short-lookup-with-tools"
-_STRUCTURED = ("structured-outputs-backend", "requests-refused-async")
+_STRUCTURED = ("structured-outputs-backend", "structured-outputs-misaligned", "requests-refused-async")
 _STRUCTURED_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Beside `response_format`, which may also ask for plain text."""
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words")
@@ -65,6 +65,10 @@ class Policy:
     def describe(self) -> Iterator[str]:
         """Yield each class of requests that goes to the plain pool, and why, a sentence each."""
         yield f"Requests with the header `{POOL_HEADER}: plain`."
+        yield from self.describe_classes()
+
+    def describe_classes(self) -> Iterator[str]:
+        """Yield the classes that a request is in by what it asks for."""
         yield from (f"Requests with {name}: {why}" for name, why in self.parameters.items())
         if self.structured:
             yield f"Requests with structured outputs: {self.structured}"

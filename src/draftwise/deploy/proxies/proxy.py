@@ -10,7 +10,7 @@ from draftwise.deploy.files import Step
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import cluster, envoy, haproxy
 from draftwise.deploy.proxies.classes import judge_split
-from draftwise.deploy.proxies.policy import POOL_HEADER, Policy, find_policy
+from draftwise.deploy.proxies.policy import POOL_HEADER, Policy
 from draftwise.deploy.proxies.pools import Pools
 
 __all__ = ["PROXIES", "Front", "Wanted", "put_in_front"]
@@ -87,18 +87,19 @@ PROXIES: Mapping[str, _Proxy] = {
 }
 
 
-def put_in_front(order: Order, wanted: Wanted, address: str) -> Front:
+def put_in_front(order: Order, wanted: Wanted, address: str, policy: Policy) -> Front:
     """Return the proxy's file with its commands, and what it does not do.
 
     Args:
         order: of the side that speculates.
         wanted: the proxy.
         address: what the platform calls a server, with `{name}` and `{port}`; empty where that is not known.
+        policy: what goes to the plain pool.
 
     Raises:
         InvalidSetup: where the pools are is not known.
     """
-    proxy, policy, pools = PROXIES[wanted.kind], find_policy(order.setup), _find_pools(order, wanted, address)
+    proxy, pools = PROXIES[wanted.kind], _find_pools(order, wanted, address)
     step = Step(
         text=proxy.render(policy, pools),
         about=f"{wanted.kind} in front of both: {pools.share} % of the requests to the pool that speculates, and none "

@@ -47,7 +47,8 @@ def make_deployment(order: Order, selector: Mapping[str, str]) -> dict[str, Any]
         "kind": "Deployment",
         "metadata": make_metadata(order),
         "spec": {
-            "replicas": 1,
+            # An autoscaler's number would be taken back by every apply.
+            **({} if order.platform.scale else {"replicas": 1}),
             "progressDeadlineSeconds": order.startup_s + 60,
             # The old server goes on until the new one answers; that takes free GPUs for one more replica.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},

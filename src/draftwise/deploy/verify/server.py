@@ -46,6 +46,9 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     yield from _check_steps(server, where, expected)
     if probed.plain is not None:
         yield from _check_outputs(setup, probed, where)
+        if setup.spec is not None:
+            text = "Log-probabilities were not compared: equal outputs do not make them equal under speculation."
+            yield _finding("logprobs-drift", Severity.INFO, text, where, "Evaluate by them on the plain server.")
 
 
 def _get_text(server: Probed, key: str) -> str | None:

@@ -25,6 +25,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "requests-parameters-ignored": ("ignored", "A request may set these, and they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
+_STRUCTURED = "--structured-outputs-config"
 _SHORT_LOOKUP = 2
 """Shortest lookup for which users reported broken tool calls; 8 cured them."""
 
@@ -36,7 +37,7 @@ def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
         *_find_traps(context, resolved),
         *_find_defaults(context),
         *_find_parameters(context),
-        *_find_structured(context),
+        *_find_structured(context, resolved),
         *_find_processors(context, resolved),
     ]
 
@@ -146,13 +147,22 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
         )
 
 
-def _find_structured(context: Context) -> Iterator[Ruling]:
+def _find_structured(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    if resolved.async_scheduling and resolved.runner == "V1":
+        yield from context.rules.ruling(
+            "structured-outputs-misaligned",
+            f"With {resolved.method} and asynchronous scheduling on Model Runner V1, structured outputs that run "
+            "beside each other are held against each other's grammars: some end in errors, or are cut off.",
+            where=_STRUCTURED,
+            fix="Use 0.33.0 or newer, send them to a server without speculation, or use the method ngram.",
+            method=resolved.method,
+        )
     backend = context.json_object("structured_outputs_config").get("backend")
     if (backend or context.given.get("guided_decoding_backend")) == "lm-format-enforcer":
         yield from context.rules.ruling(
             "structured-outputs-backend",
             "lm-format-enforcer cannot take back drafted tokens: every request with structured outputs fails.",
-            where="--structured-outputs-config",
+            where=_STRUCTURED,
             fix="Use xgrammar or guidance.",
         )
 
