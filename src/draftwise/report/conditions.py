@@ -58,7 +58,7 @@ def describe_missing(decision: Decision) -> str:
 
 def describe_rollback(decision: Decision) -> list[str]:
     """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
-    warm = any(rule.condition.temperature for rule in decision.rollback)
+    warm = _is_warm(decision)
     groups: dict[tuple[str, str, float], dict[tuple[str, RollbackBasis], list[Rollback]]] = {}
     for rule in decision.rollback:
         signs = groups.setdefault((rule.workload, rule.arm, rule.condition.temperature), {})
@@ -68,6 +68,11 @@ def describe_rollback(decision: Decision) -> list[str]:
         f"{'; '.join(_describe_ways(signs.values()))}."
         for (workload, arm, temperature), signs in groups.items()
     ]
+
+
+def _is_warm(decision: Decision) -> bool:
+    """Return whether anything was measured at a temperature above 0, so that each statement must name its own."""
+    return any(each.condition.temperature for each in decision.comparisons)
 
 
 def _describe_ways(signs: Iterable[Sequence[Rollback]]) -> Iterator[str]:
@@ -162,7 +167,7 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 def describe_single_settings(decision: Decision) -> list[str]:
     """Return, per sweep with several bands, the one setting for all its loads, with what it loses where it does."""
-    warm = len({each.temperature for each in decision.single_settings}) > 1
+    warm = _is_warm(decision)
     return [
         f"One setting for all loads of {name_workload(each.workload)}"
         f"{f' at temperature {each.temperature:g}' if warm else ''}: "
