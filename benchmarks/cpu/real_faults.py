@@ -102,7 +102,16 @@ class Run:
         whole = ["--no-adaptive"] if self.kind == "quiet" else []
         return [
             *(sys.executable, "-m", "draftwise", "decide", "--workload", self.workload, "--concurrency", "1"),
-            *("--max-tokens", str(MAX_TOKENS), "--minutes", f"{self.minutes:g}", "--seed", str(self.seed), *prompts, *whole),
+            *(
+                "--max-tokens",
+                str(MAX_TOKENS),
+                "--minutes",
+                f"{self.minutes:g}",
+                "--seed",
+                str(self.seed),
+                *prompts,
+                *whole,
+            ),
         ]
 
 
@@ -217,9 +226,10 @@ def _execute(
     words: Sequence[str], seconds: float, environment: Mapping[str, str]
 ) -> tuple[int, str, list[tuple[float, str]]]:
     """Return exit code, output, and lines of errors with their times; a command that takes far too long is ended."""
-    with TemporaryFile("w+") as output, subprocess.Popen(
-        words, stdout=output, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with (
+        TemporaryFile("w+") as output,
+        subprocess.Popen(words, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
+    ):
         ends = [Timer(LONGEST * seconds, process.terminate), Timer(LONGEST * seconds + ENDING_S, process.kill)]
         for end in ends:
             end.start()
@@ -319,10 +329,13 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def find_truths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return by candidate and workload the ends of the interval that quiet runs give, on average."""
+    """Return by candidate and workload the ends of the interval that quiet runs give, on average.
+
+    A run on a machine that turned out not to be quiet tells no truth.
+    """
     measured: dict[tuple[str, str], list[Sequence[float]]] = {}
     for row in rows:
-        if kind_of(row) == "quiet" and "ratio" in row:
+        if kind_of(row) == "quiet" and "ratio" in row and "were disturbed" not in row["reason"]:
             measured.setdefault((row["candidate"], row["workload"]), []).append(row["ratio"])
     return {
         key: (fmean(low for low, _, _ in each), fmean(high for _, _, high in each)) for key, each in measured.items()
@@ -332,7 +345,7 @@ def find_truths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tupl
 def is_false(row: Mapping[str, Any], truths: Mapping[tuple[str, str], tuple[float, float]]) -> bool:
     """Return whether a row adopts or rejects what quiet runs do not show to be better, or worse, by the margin."""
     low, high = truths.get((row["candidate"], row["workload"]), (1.0, 1.0))
-    return row["verdict"] == "adopt" and low < 1 + MARGIN or row["verdict"] == "reject" and high > 1 - MARGIN
+    return (row["verdict"] == "adopt" and low < 1 + MARGIN) or (row["verdict"] == "reject" and high > 1 - MARGIN)
 
 
 def count(rows: Sequence[Mapping[str, Any]], truths: Mapping[tuple[str, str], tuple[float, float]]) -> dict[str, Any]:
