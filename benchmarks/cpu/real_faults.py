@@ -34,6 +34,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Thread, Timer
 from typing import Any
+from uuid import uuid4
 
 from scipy.stats import binomtest
 from suffix_vs_arctic import cpu_name
@@ -184,16 +185,17 @@ def _draw_busy(rng: random.Random, seconds: float) -> Iterator[tuple[float, floa
 def take(run: Run) -> dict[str, Any]:
     """Return the row of a run."""
     load = os.getloadavg()[0]
+    trouble = json.dumps({"run": uuid4().hex, "arm": None, **(run.server or {})})
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TROUBLED_SERVERS), os.environ.get("PYTHONPATH", "")]),
-        "DRAFTWISE_TROUBLE": json.dumps(run.server or {"arm": None}),
+        "DRAFTWISE_TROUBLE": trouble,
     }
     with TemporaryDirectory() as folder, ExitStack() as stack:
         servers = stack.enter_context(_name_servers(run, environment))
         began = time.monotonic()
         stack.enter_context(keep_busy(run.busy))
         if run.slower:
-            stack.enter_context(slow_down(run.slower, 60 * run.minutes))
+            stack.enter_context(slow_down(trouble, run.slower, 60 * run.minutes))
         words = [*run.words, *servers, "--out", str(Path(folder) / "run"), "--json"]
         code, printed, said = _execute(words, 60 * run.minutes, environment)
         seconds = round(time.monotonic() - began, 1)
@@ -284,15 +286,15 @@ def keep_busy(spells: Sequence[tuple[float, float]]) -> Iterator[None]:
 
 
 @contextmanager
-def slow_down(share: float, seconds: float) -> Iterator[None]:
-    """Let all engines stand still for a growing part of the time, as if the processor's clock fell."""
+def slow_down(trouble: str, share: float, seconds: float) -> Iterator[None]:
+    """Let the engines of a run stand still for a growing part of the time, as if the processor's clock fell."""
     over, began = Event(), time.monotonic()
 
     def follow() -> None:
         engines: list[int] = []
         for number in range(1_000_000):
             if number % 200 == 0:
-                engines = list(_find_engines())
+                engines = list(_find_engines(trouble))
             pause = PERIOD_S * share * min(1.0, (time.monotonic() - began) / seconds)
             _signal(engines, signal.SIGSTOP)
             over.wait(pause)
@@ -309,12 +311,15 @@ def slow_down(share: float, seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def _find_engines() -> Iterator[int]:
+def _find_engines(trouble: str) -> Iterator[int]:
     """Yield the processes that `troubled_servers/sitecustomize.py` has marked."""
+    marks = (b"DRAFTWISE_ENGINE_OF=", trouble.encode())
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
-            if folder.name.isdigit() and b"DRAFTWISE_ENGINE_OF=" in (folder / "environ").read_bytes():
-                yield int(folder.name)
+            if folder.name.isdigit():
+                environment = (folder / "environ").read_bytes()
+                if all(mark in environment for mark in marks):
+                    yield int(folder.name)
 
 
 def _signal(processes: Sequence[int], number: signal.Signals) -> None:

@@ -129,7 +129,8 @@ def test_trouble_reaches_the_server_of_its_arm_only(words: list[str], told: str)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_engines_stand_still_for_a_part_of_the_time_and_go_on_after_it() -> None:
-    environment = os.environ | {"DRAFTWISE_ENGINE_OF": "plain"}
+    trouble = json.dumps({"run": f"test {os.getpid()}"})
+    environment = os.environ | {"DRAFTWISE_ENGINE_OF": "plain", "DRAFTWISE_TROUBLE": trouble}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
 
         def state() -> str:
@@ -137,7 +138,7 @@ def test_engines_stand_still_for_a_part_of_the_time_and_go_on_after_it() -> None
                 return file.read().rpartition(")")[2].split()[0]
 
         seen = set()
-        with slow_down(1.0, 1e-9):
+        with slow_down(trouble, 1.0, 1e-9):
             end = time.monotonic() + 10
             while "T" not in seen and time.monotonic() < end:
                 seen.add(state())

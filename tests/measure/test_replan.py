@@ -120,16 +120,30 @@ def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> N
     tiny, omissions = fit_plan(plan, forecast, 13.0)
     assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
+    assert (tiny.repeats, len(tiny.workloads[0].prompts)) == (1, 6)
 
 
 def test_repetitions_go_before_prompts_become_few() -> None:
     """Other prompts tell more than the same ones again."""
     plan = plan_of(num_prompts=30, candidates=1, conditions=closed(1))
     forecast = forecast_of(plan)
-    for share, repeats, prompts in ((0.3, 3, 12), (0.2, 2, 12), (0.15, 2, 9)):
+    for share, repeats, prompts, gone in (
+        (0.3, 3, 12, "repetition 4"),
+        (0.2, 2, 12, "repetitions 3 to 4"),
+        (0.15, 2, 9, "repetitions 3 to 4"),
+        (0.08, 1, 9, "repetitions 2 to 4"),
+    ):
         fitted, omissions = fit_plan(plan, forecast, share * expect_seconds(plan, forecast))
         assert (fitted.repeats, len(fitted.workloads[0].prompts)) == (repeats, prompts)
-        assert [each.what for each in omissions] == ["repetition 4" if repeats == 3 else "repetitions 3 to 4"]
+        assert [each.what for each in omissions] == [gone]
+
+
+def test_where_a_repetition_is_few_blocks_there_are_two() -> None:
+    """Under load a block holds several prompts, and one server after the other answers all of them in one."""
+    for plan in (plan_of(num_prompts=30, conditions=closed(8)), plan_of(num_prompts=30, one_at_a_time=True)):
+        forecast = forecast_of(plan)
+        fitted, _ = fit_plan(plan, forecast, 0.08 * expect_seconds(plan, forecast))
+        assert fitted.repeats == 2
 
 
 def test_a_forecast_follows_the_machine() -> None:
