@@ -1,7 +1,7 @@
 """`draftwise decide` on the bundled model, with candidates that gain nothing, on machines and servers in trouble.
 
     python benchmarks/cpu/real_faults.py --quiet --runs 4      # on a machine that does nothing else: the truth
-    python benchmarks/cpu/real_faults.py --runs 24             # disturbed; one to two minutes each, kinds in turn
+    python benchmarks/cpu/real_faults.py --runs 24             # disturbed; one to three minutes each, kinds in turn
     python benchmarks/cpu/real_faults.py --runs 0              # the figures so far
 
 Every run appends a row to `--rows` when it has ended, and is drawn from its kind and number: an invocation that was cut
@@ -56,7 +56,9 @@ PAIRS = tuple(product(CANDIDATES, WORKLOADS))
 MAX_TOKENS = 64
 """Of an answer: in a minute on a busy core there is time for some prompts only."""
 QUIET_MINUTES = 3.0
-MINUTES = (0.75, 1.0, 1.25)
+SHORT = (0.75, 1.0, 1.25)
+MINUTES = (1.5, 2.0, 2.5)
+"""Of disturbed runs; those with a busy core have the short ones."""
 LONGEST = 2.0
 """Of the minutes that a run is given: one that takes longer is ended."""
 ENDING_S = 30.0
@@ -92,7 +94,7 @@ class Run:
         """Return the run of a kind and a number."""
         rng = random.Random(number if kind in ("quiet", "busy-core") else f"{kind}/{number}")
         candidate, workload = PAIRS[number % len(PAIRS)]
-        minutes = QUIET_MINUTES if kind == "quiet" else rng.choice(MINUTES)
+        minutes = QUIET_MINUTES if kind == "quiet" else rng.choice(SHORT if kind == "busy-core" else MINUTES)
         run = cls(number=number, kind=kind, candidate=candidate, workload=workload, minutes=minutes, seed=number)
         return run if kind == "quiet" else KINDS[kind](run, rng)
 
@@ -256,11 +258,16 @@ def _read_result(text: str, said: str) -> dict[str, Any]:
     try:
         (found,) = json.loads(text)["comparisons"]
     except (ValueError, KeyError):
-        return {"verdict": "no result", "reason": re.sub(r" Report: \S+", "", " ".join(said.split()))[-300:]}
+        return {"verdict": "no result", "reason": _shorten(said)}
     deciding = found["throughput"] or found["speedup"]
     return {name: found[name] for name in ("verdict", "reason", "num_prompts")} | {
         "ratio": [deciding["low"], deciding["value"], deciding["high"]]
     }
+
+
+def _shorten(said: str) -> str:
+    """Return the end of what was said, without the places of this machine."""
+    return re.sub(r" Report: \S+", "", " ".join(said.split()).replace(str(TARGET), "bundle/target"))[-300:]
 
 
 @contextmanager
@@ -355,10 +362,12 @@ def is_false(row: Mapping[str, Any], truths: Mapping[tuple[str, str], tuple[floa
 
 def count(rows: Sequence[Mapping[str, Any]], truths: Mapping[tuple[str, str], tuple[float, float]]) -> dict[str, Any]:
     """Return the figures of some disturbed runs."""
+    measured = sum("ratio" in row for row in rows)
     false = sum(is_false(row, truths) for row in rows)
-    share = binomtest(false, len(rows)).proportion_ci(0.95, "exact") if rows else None
+    share = binomtest(false, measured).proportion_ci(0.95, "exact") if measured else None
     return {
         "runs": len(rows),
+        "with_a_result": measured,
         "verdicts": dict(Counter(row["verdict"] for row in rows).most_common()),
         "false": false,
         "false_share_at_most": None if share is None else round(float(share.high), 3),
@@ -373,7 +382,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "what": "draftwise decide on the bundled model, one request at a time, with candidates that gain nothing, in "
         "trouble; margin 3 %; false: adopted or rejected where quiet runs do not show it to be right; at most: upper "
-        "end of the 95 % interval of Clopper and Pearson",
+        "end of the 95 % interval of Clopper and Pearson, of the runs with a result",
         "machines": sorted({f"{row['cpu']}, {row['date']}, draftwise {row['draftwise']}" for row in rows}),
         "truths": {f"{candidate} on {workload}": ends for (candidate, workload), ends in sorted(truths.items())},
         "quiet_runs": len(rows) - len(disturbed),

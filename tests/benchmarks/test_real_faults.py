@@ -91,7 +91,7 @@ def test_what_no_quiet_run_has_measured_counts_as_false() -> None:
 
 def test_no_false_verdict_in_few_runs_bounds_the_share_loosely() -> None:
     """1 - 0.025^(1/n), by Clopper and Pearson."""
-    few = summarise([row("inconclusive")] * 3)
+    few = summarise([*[row("inconclusive", 0.9, 1.0, 1.1)] * 3, row("no result")])
     assert few["disturbed"]["false_share_at_most"] == pytest.approx(0.708, abs=1e-3)
 
 

@@ -9,6 +9,7 @@ from draftwise.core import (
     ClosedLoop,
     Condition,
     Decision,
+    Omission,
     OpenLoop,
     Rollback,
     RollbackBasis,
@@ -23,6 +24,7 @@ from draftwise.report.units import LOAD_UNITS, count_load, format_load
 
 __all__ = [
     "describe_missing",
+    "describe_omissions",
     "describe_rollback",
     "describe_rule",
     "describe_scope",
@@ -185,13 +187,26 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 
 def describe_unmeasured(decision: Decision) -> list[str]:
     """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
-    left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
+    left_out = describe_omissions(decision.omissions)
     candidates: dict[tuple[str, str], list[str]] = {}
     for cell in decision.unmeasured:
         place = f"{cell.workload}, {cell.condition.label}"
         candidates.setdefault((place, _describe_lack(cell)), []).append(cell.candidate)
     cells = [f"{join_names(names)}, {place}: {lack}" for (place, lack), names in candidates.items()]
     return [*left_out, *cells, *_describe_leftovers(decision)]
+
+
+def describe_omissions(omissions: Sequence[Omission]) -> list[str]:
+    """Return a line per omission: what and why; candidates that were left out for the same reason share one."""
+    groups: dict[tuple[str, str], list[Omission]] = {}
+    for each in omissions:
+        groups.setdefault((each.what if each.candidate is None else "", each.reason), []).append(each)
+    return [f"{_name_omitted(each)}: {reason}" for (_, reason), each in groups.items()]
+
+
+def _name_omitted(omissions: Sequence[Omission]) -> str:
+    names = [each.candidate for each in omissions if each.candidate is not None]
+    return omissions[0].what if len(names) < 2 else f"candidates {join_names(names)}"
 
 
 def _describe_lack(cell: UnmeasuredCell) -> str:
