@@ -49,7 +49,9 @@ def test_prompts_go_before_candidates() -> None:
     plan = plan_of(candidates=2)
     fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 40.0, [("candidate 2", "slow")])
     assert (len(fitted.blocks), fitted.last, fitted.without) == (6, 2, frozenset())
-    assert [each.what for each in fitted.omissions] == ["33% of the prompts of repetition 1"]
+    (omission,) = fitted.omissions
+    assert omission.what == "40% of the prompts of repetition 1"
+    assert omission.reason == "2 repetitions take 60 s, and 40 s are left"
 
 
 def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
