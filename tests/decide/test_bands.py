@@ -109,6 +109,13 @@ def test_the_best_setting_for_all_loads_says_what_it_loses_where() -> None:
     )
 
 
+def test_beside_another_temperature_the_setting_says_which_it_is_for() -> None:
+    warm = compared(around(1.5), Condition(load=ClosedLoop(concurrency=1), temperature=0.7))
+    loads = [adopted(1), adopted(16, 1.4), rejected(64)]
+    (line,) = describe_single_settings(decision_on([*loads, warm], single_settings=single(loads)))
+    assert line.startswith("One setting for all loads of code at temperature 0: ngram k=3, 1.50x at 1,")
+
+
 def test_a_gain_that_earned_no_adoption_does_not_make_the_single_setting() -> None:
     doubtful = compared(around(3.0), Condition(load=ClosedLoop(concurrency=16)))
     (found,) = single([adopted(1, 1.2), doubtful, replace(rejected(64), speedup=around(0.5), throughput=around(0.5))])

@@ -9,13 +9,19 @@ import pytest
 from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Arm, Condition, Counters, OpenLoop, Relation, Verdict
+from draftwise.core import Arm, Condition, Counters, Omission, OpenLoop, Relation, Verdict
 from draftwise.decide.bands import find_crossovers, gather_load_points
 from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
-from draftwise.report.conditions import describe_rollback, describe_rule, describe_scope, describe_unmeasured
+from draftwise.report.conditions import (
+    describe_omissions,
+    describe_rollback,
+    describe_rule,
+    describe_scope,
+    describe_unmeasured,
+)
 from draftwise.report.promql import write_alerts
 from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
@@ -189,6 +195,17 @@ def test_nothing_measured_decides_nothing() -> None:
     decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, keep=lambda turn: turn.arm == "plain")).decision
     assert describe_decision(decision).startswith("Nothing was measured on both sides")
     assert describe_unmeasured(decision) == ["ngram k=3, code, c=1: 0 of 3 repetitions"]
+
+
+def test_candidates_left_out_for_one_reason_share_a_line() -> None:
+    time = {"reason": "it would take 9 min, and 3 min are left"}
+    names = ("eagle k=3", "mtp k=3")
+    omissions = [Omission(what=f"candidate {name}", candidate=name, **time) for name in names]
+    assert describe_omissions([Omission(what="repetition 5", **time), *omissions]) == [
+        f"repetition 5: {time['reason']}",
+        f"candidates eagle k=3 and mtp k=3: {time['reason']}",
+    ]
+    assert describe_omissions(omissions[:1]) == [f"candidate eagle k=3: {time['reason']}"]
 
 
 @pytest.mark.parametrize(("pooled", "size"), [(False, 6), (True, 3)])

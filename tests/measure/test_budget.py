@@ -171,8 +171,8 @@ def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Pat
     run = timed.run()
     assert timed.ended_s < 1.1 * BUDGET_S
     assert {each.label for each in run.conditions} < {each.label for each in conditions}
-    assert run.plan.repeats == 2
-    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: 12 prompts of each")]
+    assert ([each.label for each in run.conditions], run.plan.repeats) == (["c=1"], 1)
+    said = [line for line in timed.told if line.startswith("Left out: repetitions 2 to 5: 12 prompts of each")]
     assert len(said) == 1
     assert "Give more --minutes, or ask for less." in said[0]
 

@@ -49,7 +49,9 @@ def test_prompts_go_before_candidates() -> None:
     plan = plan_of(candidates=2)
     fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 40.0, [("candidate 2", "slow")])
     assert (len(fitted.blocks), fitted.last, fitted.without) == (6, 2, frozenset())
-    assert [each.what for each in fitted.omissions] == ["33% of the prompts of repetition 1"]
+    (omission,) = fitted.omissions
+    assert omission.what == "40% of the prompts of repetition 1"
+    assert omission.reason == "2 repetitions take 60 s, and 40 s are left"
 
 
 def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
@@ -120,16 +122,30 @@ def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> N
     tiny, omissions = fit_plan(plan, forecast, 13.0)
     assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
+    assert (tiny.repeats, len(tiny.workloads[0].prompts)) == (1, 6)
 
 
 def test_repetitions_go_before_prompts_become_few() -> None:
     """Other prompts tell more than the same ones again."""
     plan = plan_of(num_prompts=30, candidates=1, conditions=closed(1))
     forecast = forecast_of(plan)
-    for share, repeats, prompts in ((0.3, 3, 12), (0.2, 2, 12), (0.15, 2, 9)):
+    for share, repeats, prompts, gone in (
+        (0.3, 3, 12, "repetition 4"),
+        (0.2, 2, 12, "repetitions 3 to 4"),
+        (0.15, 2, 9, "repetitions 3 to 4"),
+        (0.08, 1, 9, "repetitions 2 to 4"),
+    ):
         fitted, omissions = fit_plan(plan, forecast, share * expect_seconds(plan, forecast))
         assert (fitted.repeats, len(fitted.workloads[0].prompts)) == (repeats, prompts)
-        assert [each.what for each in omissions] == ["repetition 4" if repeats == 3 else "repetitions 3 to 4"]
+        assert [each.what for each in omissions] == [gone]
+
+
+def test_where_a_repetition_is_few_blocks_there_are_two() -> None:
+    """Under load a block holds several prompts, and one server after the other answers all of them in one."""
+    for plan in (plan_of(num_prompts=30, conditions=closed(8)), plan_of(num_prompts=30, one_at_a_time=True)):
+        forecast = forecast_of(plan)
+        fitted, _ = fit_plan(plan, forecast, 0.08 * expect_seconds(plan, forecast))
+        assert fitted.repeats == 2
 
 
 def test_a_forecast_follows_the_machine() -> None:

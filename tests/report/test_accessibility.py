@@ -16,6 +16,7 @@ from draftwise.report.page_tables import tabulate_percentiles, tabulate_verdicts
 from draftwise.report.plots.conversion import LOSSES
 from draftwise.report.plots.latency import draw_distributions, draw_latency_over_load
 from draftwise.report.plots.plot_data import collect
+from draftwise.report.plots.speedups import draw_speedups
 from draftwise.report.plots.style import VERDICT_COLOURS
 from draftwise.report.svg import PALETTE, PLAIN
 
@@ -158,6 +159,18 @@ def test_a_first_token_that_comes_much_later_is_marked_where_it_occurs() -> None
     late, early = (compared(verdict=Verdict.ADOPT, ttft=around(ratio)) for ratio in (1.18, 1.05))
     marked = [row.cells[3].kind for row in tabulate_verdicts([late, early]).rows]
     assert marked == ["warning", ""]
+
+
+def test_an_interval_that_tells_nothing_does_not_squeeze_the_others() -> None:
+    each = [
+        compared(speedup=ratio)
+        for ratio in (interval(1.2, 1.5, 1.8), interval(0.02, 1.1, 60.0), interval(1.3, 1.4, 9.0))
+    ]
+    (axes,) = draw_speedups(each, 0.03).axes
+    left, right = axes.get_xlim()
+    assert (axes.get_xscale(), left > 0.5, right < 3) == ("log", True, True)
+    arrows = [line.get_marker() for line in axes.lines if line.get_marker() in ("<", ">")]
+    assert arrows == ["<", ">", ">"]
 
 
 @pytest.mark.parametrize("reading", ["ttft", "tpot", "e2e"])

@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_comparisons import adopted, around, compared, decision_on, rejected
 from tests.support.made_runs import gains, make_run
 
-from draftwise.core import Arm, Band, Scope, Verdict
+from draftwise.core import Arm, Band, Crossover, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.report.actions import describe_way_back, list_actions
 from draftwise.report.sentences import describe_decision, list_clauses
@@ -62,6 +62,20 @@ def test_a_sweep_is_told_from_the_lightest_load_to_where_it_stops_paying() -> No
         "Ngram k=3 answers code 2.12x as fast (2.08-2.16) at 1 and 1.05x (1.03-1.07) at 16 concurrent requests (20 "
         "prompts), up to 19, then plain."
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(3.9, 4.2, "the gain ends at about 4)"), (2.0, 9.0, "the gain ends at about 4, 2-9)")]
+)
+def test_a_crossover_that_is_known_to_the_request_has_no_interval(low: float, high: float, told: str) -> None:
+    place = {"workload": "code", "candidate": "ngram k=3", "temperature": 0.0, "axis": "concurrency"}
+    crossover = Crossover(**place, value=4.1, low=low, high=high, adopt_below=2)
+    decision = decision_on(
+        [adopted(2), rejected(8)],
+        bands((0, 3, "ngram k=3"), (3, float("inf"), "plain")),
+        crossovers=[crossover],
+    )
+    assert told in describe_decision(decision)
 
 
 def test_a_candidate_that_pays_under_load_only_leaves_the_light_ones_plain() -> None:

@@ -132,7 +132,7 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
 
 def show_decision(console: Console, decision: Decision, run: Run) -> None:

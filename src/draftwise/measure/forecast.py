@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
 from draftwise.runs.schedule import Turn, plan_turns
@@ -117,8 +118,9 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
 
     First every workload is cut to fewer prompts, as long as these are enough: that is a choice of the run, no
     omission. Then repetitions go, then prompts down to the fewest that decide anything, then loads, those in the middle
-    before the ends (between which a crossover can still be searched), then the last candidates, of which nothing is
-    known yet. If even the rest does not fit it is returned: the time ends it.
+    before the ends (between which a crossover can still be searched), then, with one request in flight, the second
+    repetition (fewer prompts in two of them would decide nothing), then prompts again, then the last candidates, of
+    which nothing is known yet. If even the rest does not fit it is returned: the time ends it.
     """
     fitted = _cut(plan, forecast, seconds, _ENOUGH_PROMPTS)
     reason = _say_needed(fitted, forecast, seconds)
@@ -126,25 +128,34 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
     while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
     fitted = _cut(fitted, forecast, seconds, FEWEST_PROMPTS)
-    if fitted.repeats < plan.repeats:
-        what = name_repetitions(fitted.repeats + 1, plan.repeats)
-        found.append(Omission(what=what, reason=reason, is_final=True))
-    reason, dropped = _say_needed(fitted, forecast, seconds), set[str]()
+    needed, dropped = _say_needed(fitted, forecast, seconds), set[str]()
     while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
         fitted, condition = _without_condition(fitted)
         dropped.add(condition.label)
+    if expect_seconds(fitted, forecast) > seconds and _has_a_block_for_each_prompt(fitted):
+        fitted = replace(fitted, repeats=1)
+    if fitted.repeats < plan.repeats:
+        what = name_repetitions(fitted.repeats + 1, plan.repeats)
+        found.append(Omission(what=what, reason=reason, is_final=True))
     if dropped:
         names = [condition.label for condition in plan.conditions if condition.label in dropped]
         what = f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"
-        found.append(Omission(what=what, reason=reason, is_final=True))
+        found.append(Omission(what=what, reason=needed, is_final=True))
     if expect_seconds(fitted, forecast) > seconds:
-        fitted = _cut(fitted, forecast, seconds, _LEAST_PROMPTS)
+        # All workloads together must have enough to decide.
+        least = max(_LEAST_PROMPTS, ceil(FEWEST_PROMPTS / len(fitted.workloads)))
+        fitted = _cut(fitted, forecast, seconds, least)
     while expect_seconds(fitted, forecast) > seconds and len(fitted.arms) > 2:
         name = fitted.arms[-1].name
-        found.append(Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True))
+        found.append(Omission(what=f"candidate {name}", reason=needed, candidate=name, is_final=True))
         fitted = _without_last_arm(fitted)
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
     return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
+
+
+def _has_a_block_for_each_prompt(plan: RunPlan) -> bool:
+    """Return whether a single repetition tells drift from a difference: it is as many paired blocks as prompts."""
+    return not plan.one_at_a_time and all(each.concurrency == 1 for each in plan.conditions)
 
 
 def _say_needed(plan: RunPlan, forecast: Forecast, seconds: float) -> str:

@@ -169,13 +169,16 @@ def fit_repetition(
         omissions.append(Omission(what=f"candidate {candidate}", reason=reason, candidate=candidate))
     blocks = interleave(turns)
     if (part := share()) < 1:
-        blocks = blocks[: max(1, int(part * len(blocks)))]
-        omissions.append(_omit(f"{1 - part:.0%} of the prompts of repetition {repeat}", needed[repeat], left_s))
+        kept = max(1, int(part * len(blocks)))
+        what = f"{1 - kept / len(blocks):.0%} of the prompts of repetition {repeat}"
+        omissions.append(_omit(what, needed[repeat] + later_s, left_s, last - repeat + 1))
+        blocks = blocks[:kept]
     return Fitted(blocks=blocks, last=last, omissions=tuple(omissions), without=frozenset(without))
 
 
-def _omit(what: str, needed_s: float, left_s: float) -> Omission:
-    return Omission(what=what, reason=f"a repetition takes {needed_s:.0f} s, and {max(0.0, left_s):.0f} s are left")
+def _omit(what: str, needed_s: float, left_s: float, repetitions: int = 1) -> Omission:
+    subject = "a repetition takes" if repetitions == 1 else f"{repetitions} repetitions take"
+    return Omission(what=what, reason=f"{subject} {needed_s:.0f} s, and {max(0.0, left_s):.0f} s are left")
 
 
 def rank_candidates(run: Run) -> list[tuple[str, str]]:

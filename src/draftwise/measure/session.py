@@ -26,6 +26,7 @@ from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.warm_up import WarmUp, make_greeting, presume_warm_prefixes, settle, warm_up
+from draftwise.report.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
@@ -243,8 +244,8 @@ class Session:
             self._go_on(context)
         else:
             self.directory.begin(self.plan, context)
-        for omission in omissions:
-            self.tell(f"Left out: {omission.what}: {omission.reason}. Give more --minutes, or ask for less.")
+        for line in describe_omissions(omissions):
+            self.tell(f"Left out: {line}. Give more --minutes, or ask for less.")
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)
 

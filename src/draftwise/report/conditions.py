@@ -9,6 +9,7 @@ from draftwise.core import (
     ClosedLoop,
     Condition,
     Decision,
+    Omission,
     OpenLoop,
     Rollback,
     RollbackBasis,
@@ -23,6 +24,7 @@ from draftwise.report.units import LOAD_UNITS, count_load, format_load
 
 __all__ = [
     "describe_missing",
+    "describe_omissions",
     "describe_rollback",
     "describe_rule",
     "describe_scope",
@@ -58,7 +60,7 @@ def describe_missing(decision: Decision) -> str:
 
 def describe_rollback(decision: Decision) -> list[str]:
     """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
-    warm = any(rule.condition.temperature for rule in decision.rollback)
+    warm = _is_warm(decision)
     groups: dict[tuple[str, str, float], dict[tuple[str, RollbackBasis], list[Rollback]]] = {}
     for rule in decision.rollback:
         signs = groups.setdefault((rule.workload, rule.arm, rule.condition.temperature), {})
@@ -68,6 +70,11 @@ def describe_rollback(decision: Decision) -> list[str]:
         f"{'; '.join(_describe_ways(signs.values()))}."
         for (workload, arm, temperature), signs in groups.items()
     ]
+
+
+def _is_warm(decision: Decision) -> bool:
+    """Return whether anything was measured at a temperature above 0, so that each statement must name its own."""
+    return any(each.condition.temperature for each in decision.comparisons)
 
 
 def _describe_ways(signs: Iterable[Sequence[Rollback]]) -> Iterator[str]:
@@ -162,7 +169,7 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 def describe_single_settings(decision: Decision) -> list[str]:
     """Return, per sweep with several bands, the one setting for all its loads, with what it loses where it does."""
-    warm = len({each.temperature for each in decision.single_settings}) > 1
+    warm = _is_warm(decision)
     return [
         f"One setting for all loads of {name_workload(each.workload)}"
         f"{f' at temperature {each.temperature:g}' if warm else ''}: "
@@ -180,13 +187,26 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 
 def describe_unmeasured(decision: Decision) -> list[str]:
     """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
-    left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
+    left_out = describe_omissions(decision.omissions)
     candidates: dict[tuple[str, str], list[str]] = {}
     for cell in decision.unmeasured:
         place = f"{cell.workload}, {cell.condition.label}"
         candidates.setdefault((place, _describe_lack(cell)), []).append(cell.candidate)
     cells = [f"{join_names(names)}, {place}: {lack}" for (place, lack), names in candidates.items()]
     return [*left_out, *cells, *_describe_leftovers(decision)]
+
+
+def describe_omissions(omissions: Sequence[Omission]) -> list[str]:
+    """Return a line per omission: what and why; candidates that were left out for the same reason share one."""
+    groups: dict[tuple[str, str], list[Omission]] = {}
+    for each in omissions:
+        groups.setdefault((each.what if each.candidate is None else "", each.reason), []).append(each)
+    return [f"{_name_omitted(each)}: {reason}" for (_, reason), each in groups.items()]
+
+
+def _name_omitted(omissions: Sequence[Omission]) -> str:
+    names = [each.candidate for each in omissions if each.candidate is not None]
+    return omissions[0].what if len(names) < 2 else f"candidates {join_names(names)}"
 
 
 def _describe_lack(cell: UnmeasuredCell) -> str:

@@ -198,11 +198,13 @@ class _Stretches:
         crossing = self._find_crossing(band.setting) if after == self.baseline else None
         if crossing is None or crossing.value is None:
             return text
+        end = format_load(crossing.value, crossing.axis)
         interval = format_stretch(crossing.low, crossing.high, crossing.axis)
+        is_sharp = interval == f"{end}-{end}"
         if band.up_to == (math.floor(crossing.value) if band.axis == "concurrency" else crossing.value):
-            return f"{text} ({interval})"
+            return text if is_sharp else f"{text} ({interval})"
         # The verdicts end before the estimate does: at some load between no difference was shown.
-        return f"{text} (the gain ends at about {format_load(crossing.value, crossing.axis)}, {interval})"
+        return f"{text} (the gain ends at about {end}{'' if is_sharp else f', {interval}'})"
 
     def _find_crossing(self, candidate: str) -> Crossover | None:
         every = self.recommendation.crossovers

@@ -87,7 +87,10 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
         yield _Drawing(
             name="speed-up",
             title="Speed-up of every candidate",
-            caption=(f"Dot: estimate; bar: {_SURE} interval; grey band: changes too small to act on ({margin:.0%})."),
+            caption=(
+                f"Dot: estimate; bar: {_SURE} interval, with an arrow where it goes on; grey band: changes too "
+                f"small to act on ({margin:.0%})."
+            ),
             draw=lambda: draw_speedups(comparisons, margin),
             numbers=numbers,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from draftwise.core import Comparison, Crossover
 from draftwise.report.plots.plot_data import PlotData, Sweep, list_loads
@@ -17,6 +18,9 @@ __all__ = ["draw_crossovers", "draw_speedups"]
 
 _FEW = 3
 """Crossovers in a panel up to which their intervals are drawn; a table has them all."""
+_ROOM = 1.6
+"""Beyond the least and the greatest ratio, in which intervals are drawn to their ends."""
+_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
 
 
 def draw_crossovers(data: PlotData) -> Figure:
@@ -89,14 +93,20 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     height = 0.9 + 0.3 * (len(comparisons) + 0.8 * len(groups))
     figure = Figure(layout="constrained", figsize=(WIDTH, height))
     axes = figure.add_subplot()
+    # A few prompts can leave an interval of 0.02 to 60, beside which nothing else could be told apart.
+    values = [1.0, *(each.deciding.value for each in comparisons)]
+    left, right = max(_TICKS[0], min(values) / _ROOM), max(values) * _ROOM
     ticks, labels, y, last = [], [], 0.0, (comparisons[0].workload, comparisons[0].condition.label)
     for each in comparisons:
         place = (each.workload, each.condition.label)
         y += 0.8 if place != last else 0.0
         last = place
         ratio, colour = each.deciding, VERDICT_COLOURS[each.verdict]
-        high = min(ratio.high, 10 * ratio.value)
-        axes.plot([ratio.low, high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.55)
+        ends = [max(ratio.low, left), min(ratio.high, right)]
+        axes.plot(ends, [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.55)
+        for end, marker, is_cut in ((left, "<", ratio.low < left), (right, ">", ratio.high > right)):
+            if is_cut:
+                axes.plot(end, y, marker, color=colour, markersize=5, clip_on=False)
         axes.plot(ratio.value, y, "o", color=colour, markersize=6)
         ticks.append(y)
         labels.append(" · ".join((each.workload, *([place[1]] if several else []), each.candidate)))
@@ -105,7 +115,12 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
     axes.set_yticks(ticks, labels)
     axes.set_ylim(y - 0.4, -0.6)
-    axes.set_xlabel("speed-up over the baseline")
-    axes.tick_params(axis="y", length=0)
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if left <= tick <= right]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("speed-up over the baseline (logarithmic)")
+    axes.tick_params(axis="y", length=0, pad=8)
     axes.spines["left"].set_visible(False)
     return figure
