@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
-from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
+from draftwise.core import Arm, CalibratedSetting, Calibration, Hardware, InvalidSetup, Run, SpecConfig
 from draftwise.facts.gpus import get_gpu
 from draftwise.measure.calibrate.points import find_points
 
-__all__ = ["make_calibration"]
+__all__ = ["describe_machine", "make_calibration"]
 
 
 def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
@@ -40,7 +40,7 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
     record = run.context.server(baseline.name)
     return Calibration(
         made=run.context.started,
-        hardware=_describe_hardware(run),
+        hardware=describe_machine(run.context.hardware) or "not known",
         gpu=_find_gpu(run),
         engine=plain.engine or str(record.version.get("engine", "")),
         engine_version=plain.engine_version or record.release or "",
@@ -89,10 +89,10 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
     )
 
 
-def _describe_hardware(run: Run) -> str:
-    hardware = run.context.hardware
+def describe_machine(hardware: Hardware) -> str:
+    """Return the hardware in words; empty where it is not known."""
     own = f"{hardware.cores} cores of {hardware.cpu}" if hardware.cpu else ""
-    return hardware.told or ", ".join(hardware.gpus) or own or "not known"
+    return hardware.told or ", ".join(hardware.gpus) or own
 
 
 def _find_gpu(run: Run) -> str | None:
