@@ -61,6 +61,8 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
               help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
 @click.option("--forced", is_flag=True,
               help="Decode every answer again, step for step: slower, and the truth for every method.")  # fmt: skip
+@click.option("--draft-url", metavar="URL", help="Server of the draft model: its prompt_logprobs replace the models.")
+@click.option("--target-url", metavar="URL", help="Server of the target, where drafts are sampled.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the models  [default: the target's]")
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models run  [default: auto]")
 @click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Requests that models replay together.")
@@ -68,7 +70,7 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
 def replay(
     log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,
     default_temperature: float, max_model_len: int | None, in_flight: int, to_the_end: bool, forced: bool,
-    as_json: bool, **settings: Any,
+    draft_url: str | None, target_url: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
 
@@ -97,6 +99,8 @@ def replay(
         longest=max(request.num_tokens for request in transcripts.requests),
         in_flight=in_flight,
         forced=forced,
+        target_url=target_url,
+        draft_url=draft_url,
         settings={**settings, "max_model_len": max_model_len},
     )
     chosen = [workshop.make_candidate(SpecConfig.parse(text)) for text in candidates]
@@ -107,6 +111,7 @@ def replay(
         "candidates": [{**each.spec.to_dict(), "k": list(each.ks)} for each in chosen],
         "in_flight": in_flight,
         "forced": forced,
+        **({} if draft_url is None else {"draft_url": draft_url, "target_url": target_url}),
         "max_model_len": max_model_len,
         "dtype": settings["dtype"],
     }
