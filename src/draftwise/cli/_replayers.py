@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replay.replayer import Replayer
 from draftwise.replay.replaying import Candidate, choose_ks
 from draftwise.replay.served_drafts import ServedReplayer
+from draftwise.replay.transcripts import Transcript
 
 __all__ = ["Workshop"]
 
@@ -34,6 +35,8 @@ class Workshop:
     """Tokens of the longest request with its answer."""
     in_flight: int
     """Requests that are decoded together, for what is drafted from other answers."""
+    warm: Sequence[Transcript] = ()
+    """Earlier requests, which a method that remembers answers has seen."""
     forced: bool
     """Whether everything is replayed by forced decoding."""
     settings: Mapping[str, Any]
@@ -67,7 +70,7 @@ class Workshop:
             return partial(NgramReplayer, k=ks[-1], shortest=shortest, longest=longest)
         given = resolved.to_dict().items()
         options = {key.removeprefix(_PREFIX): value for key, value in given if key.startswith(_PREFIX)}
-        return partial(SuffixReplayer, ks=ks, options=options, in_flight=self.in_flight)
+        return partial(SuffixReplayer, ks=ks, options=options, in_flight=self.in_flight, warm=self.warm)
 
     def _from_servers(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
         if spec.options.get("parallel_drafting") or self.forced:
