@@ -66,8 +66,7 @@ def main() -> None:
     log = [each for seed in range(arguments.seeds) for each in decode(plain, prompts, seed)]
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     about = {"made": made, "draftwise": __version__, "machine": platform.machine(), "k": K, "temperature": TEMPERATURE}
-    about |= {"target": arguments.target.name, "prompts": len(prompts), "requests": len(log), "dtype": "float32"}
-    about |= {"answer_tokens": sum(len(each.answer_ids) for each in log)}
+    about |= {"target": arguments.target.name, "dtype": "float32"}
     before = json.loads(arguments.out.read_text())["rows"] if arguments.only and arguments.out.exists() else []
     rows = {row["setting"]: row for row in before}
     for name in arguments.only or SETTINGS:
@@ -90,6 +89,7 @@ def compare(name: str, target: Path, prompts: list[list[int]], log: list[Transcr
     parts = [each.reshape(seeds, -1).sum(0) for each in (emitted_R, steps_R, served_emitted_R, served_steps_R)]
     row = {
         "setting": name,
+        "requests": len(log),
         "replayed": spell(replayed),
         "served": spell(served),
         "off_percent": off(replayed, served),

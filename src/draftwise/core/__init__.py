@@ -38,7 +38,14 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
-    from draftwise.core.forecast import Forecast, ForecastCell, ForecastCrossover, HeldAgainst, Outlook
+    from draftwise.core.forecast import (
+        Forecast,
+        ForecastCell,
+        ForecastCrossover,
+        HeldAgainst,
+        Outlook,
+        SimulatedService,
+    )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
@@ -133,6 +140,7 @@ __all__ = [
     "Settled",
     "Setup",
     "Severity",
+    "SimulatedService",
     "SingleSetting",
     "Software",
     "SpecConfig",
@@ -162,7 +170,7 @@ _MODULES = {
     "UnmeasuredCell",
     "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
-    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
+    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",

@@ -47,7 +47,7 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
         args=dict(plain.args),
         target=name,
         config=_find_config(name, plain.target),
-        settings=tuple(each for each in settings if each.name in known or each.is_plain),
+        settings=tuple(_with_pool(run, each) for each in settings if each.name in known or each.is_plain),
         points=points,
     )
 
@@ -69,6 +69,12 @@ def _make_setting(run: Run, arm: Arm) -> CalibratedSetting:
         )
     found = None if spec.model is None else find_model_config(spec.model)
     return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)
+
+
+def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
+    """Return a setting with the tokens that its server's KV cache holds, where it said so."""
+    told = run.context.server(setting.name).started.get("kv_cache_tokens")
+    return replace(setting, kv_tokens=told) if isinstance(told, int) and told > 0 else setting
 
 
 def _told_spec(version: Mapping[str, Any]) -> SpecConfig | None:
