@@ -18,9 +18,20 @@ from draftwise.core import Crossover
 
 def arguments(tmp_path: Path, **given: Any) -> Any:
     values: dict[str, Any] = {
-        "vllm_python": "env A=1 python3", "out": tmp_path, "seed": 1, "scale": "tiny", "dtype": "bfloat16",
-        "cases": ["eagle3-k3", "ngram-k5"], "concurrency": [1, 8], "prompt_tokens": [16, 64], "output_tokens": 8,
-        "prompts": 4, "acceptance": "synthetic", "token_acceptance": 0.5, "serve_args": "", "folders": tmp_path,
+        "vllm_python": "env A=1 python3",
+        "out": tmp_path,
+        "seed": 1,
+        "scale": "tiny",
+        "dtype": "bfloat16",
+        "cases": ["eagle3-k3", "ngram-k5"],
+        "concurrency": [1, 8],
+        "prompt_tokens": [16, 64],
+        "output_tokens": 8,
+        "prompts": 4,
+        "acceptance": "synthetic",
+        "token_acceptance": 0.5,
+        "serve_args": "",
+        "folders": tmp_path,
     }
     return SimpleNamespace(**{**values, **given})
 

@@ -249,10 +249,8 @@ def _compare(calibration: Calibration, plan: RunPlan, context: RunContext) -> It
     elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
         yield f"the model's {join_names(different)} differ"
     if calibration.engine != setup.engine or calibration.engine_version != setup.engine_version:
-        yield (
-            f"it is of {calibration.engine} {calibration.engine_version}, and this is {setup.engine} "
-            f"{setup.engine_version}"
-        )
+        here = f"this is {setup.engine} {setup.engine_version}" if setup.engine else "what serves here is not known yet"
+        yield f"it is of {calibration.engine} {calibration.engine_version}, and {here}"
     if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
         yield f"the flags {join_names(flags)} differ"
 
