@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train.answers import AnswerSettings, answer
 from draftwise.train.progress import Reporter
@@ -15,17 +16,18 @@ MAX_LENGTH = 512
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--target", required=True, help="a checkpoint folder or a GGUF file")
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--cache", type=Path, required=True, help="folder of answers, written as they come")
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl.gz file")
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_pretrained(str(args.target))
+    target = Path(checkpoint_of(args.target, print))
+    tokenizer = Tokenizer.from_pretrained(str(target))
     prompts = list(read_samples([args.prompts], tokenizer, max_length=MAX_LENGTH, window=MAX_LENGTH))
     settings = AnswerSettings(max_tokens=args.new_tokens)
-    samples = answer(args.target, prompts, args.cache, settings, device=args.device, reporter=Reporter())
+    samples = answer(target, prompts, args.cache, settings, device=args.device, reporter=Reporter())
     written = args.out.with_name(args.out.name + ".part")
     with gzip.open(written, "wt", encoding="utf-8") as file:
         for sample in samples:

@@ -12,7 +12,7 @@ from tests.support.made_calibrations import make_calibration, make_profile
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli import main
-from draftwise.core import CalibratedSetting, Calibration, Condition, Exactness, SpecConfig, StepPoint
+from draftwise.core import CalibratedSetting, Calibration, Condition, Exactness, OpenLoop, SpecConfig, StepPoint
 from draftwise.measure.calibrate.build import describe_machine
 from draftwise.measure.context import build_context, describe_hardware
 from draftwise.measure.planning import make_plan
@@ -138,6 +138,11 @@ def test_a_replay_alone_leaves_out_what_accepts_next_to_nothing(screened) -> Non
     entry = replace(profile.entries[0], by_k={3: replace(profile.entries[0].by_k[3], tokens_per_step=sure)})
     found, told = screened(calibration=None, profile=replace(profile, entries=(entry, profile.entries[1])))
     assert names(found) == ["plain", "eagle3 k=3"]
+    assert not found.expected
+    at_a_rate = (Condition(load=OpenLoop.steady(2.0)),)
+    assert (
+        len(names(screened(calibration=None, profile=replace(profile, entries=(entry,)), conditions=at_a_rate)[0])) == 3
+    )
     assert "its forecast of at most 1.00x on code-n=12 at c=1 lies below 1.03x" in told
 
 

@@ -78,14 +78,13 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Call
              f"{'; '.join(differences)}.")  # fmt: skip
         return Screened(plan=plan)
     if calibration is None:
-        return (
-            _leave_out(plan, tuple(_bound(plan, profile)), spec, tell) if profile is not None else Screened(plan=plan)
-        )
+        if profile is None:
+            return Screened(plan=plan)
+        return replace(_leave_out(plan, tuple(_bound(plan, profile)), spec, tell), expected=())
     forecasts = _Forecasts(plan, calibration, profile)
     if profile is not None and spec.places_loads:
         plan = forecasts.place_loads(tell)
-    expected = tuple(forecasts.expect(plan))
-    found = _leave_out(plan, expected, spec, tell)
+    found = _leave_out(plan, tuple(forecasts.expect(plan)), spec, tell)
     return found if profile is not None else replace(found, expected=())
 
 
@@ -113,7 +112,10 @@ def _leave_out(
 
 
 def _bound(plan: RunPlan, profile: Profile) -> Iterator[Expectation]:
-    """Yield the most that candidates can gain: a step that drafts takes at least as long as one that does not."""
+    """Yield the most that candidates can gain: a step that drafts takes at least as long as one that does not.
+
+    In closed loops: at a rate that plain decoding hardly keeps up with, waiting less gains more.
+    """
     exact = [each for each in profile.entries if each.exactness is Exactness.EXACT]
     for arm, workload, condition in product(plan.arms[1:], plan.workloads, plan.conditions):
         same = {
@@ -124,7 +126,7 @@ def _bound(plan: RunPlan, profile: Profile) -> Iterator[Expectation]:
             and each.temperature == condition.temperature
         }
         entry = same.get(workload.name, same.get(None))
-        if arm.spec is None or entry is None:
+        if arm.spec is None or entry is None or condition.concurrency is None:
             continue
         if (found := entry.by_k.get(arm.spec.num_speculative_tokens or entry.kmax)) is not None:
             yield _expect(arm, workload, condition, found.tokens_per_step, is_bound=True)
