@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from draftwise.plan.service.little import Stepping
 
@@ -51,13 +51,13 @@ class _Live:
     """A request that is in the server."""
 
     request: Request
+    order: int
     arrived: float
     missing: int
     """Tokens still to be computed before it decodes."""
     emitted: int = 0
     first: float = 0.0
     preemptions: int = 0
-    order: int = field(default=0)
 
     @property
     def held(self) -> int:
@@ -99,7 +99,7 @@ def simulate(
         ):
             request = requests[place]
             arrived = request.at_s if concurrency is None else now
-            waiting.append(_Live(request, arrived, missing=request.prompt_tokens, order=place))
+            waiting.append(_Live(request, place, arrived, missing=request.prompt_tokens))
             place += 1
         _make_room(running, waiting, limits, k)
         decoding = [each for each in running if not each.missing]
@@ -110,7 +110,7 @@ def simulate(
             continue
         now += server.step_s(max(1, len(decoding)), float(computed))
         for each in decoding:
-            _emit(each, 1 + sum(1 for _ in _accept(draws, survival[:k])))
+            _emit(each, 1 + _draw_accepted(draws, survival[:k]))
         for each in running:
             if size := prompts.get(each.order, 0):
                 each.missing -= size
@@ -123,10 +123,10 @@ def simulate(
     return [found[order] for order in range(len(requests))]
 
 
-def _accept(draws: random.Random, survival: Sequence[float]) -> list[float]:
-    """Return the draft tokens that stand in one step."""
+def _draw_accepted(draws: random.Random, survival: Sequence[float]) -> int:
+    """Return how many draft tokens stand in one step of one sequence."""
     draw = draws.random()
-    return [chance for chance in survival if draw < chance]
+    return sum(draw < chance for chance in survival)
 
 
 def _emit(live: _Live, tokens: int) -> None:
