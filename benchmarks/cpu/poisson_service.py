@@ -105,18 +105,19 @@ def main() -> None:
 def serve(
     llm: LLM, prompts: Sequence[Sequence[int]], *, in_flight: int | None = None, arrivals: Sequence[float] = ()
 ) -> Trace:
-    """Serve prompts in a closed loop, or as they arrive."""
+    """Serve prompts in a closed loop, or as they arrive; those of a loop end at different times, as in serving."""
     engine, found, waiting = llm.engine, Trace(), deque(enumerate(prompts))
     before, began, live = engine.stats(), time.process_time(), 0
     pending: tuple[Any, ...] = ()
     salt = time.monotonic_ns()
-    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     while waiting or engine.has_work():
         now = time.process_time() - began
         while waiting and (live < in_flight if in_flight is not None else arrivals[waiting[0][0]] <= now):
             number, ids = waiting.popleft()
             name, live = f"{salt}-{number}", live + 1
             found.times[name] = [now if in_flight is not None else arrivals[number]]
+            shorter = 7 * number % (ANSWER // 2) if in_flight is not None else 0
+            params = SamplingParams(temperature=0, max_tokens=ANSWER - shorter, ignore_eos=True)
             engine.add(EngineRequest(request_id=name, prompt_token_ids=list(ids), params=params))
         if not engine.has_work():
             began -= max(0.0, arrivals[waiting[0][0]] - now)  # nothing to do until then
