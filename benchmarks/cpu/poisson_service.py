@@ -78,7 +78,7 @@ def main() -> None:
     known, fresh = encode(llms["plain"], 0), encode(llms["plain"], 30)
     for llm in llms.values():
         serve(llm, known[:4], in_flight=2)
-    closed = {name: {size: serve(llm, known[: max(4, 2 * size)], in_flight=size) for size in CLOSED}
+    closed = {name: {size: serve(llm, known[: max(8, 2 * size)], in_flight=size) for size in CLOSED}
               for name, llm in llms.items()}  # fmt: skip
     costs = CalibratedCosts(calibrate(closed))
     whole = closed["plain"][max(CLOSED)]
