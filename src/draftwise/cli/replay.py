@@ -123,7 +123,7 @@ def replay(
         "in_flight": in_flight,
         "forced": forced,
         **({} if not seen else {"warm_sha256": hash_transcripts(seen)}),
-        **({} if draft_url is None else {"draft_url": draft_url, "target_url": target_url}),
+        **({} if draft_url is None else {"servers_sha256": sha256(f"{draft_url} {target_url}".encode()).hexdigest()}),
         "max_model_len": max_model_len,
         "dtype": settings["dtype"],
     }
