@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import reduce
@@ -168,13 +169,16 @@ def count_acceptance(run: Run, calibration: Calibration) -> Profile:
 
 
 def _count(run: Run, setting: CalibratedSetting, workload: str) -> Acceptance | None:
-    turns = [each.counters for each in run.turns if (each.arm, each.workload) == (setting.name, workload)]
-    turns = [each for each in turns if each.generation_tokens]
-    if not turns or setting.spec is None:
+    num = Counter(each.turn for each in run.answers if not each.error)
+    same = [each for each in run.turns if (each.arm, each.workload) == (setting.name, workload)]
+    same = [each for each in same if each.counters.generation_tokens]
+    if not same or setting.spec is None:
         return None
+    turns = [each.counters for each in same]
     whole = reduce(add, turns)
-    emitted_T = np.array([each.generation_tokens for each in turns], float)
-    steps_T = np.array([each.generation_tokens - each.spec.num_accepted_tokens for each in turns], float)
+    # The first token of an answer comes with its prompt, not with a step that decodes.
+    emitted_T = np.array([each.counters.generation_tokens - num[each.turn] for each in same], float)
+    steps_T = emitted_T - np.array([each.spec.num_accepted_tokens for each in turns], float)
     length, steps = ratio_of_totals(emitted_T, steps_T), max(float(steps_T.sum()), whole.spec.num_drafts)
     found = AcceptanceAtK(
         steps=steps,

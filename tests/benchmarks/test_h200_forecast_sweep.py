@@ -10,7 +10,7 @@ from typing import Any
 import forecast_sweep
 import pytest
 from tests.support.made_comparisons import around, compared
-from tests.support.made_runs import closed
+from tests.support.made_runs import closed, gains, make_run, save_run
 
 from draftwise.cli import main as cli
 from draftwise.core import Crossover
@@ -45,6 +45,30 @@ def test_the_command_is_one_that_the_cli_takes(tmp_path: Path, verb: str, python
     given = command.make_context(verb, [str(each) for each in words[1:]]).params
     assert [each.partition(",name=")[2] for each in given["workloads"]] == ["p16", "p64"]
     assert len(given["candidates"]) == (2 if python else 3)
+
+
+def test_what_is_forecast_of_one_run_is_found_in_another_of_the_same_truth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a calibration to the result, with runs of servers of one truth in place of the two commands."""
+
+    def execute(words: list[str], args: Any, name: str, **_: Any) -> None:
+        folder, loads, seed = ("calibration-run", (1, 8), 1) if name == "calibrate" else ("sweep-run", (1, 4, 8), 2)
+        made = make_run({"ngram k=3": gains(1.5)}, conditions=closed(*loads), seed=seed)
+        save_run(args.out / folder, made)
+
+    monkeypatch.setattr(forecast_sweep, "execute", execute)
+    given = arguments(tmp_path, vllm_python=None, concurrency=[1, 4, 8], calibrated=[1, 8], repeats=2, minutes=1.0)
+    given.commit = "none"
+    forecast_sweep.predict(given)
+    forecast_sweep.sweep(given)
+    found = json.loads((tmp_path / "forecast_sweep.json").read_text())
+    assert found["summary"]["cells"] == 3
+    assert found["summary"]["max_percent"] < 12
+    assert found["summary"]["on_or_off_right"] == "3 of 3"
+    assert [each["is_inside"] for each in found["crossovers"]] == [True]
+    with pytest.raises(SystemExit, match="made for something else"):
+        forecast_sweep.sweep(SimpleNamespace(**{**vars(given), "concurrency": [1, 2]}))
 
 
 def test_a_forecast_is_held_beside_its_cells() -> None:
