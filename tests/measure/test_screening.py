@@ -13,8 +13,7 @@ from tests.support.made_calibrations import make_calibration, make_profile
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli import main
 from draftwise.core import CalibratedSetting, Calibration, Condition, Exactness, OpenLoop, SpecConfig, StepPoint
-from draftwise.measure.calibrate.build import describe_machine
-from draftwise.measure.context import build_context, describe_hardware
+from draftwise.measure.context import build_context, describe_hardware, describe_machine
 from draftwise.measure.planning import make_plan
 from draftwise.measure.screening import Screened, screen
 from draftwise.measure.spec import Candidate, MeasurementSpec

@@ -29,7 +29,7 @@ from draftwise.core import (
 )
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import join_names
-from draftwise.measure.calibrate.build import describe_machine
+from draftwise.measure.context import describe_machine
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.against import find_cell

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
-from draftwise.core import Arm, CalibratedSetting, Calibration, Hardware, InvalidSetup, Run, SpecConfig
+from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
 from draftwise.facts.gpus import get_gpu
 from draftwise.measure.calibrate.points import find_points
+from draftwise.measure.context import describe_machine
 
-__all__ = ["describe_machine", "make_calibration"]
+__all__ = ["make_calibration"]
 
 
 def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
@@ -93,12 +94,6 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
         where="--target",
         fix="Name the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
-
-
-def describe_machine(hardware: Hardware) -> str:
-    """Return the hardware in words; empty where it is not known."""
-    own = f"{hardware.cores} cores of {hardware.cpu}" if hardware.cpu else ""
-    return hardware.told or ", ".join(hardware.gpus) or own
 
 
 def _find_gpu(run: Run) -> str | None:
