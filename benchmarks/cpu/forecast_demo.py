@@ -20,16 +20,19 @@ from draftwise.core import (
     AcceptanceAtK,
     Calibration,
     Exactness,
+    Expectation,
     Interval,
     Profile,
     ReplayedLog,
     ReplayedTarget,
     SpecConfig,
 )
+from draftwise.decide.thresholds import Thresholds
 from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.screen import find_hopeless
 from draftwise.runs.documents import read_calibration, read_profile
 
-__all__ = ["RESULTS", "compare", "make_profile", "read_demo", "summarize"]
+__all__ = ["RESULTS", "compare", "make_profile", "read_demo", "screen", "summarize"]
 
 RESULTS = Path(__file__).parent / "results"
 _SURE = 1.0
@@ -139,6 +142,23 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def screen(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return by workload what `decide` would leave out on these forecasts, and what that loses of the best."""
+    found: dict[str, Any] = {}
+    for workload in dict.fromkeys(each["workload"] for each in rows):
+        here = {each["candidate"]: each for each in rows if each["workload"] == workload}
+        expected = [
+            Expectation(candidate=name, workload=workload, load="c=1", value=value, low=low, high=high)
+            for name, each in here.items()
+            for value, low, high in [each["forecast"]]
+        ]
+        left_out = find_hopeless(expected, here, num_cells=1, margin=Thresholds().margin)
+        kept = max(each["measured"][0] for name, each in here.items() if name not in left_out)
+        best = max(each["measured"][0] for each in here.values())
+        found[workload] = {"left_out": list(left_out), "loss_percent": round(100 * (1 - kept / best), 1)}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calibration", type=Path, default=RESULTS / "demo_calibration.json")
@@ -147,10 +167,16 @@ def main() -> None:
     demo, calibration = read_demo(), read_calibration(given.calibration)
     rows = list(compare(demo, calibration))
     replayed = list(compare(demo, calibration, read_profile(RESULTS / "demo_profile.json")))
-    found = {"summary": summarize(rows), "rows": rows, "replayed": {"summary": summarize(replayed), "rows": replayed}}
+    found = {
+        "summary": summarize(rows),
+        "screened": screen(rows),
+        "rows": rows,
+        "replayed": {"summary": summarize(replayed), "rows": replayed},
+    }
     for row in rows:
         print(f"{row['workload']:8} {row['candidate']:22} {row['forecast'][0]:.2f} measured {row['measured'][0]:.2f}")
     print(json.dumps(found["summary"], indent=1))
+    print("left out:", json.dumps(found["screened"]))
     print("from a replay:", json.dumps(found["replayed"]["summary"]))
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

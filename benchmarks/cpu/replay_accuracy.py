@@ -2,10 +2,12 @@
 
 A log is written by plain decoding. Replaying it says how many tokens a step drafting would have emitted; serving the
 same prompts with the method, with other seeds, says how many it does. The two texts are other draws of the same law,
-so they agree within their standard errors. Two mistakes are planted beside: the mean over all positions instead of a
-walk over the steps, and sampled drafts judged by whether a draw names the text.
+so they agree within their standard errors; both have the same prompts, so that the error of their ratio is taken over
+prompts. Two mistakes are planted beside: the mean over all positions instead of a walk over the steps, and sampled
+drafts judged by whether a draw names the text.
 
-    python benchmarks/cpu/replay_accuracy.py --out benchmarks/cpu/results/replay-accuracy.json
+    python benchmarks/cpu/replay_accuracy.py --out benchmarks/cpu/results/replay_accuracy.json
+    python benchmarks/cpu/replay_accuracy.py --target SmolLM2-135M-Instruct.Q4_1.gguf --only ngram --only suffix ...
 """
 
 from __future__ import annotations
@@ -27,82 +29,104 @@ from draftwise.engine.replay.forced import force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replay import Anchors, walk
 from draftwise.replay.directory import to_anchors
+from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
+from draftwise.replay.replayer import Replayer
 from draftwise.replay.summary import count_steps
 from draftwise.replay.transcripts import Transcript
+from draftwise.statistics.ratios import Array
 from draftwise.statistics.totals import ratio_of_totals
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
+SAMPLED = {"draft_sample_method": "probabilistic"}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "draft_model": {"model": "draft_model"},
-    "draft_model, sampled drafts": {"model": "draft_model", "draft_sample_method": "probabilistic"},
-    "eagle3": {"model": "eagle3"},
-    "eagle3, sampled drafts": {"model": "eagle3", "draft_sample_method": "probabilistic"},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix"},
+    **{name: {"method": name, "model": name} for name in ("draft_model", "medusa", "mlp_speculator", "eagle")},
+    **{name: {"method": name, "model": name} for name in ("eagle3", "mtp", "dflash")},
+    "p_eagle": {"method": "eagle3", "model": "p_eagle", "parallel_drafting": True},
+    "draft_model, sampled drafts": {"method": "draft_model", "model": "draft_model", **SAMPLED},
+    "eagle3, sampled drafts": {"method": "eagle3", "model": "eagle3", **SAMPLED},
 }
-K, ANSWER, TEMPERATURE = 3, 64, 1.0
+K, ANSWER, TEMPERATURE, IN_FLIGHT = 3, 64, 1.0, 16
 
 
 def main() -> None:
     """Replay, serve, compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, default=BUNDLE / "target", help="another has no drafters")
     parser.add_argument("--prompts", type=int, default=16, help="of each workload")
     parser.add_argument("--seeds", type=int, default=4, help="answers to each prompt, in the log and in serving alike")
-    parser.add_argument("--only", choices=list(SETTINGS), help="one setting; the others stay as --out has them")
+    parser.add_argument("--only", choices=list(SETTINGS), action="append", help="the others stay as --out has them")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    plain = make_llm(None)
+    plain = make_llm(arguments.target, None)
     prompts = encode(plain, arguments.prompts)
     log = [each for seed in range(arguments.seeds) for each in decode(plain, prompts, seed)]
-    rows = {row["setting"]: row for row in json.loads(arguments.out.read_text())["rows"]} if arguments.only else {}
-    for name in [arguments.only] if arguments.only else SETTINGS:
-        rows[name] = compare(name, SETTINGS[name], prompts, log, arguments.seeds)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     about = {"made": made, "draftwise": __version__, "machine": platform.machine(), "k": K, "temperature": TEMPERATURE}
-    about |= {"requests": len(log), "answer_tokens": sum(len(each.answer_ids) for each in log), "dtype": "float32"}
-    arguments.out.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1) + "\n")
+    about |= {"target": arguments.target.name, "dtype": "float32"}
+    before = json.loads(arguments.out.read_text())["rows"] if arguments.only and arguments.out.exists() else []
+    rows = {row["setting"]: row for row in before}
+    for name in arguments.only or SETTINGS:
+        rows[name] = compare(name, arguments.target, prompts, log, arguments.seeds)
+        arguments.out.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1) + "\n")
 
 
-def compare(
-    name: str, options: dict[str, Any], prompts: list[list[int]], log: list[Transcript], seeds: int
-) -> dict[str, Any]:
+def compare(name: str, target: Path, prompts: list[list[int]], log: list[Transcript], seeds: int) -> dict[str, Any]:
     """Return what replaying and serving say of one setting, and what two mistakes would."""
-    spec = {"method": options["model"], "num_speculative_tokens": K, **options, "model": str(BUNDLE / options["model"])}
-    llm = make_llm(spec)
-    found = {each.id: each.by_k for each in DenseReplayer(llm.engine, (K,)).replay(log)}
+    options = SETTINGS[name]
+    spec = {"num_speculative_tokens": K, **options}
+    if "model" in options:
+        spec["model"] = str(BUNDLE / options["model"])
+    llm = make_llm(target, spec)
+    found = {each.id: each.by_k for each in open_replayer(llm, options).replay(log)}
     (anchors,) = to_anchors(SpecConfig.parse(spec), log, found)
-    emitted_R = (anchors.lengths - 1).astype(float)
-    replayed = ratio_of_totals(emitted_R, count_steps(anchors, walk(anchors, K)))
-    served = serve(llm, prompts, seeds)
+    emitted_R, steps_R = (anchors.lengths - 1).astype(float), count_steps(anchors, walk(anchors, K))
+    served_emitted_R, served_steps_R = serve(llm, prompts, seeds)
+    replayed, served = ratio_of_totals(emitted_R, steps_R), ratio_of_totals(served_emitted_R, served_steps_R)
+    parts = [each.reshape(seeds, -1).sum(0) for each in (emitted_R, steps_R, served_emitted_R, served_steps_R)]
     row = {
         "setting": name,
+        "requests": len(log),
         "replayed": spell(replayed),
         "served": spell(served),
         "off_percent": off(replayed, served),
-        "planted_all_positions_off_percent": 100 * (mean_of_positions(anchors) / served.value - 1),
+        "standard_error_percent": find_error(*parts),
+        "planted_all_positions_off_percent": round(100 * (mean_of_positions(anchors) / served.value - 1), 2),
     }
     if "draft_sample_method" in options:
-        steps = [force(llm.engine, log[begin : begin + 16], K) for begin in range(0, len(log), 16)]
-        steps_R = np.array([len(each) for batch in steps for each in batch], float)
-        row["planted_text_match_off_percent"] = off(ratio_of_totals(emitted_R, steps_R), served)
+        forced = [force(llm.engine, log[begin : begin + 16], K) for begin in range(0, len(log), 16)]
+        forced_R = np.array([len(each) for batch in forced for each in batch], float)
+        row["planted_text_match_off_percent"] = off(ratio_of_totals(emitted_R, forced_R), served)
     print(json.dumps(row), flush=True)
     return row
 
 
-def serve(llm: LLM, prompts: list[list[int]], seeds: int) -> Interval:
-    """Return tokens a step of serving with other seeds than the log's."""
-    steps: dict[str, list[int]] = {}
+def open_replayer(llm: LLM, options: dict[str, Any]) -> Replayer:
+    """Return what replays a setting."""
+    if "model" in options:
+        return DenseReplayer(llm.engine, (K,))
+    if "prompt_lookup_max" in options:
+        return NgramReplayer(k=K, shortest=options["prompt_lookup_min"], longest=options["prompt_lookup_max"])
+    return SuffixReplayer(ks=(K,), options={}, in_flight=IN_FLIGHT)
+
+
+def serve(llm: LLM, prompts: list[list[int]], seeds: int) -> tuple[Array, Array]:
+    """Return tokens and steps behind the first of every answer, served with other seeds than the log's."""
+    steps: dict[str, int] = {}
 
     def note(outcome: Outcome) -> None:
         if outcome.sequence.num_output:
-            steps.setdefault(outcome.sequence.request.request_id, [0])[0] += 1
+            name = outcome.sequence.request.request_id
+            steps[name] = steps.get(name, 0) + 1
 
     llm.engine.on_outcome = note
-    answers = {each.id: len(each.answer_ids) for seed in range(seeds) for each in decode(llm, prompts, 1000 + seed)}
+    answers = [each for seed in range(seeds) for each in decode(llm, prompts, 1000 + seed)]
     llm.engine.on_outcome = None
-    names = [name for name in answers if name in steps]
-    emitted_R = np.array([answers[name] - 1 for name in names], float)
-    return ratio_of_totals(emitted_R, np.array([steps[name][0] for name in names], float))
+    emitted_R = np.array([len(each.answer_ids) - 1 for each in answers], float)
+    return emitted_R, np.array([steps.get(each.id, 0) for each in answers], float)
 
 
 def decode(llm: LLM, prompts: list[list[int]], seed: int) -> list[Transcript]:
@@ -124,6 +148,14 @@ def decode(llm: LLM, prompts: list[list[int]], seed: int) -> list[Transcript]:
     ]
 
 
+def find_error(emitted_P: Array, steps_P: Array, served_emitted_P: Array, served_steps_P: Array) -> float:
+    """Return the standard error of how far off the replay is, in percent: prompts are left out one by one."""
+    sums = [each.sum() - each for each in (emitted_P, steps_P, served_emitted_P, served_steps_P)]
+    logs = np.log(sums[0] / sums[1]) - np.log(sums[2] / sums[3])
+    num = len(logs)
+    return round(100 * float(np.sqrt((num - 1) / num * ((logs - logs.mean()) ** 2).sum())), 2)
+
+
 def mean_of_positions(anchors: Anchors) -> float:
     """Return the mean over all positions of the tokens that a step there would emit: the first mistake."""
     drafts = anchors.drafts_for(K)
@@ -134,10 +166,10 @@ def mean_of_positions(anchors: Anchors) -> float:
     return float(1 + accepted_N[inside].mean())
 
 
-def make_llm(spec: dict[str, Any] | None) -> LLM:
-    """Return the bundled target, in float32."""
-    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 640}
-    return LLM(str(BUNDLE / "target"), speculative_config=spec, **settings, enable_prefix_caching=False)
+def make_llm(target: Path, spec: dict[str, Any] | None) -> LLM:
+    """Return the target, in float32."""
+    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 640, "max_num_seqs": IN_FLIGHT}
+    return LLM(str(target), speculative_config=spec, **settings, enable_prefix_caching=False)
 
 
 def encode(llm: LLM, num: int) -> list[list[int]]:

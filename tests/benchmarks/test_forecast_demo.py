@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from forecast_demo import RESULTS, compare, read_demo, summarize
+from forecast_demo import RESULTS, compare, read_demo, screen, summarize
 
 from draftwise.runs.documents import read_calibration
 
@@ -16,5 +16,8 @@ def test_forecasts_of_the_demo_are_within_the_goal_and_as_committed() -> None:
     assert found["median_percent"] <= 5
     assert found["p90_percent"] <= 12
     assert max(found["regret_of_the_pick_percent"].values()) <= 3
+    screened = screen(rows)
+    assert sum(len(each["left_out"]) for each in screened.values()) >= 11
+    assert max(each["loss_percent"] for each in screened.values()) <= 3
     committed = json.loads((RESULTS / "forecast_demo.json").read_text(encoding="utf-8"))["summary"]
     assert committed["median_percent"] == pytest.approx(found["median_percent"], abs=0.1)

@@ -58,6 +58,38 @@ def test_a_promise_is_kept_up_to_a_load(files: tuple[str, str]) -> None:
     assert "4 ms a token: no speculation under none of these loads." in result.stdout
 
 
+def test_a_simulation_shows_percentiles_with_and_without_the_drafter(files: tuple[str, str]) -> None:
+    loads = ("--rate", "2,30", "--prompt-tokens", "300", "--output-tokens", "80", "--simulate")
+    result = run("forecast", *files, *loads)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^simulated +load +TTFT P50", result.stdout, re.MULTILINE)
+    assert re.search(r"^no speculation +30 /s +\d", result.stdout, re.MULTILINE)
+    printed = json.loads(run("forecast", *files, *loads, "--json").stdout)
+    check_schema("forecast", printed)
+    rows = {(each["setting"], each["k"], each["load"]): each for each in printed["simulated"]}
+    plain, busy = rows["plain", 0, 2.0], rows["plain", 0, 30.0]
+    drafted, k = next((each, k) for (name, k, load), each in rows.items() if (name, load) == ("eagle3", 2.0))
+    assert plain["tpot_ms"][0] == pytest.approx(1e3 * 0.0045, rel=0.06)
+    assert busy["ttft_ms"][2] > plain["ttft_ms"][2]
+    assert drafted["tpot_ms"][0] < plain["tpot_ms"][0]
+    # What serves 1,000 requests in the mean is what the forecast without a simulation says of it.
+    (cell,) = [e for e in printed["cells"] if (e["setting"], e["k"], e["load"]) == ("eagle3", k, 2.0)]
+    assert drafted["tpot_ms"][0] == pytest.approx(cell["tpot_ms"], rel=0.08)
+
+
+def test_a_small_pool_sends_requests_back(files: tuple[str, str], tmp_path: Path) -> None:
+    calibration, small = make_calibration(), tmp_path / "small.json"
+    settings = tuple(replace(each, kv_tokens=4_000) for each in calibration.settings)
+    write_document(small, replace(calibration, settings=settings))
+    loads = ("--concurrency", "32", "--prompt-tokens", "300", "--output-tokens", "80", "--simulate", "--json")
+    found = {
+        name: json.loads(run("forecast", files[0], name, *loads).stdout)["simulated"] for name in (files[1], small)
+    }
+    assert not any(each["preemptions"] for each in found[files[1]])
+    for roomy, tight in zip(found[files[1]], found[small], strict=True):
+        assert tight["ttft_ms"][1] > roomy["ttft_ms"][1]
+
+
 def test_rates_have_crossovers_of_their_own(files: tuple[str, str]) -> None:
     result = run("forecast", *files, "--rate", "1,2,4")
     assert result.stdout.startswith("requests/s")

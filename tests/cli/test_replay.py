@@ -57,6 +57,28 @@ def test_a_log_of_token_ids_needs_no_tokenizer(tmp_path: Path, name: str) -> Non
     assert read_anchors(out)[0].limits.tolist() == [2**31 - 1, 50]
 
 
+def test_what_came_before_is_remembered_and_not_counted(tmp_path: Path) -> None:
+    log, suffix = write_log(tmp_path / "log.jsonl"), '{"method": "suffix", "num_speculative_tokens": 4}'
+    found = {}
+    for warm in (0, 1):
+        out = tmp_path / f"warm-{warm}"
+        arguments = (log, "--target", "m", "--candidate", suffix, "--candidate", NGRAM, "--out", out, "--warm", warm)
+        assert replay(*arguments).exit_code == 0
+        found[warm] = read_anchors(out)
+    before, after = found[0][0], found[1][0]
+    assert after.requests == before.requests[1:]
+    begin = before.offsets[1]
+    assert before.drafts[4].drafted_N[begin:].tolist() == after.drafts[4].drafted_N.tolist()
+    assert before.drafts[4].accepted_N is not None
+    assert after.drafts[4].accepted_N is not None
+    assert before.drafts[4].accepted_N[begin:].tolist() == after.drafts[4].accepted_N.tolist()
+    assert found[1][1].requests == after.requests
+    assert read_profile(tmp_path / "warm-1").log.skipped["warm-up"] == 1
+    result = replay(log, "--target", "m", "--candidate", NGRAM, "--warm", 2)
+    assert result.exit_code == 1
+    assert "none is left to replay" in result.stderr
+
+
 def test_the_table_shows_every_setting(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl")
     result = replay(log, "--target", tmp_path, "--candidate", NGRAM, "--out", tmp_path / "p", "--k", "1,4")

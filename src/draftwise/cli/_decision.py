@@ -23,6 +23,7 @@ from draftwise.report.conditions import (
     describe_single_settings,
     describe_unmeasured,
 )
+from draftwise.report.forecasts import describe_forecasts, hold_forecasts
 from draftwise.report.promql import ALERTS
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
@@ -162,6 +163,8 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
     if rules:
         tell(f"  To go back: {describe_way_back(decision, run)}")
         tell(f"  As alerts for Prometheus: {ALERTS}, beside the report", style="dim")
+    if errors := describe_forecasts(hold_forecasts(run.expected, decision.comparisons)):
+        tell(errors, style="dim")
     for line in describe_unmeasured(decision):
         tell(f"Not measured: {line}", style="yellow")
 

@@ -35,6 +35,8 @@ def show_forecast(made: Forecast, calibration: Calibration, *, group: str | None
         show_table(console, _make_table(mine, ends))
         for line in (*_advise(mine, ends, calibration), *_keep_promise(mine, slo_tpot_ms)):
             click.echo(line)
+    if made.simulated:
+        show_table(console, _tabulate_simulated(made))
     click.echo(
         f"Requests of {made.prompt_tokens:.0f} tokens with answers of {made.output_tokens:.0f}; (±) is half of the "
         "90 % interval."
@@ -59,6 +61,19 @@ def _make_table(rows: Sequence[ForecastCell], ends: Sequence[ForecastCrossover])
         end = next((e for e in ends if (e.setting, e.k, e.temperature) == (setting, k, temperature)), None)
         name = _name(setting, k) + (f" T={temperature:g}" if temperature else "")
         table.add_row(name, *(_format(at.get(load)) for load in loads), _format_end(end))
+    return table
+
+
+def _tabulate_simulated(made: Forecast) -> Table:
+    """Return the latencies of each server at its best k and of the baseline, by load."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("simulated", "load", "TTFT P50", "P90", "P99 ms", "TPOT P50", "P90", "P99 ms", "sent back"):
+        table.add_column(name, justify="left" if name in ("simulated", "load") else "right")
+    for each in made.simulated:
+        name = _name(each.setting, each.k) if each.k else "no speculation"
+        times = (f"{value:.3g}" for value in (*each.ttft_ms, *each.tpot_ms))
+        unit = "in flight" if each.axis == "concurrency" else "/s"
+        table.add_row(name, f"{each.load:g} {unit}", *times, f"{each.preemptions}")
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +16,8 @@ from draftwise.facts.methods import get_method
 from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replay.replayer import Replayer
 from draftwise.replay.replaying import Candidate, choose_ks
+from draftwise.replay.served_drafts import ServedReplayer
+from draftwise.replay.transcripts import Transcript
 
 __all__ = ["Workshop"]
 
@@ -33,10 +35,15 @@ class Workshop:
     """Tokens of the longest request with its answer."""
     in_flight: int
     """Requests that are decoded together, for what is drafted from other answers."""
+    warm: Sequence[Transcript] = ()
+    """Earlier requests, which a method that remembers answers has seen."""
     forced: bool
     """Whether everything is replayed by forced decoding."""
     settings: Mapping[str, Any]
     """Of the engine; None where its default holds."""
+    target_url: str | None = None
+    draft_url: str | None = None
+    """Of the server that runs the draft model; None where it is on disk."""
 
     def make_candidate(self, spec: SpecConfig) -> Candidate:
         """Return a candidate with what replays it.
@@ -49,7 +56,12 @@ class Workshop:
         ks = choose_ks(resolved.k, self.ks)
         whole = replace(spec, method=resolved.method, num_speculative_tokens=ks[-1])
         from_text = get_method(resolved.method).drafts_from == "text" and not self.forced
-        make = self._from_text(resolved, ks) if from_text else self._from_engine(whole, resolved, ks)
+        if from_text:
+            make = self._from_text(resolved, ks)
+        elif self.draft_url is not None and get_method(resolved.method).drafts_from == "own_model":
+            make = self._from_servers(whole, resolved, ks)
+        else:
+            make = self._from_engine(whole, resolved, ks)
         return Candidate(spec=whole, ks=ks, make=make)
 
     def _from_text(self, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
@@ -58,7 +70,32 @@ class Workshop:
             return partial(NgramReplayer, k=ks[-1], shortest=shortest, longest=longest)
         given = resolved.to_dict().items()
         options = {key.removeprefix(_PREFIX): value for key, value in given if key.startswith(_PREFIX)}
-        return partial(SuffixReplayer, ks=ks, options=options, in_flight=self.in_flight)
+        return partial(SuffixReplayer, ks=ks, options=options, in_flight=self.in_flight, warm=self.warm)
+
+    def _from_servers(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
+        if spec.options.get("parallel_drafting") or self.forced:
+            raise InvalidSetup.because(
+                "served-drafts-are-chains",
+                f"{spec.label} drafts in one pass, or is to be decoded again: a server's log-probabilities do not say "
+                "what it would draft.",
+                where="--draft-url",
+                fix="Leave --draft-url out: the models on disk are replayed.",
+            )
+        if resolved.probabilistic and self.target_url is None:
+            raise InvalidSetup.because(
+                "sampled-drafts-need-target",
+                f"{spec.label} samples its drafts: whether one stands depends on the target's log-probabilities too.",
+                where="--target-url",
+                fix="Give the server of the target as --target-url.",
+            )
+        return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
+
+    def _ask(self, k: int, *, sampled: bool) -> Replayer:
+        from draftwise.backends.scoring import Scorer
+
+        assert self.draft_url is not None
+        target = Scorer(self.target_url).score if sampled and self.target_url is not None else None
+        return ServedReplayer(k=k, draft=Scorer(self.draft_url).score, target=target)
 
     def _from_engine(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
         if find_spec("torch") is None:

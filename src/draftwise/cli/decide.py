@@ -53,6 +53,10 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
+@click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
+              help="Of this traffic, from `replay`: candidates that cannot come out best are left out.")  # fmt: skip
+@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
+              help="Of these servers, from `calibrate`: the same; with --profile also at which loads.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
 @access_options
 @context_option
@@ -161,6 +165,9 @@ def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
         repeats=given["repeats"],
         warmup=given["warmup"],
         seed=given["seed"],
+        profile=given["profile"],
+        calibration=given["calibration"],
+        places_loads=not any(given[name] for name in ("concurrency", "rate", "phases", "replay")),
         turn_s=given["turn_seconds"],
         adaptive=given["adaptive"],
         one_at_a_time=given["one_at_a_time"],

@@ -25,6 +25,7 @@ from draftwise.core import (
 )
 from draftwise.plan.forecast.against import hold_against
 from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
 
@@ -73,6 +74,8 @@ def _double(first: float, last: float) -> Iterator[float]:
 @click.option("--traffic", metavar="SOURCE", help="Whose lengths count: a workload as `decide` takes it, e.g. a log.")
 @click.option("--prompt-tokens", type=click.FloatRange(0), help="Mean  [default: the replayed log's median]")
 @click.option("--output-tokens", type=click.FloatRange(1), help="Mean  [default: the replayed log's mean]")
+@click.option("--simulate", is_flag=True,
+              help="Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.")  # fmt: skip
 @click.option("--group", metavar="NAME", help="Of the replayed log, to show instead of all requests.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Promised time per output token.")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
@@ -110,22 +113,23 @@ def forecast(ctx: click.Context, /, profile: Path, calibration: Path, against: P
 
 def _make(profile: Profile, calibration: Calibration, given: Mapping[str, Any]) -> Forecast:
     concurrency = given["concurrency"] or (() if given["rates"] else tuple(_double(1, 128)))
-    prompt, output = given["prompt_tokens"], given["output_tokens"]
-    if given["traffic"] is not None:
-        lengths = _read_lengths(given["traffic"], calibration)
-        prompt, output = prompt or lengths[0], output or lengths[1]
-    return make_forecast(
-        profile,
-        calibration,
-        concurrency=concurrency,
-        rates=given["rates"] or (),
-        prompt_tokens=prompt,
-        output_tokens=output,
+    prompt, output, rates = given["prompt_tokens"], given["output_tokens"], given["rates"] or ()
+    lengths = [] if given["traffic"] is None else _read_lengths(given["traffic"], calibration)
+    if lengths:
+        prompt = prompt or fmean(tokens for tokens, _ in lengths)
+        output = output or fmean(tokens for _, tokens in lengths)
+    made = make_forecast(
+        profile, calibration, concurrency=concurrency, rates=rates, prompt_tokens=prompt, output_tokens=output
     )
+    if not given["simulate"]:
+        return made
+    if not lengths or given["prompt_tokens"] or given["output_tokens"]:
+        lengths = [(made.prompt_tokens, made.output_tokens)]
+    return replace(made, simulated=tuple(simulate_services(made, profile, calibration, lengths)))
 
 
-def _read_lengths(source: str, calibration: Calibration) -> tuple[float, float]:
-    """Return the mean tokens of prompts and answers of a workload."""
+def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, float]]:
+    """Return the tokens of prompt and answer of each request of a workload."""
     from draftwise.workloads import find_tokens, load_workloads  # reads texts: not needed for most forecasts
     from draftwise.workloads.reshape import prompt_length
 
@@ -136,8 +140,7 @@ def _read_lengths(source: str, calibration: Calibration) -> tuple[float, float]:
         raise InvalidSetup.because(
             "no-prompts", f"{source} has no requests.", where="--traffic", fix="Give a workload with requests."
         )
-    lengths = [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
-    return fmean(prompt for prompt, _ in lengths), fmean(answer for _, answer in lengths)
+    return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
 
 
 def _compare(profile: Profile, calibration: Calibration, file: Path, run: Run, *, as_json: bool) -> None:

@@ -18,11 +18,18 @@ from rich.table import Table
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
-from draftwise.core import Acceptance, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
+from draftwise.core import Acceptance, InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES
 from draftwise.replay.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replay.replaying import replay_candidates
-from draftwise.replay.transcripts import Encoder, Grouping, needs_encoder, read_transcripts
+from draftwise.replay.transcripts import (
+    Encoder,
+    Grouping,
+    Transcript,
+    Transcripts,
+    needs_encoder,
+    read_transcripts,
+)
 from draftwise.report.replayed import PAGE, render_replay
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
@@ -57,18 +64,22 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
 @click.option("--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Of the server that wrote the log.")
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="Requests decoded together, for what is drafted from other answers.")  # fmt: skip
+@click.option("--warm", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+              help="First requests of the log that a method with a memory has seen, not counted.")  # fmt: skip
 @click.option("--to-the-end", is_flag=True,
               help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
 @click.option("--forced", is_flag=True,
               help="Decode every answer again, step for step: slower, and the truth for every method.")  # fmt: skip
+@click.option("--draft-url", metavar="URL", help="Server of the draft model: its prompt_logprobs replace the models.")
+@click.option("--target-url", metavar="URL", help="Server of the target, where drafts are sampled.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the models  [default: the target's]")
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models run  [default: auto]")
 @click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Requests that models replay together.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(
     log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,
-    default_temperature: float, max_model_len: int | None, in_flight: int, to_the_end: bool, forced: bool,
-    as_json: bool, **settings: Any,
+    default_temperature: float, max_model_len: int | None, in_flight: int, warm: int, to_the_end: bool, forced: bool,
+    draft_url: str | None, target_url: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
 
@@ -91,12 +102,16 @@ def replay(
         group_by=None if group_by is None else Grouping(group_by),
         max_model_len=max_model_len,
     )
+    seen, transcripts = _split_off(transcripts, warm)
     workshop = Workshop(
         target=target,
         ks=ks,
-        longest=max(request.num_tokens for request in transcripts.requests),
+        longest=max(request.num_tokens for request in (*seen, *transcripts.requests)),
         in_flight=in_flight,
+        warm=seen,
         forced=forced,
+        target_url=target_url,
+        draft_url=draft_url,
         settings={**settings, "max_model_len": max_model_len},
     )
     chosen = [workshop.make_candidate(SpecConfig.parse(text)) for text in candidates]
@@ -107,6 +122,8 @@ def replay(
         "candidates": [{**each.spec.to_dict(), "k": list(each.ks)} for each in chosen],
         "in_flight": in_flight,
         "forced": forced,
+        **({} if not seen else {"warm_sha256": hash_transcripts(seen)}),
+        **({} if draft_url is None else {"servers_sha256": sha256(f"{draft_url} {target_url}".encode()).hexdigest()}),
         "max_model_len": max_model_len,
         "dtype": settings["dtype"],
     }
@@ -123,6 +140,21 @@ def replay(
         )
     directory.write(PAGE, render_replay(profile, anchors))
     _finish(profile, out, as_json=as_json)
+
+
+def _split_off(transcripts: Transcripts, warm: int) -> tuple[Sequence[Transcript], Transcripts]:
+    """Return the requests at the log's beginning that are only remembered, and the others."""
+    if warm >= len(transcripts.requests):
+        raise InvalidSetup.because(
+            "nothing-behind-warm",
+            f"--warm takes {warm} of {len(transcripts.requests)} requests, and none is left to replay.",
+            where="--warm",
+            fix="Give a smaller number, or a longer log.",
+        )
+    if not warm:
+        return (), transcripts
+    skipped = {**transcripts.skipped, "warm-up": warm}
+    return transcripts.requests[:warm], replace(transcripts, requests=transcripts.requests[warm:], skipped=skipped)
 
 
 def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
-    from draftwise.core.forecast import Forecast, ForecastCell, ForecastCrossover, HeldAgainst, Outlook
+    from draftwise.core.forecast import (
+        Forecast,
+        ForecastCell,
+        ForecastCrossover,
+        HeldAgainst,
+        Outlook,
+        SimulatedService,
+    )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
         Counters,
         Disturbance,
         Divergence,
+        Expectation,
         Omission,
         Run,
         RunPlan,
@@ -93,6 +101,7 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Exactness",
+    "Expectation",
     "Expected",
     "Finding",
     "Forecast",
@@ -133,6 +142,7 @@ __all__ = [
     "Settled",
     "Setup",
     "Severity",
+    "SimulatedService",
     "SingleSetting",
     "Software",
     "SpecConfig",
@@ -162,12 +172,13 @@ _MODULES = {
     "UnmeasuredCell",
     "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
-    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
+    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
-    "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
+    "run": "Answer Arm ClientHealth Counters Disturbance Divergence Expectation Omission Run RunPlan ServerLoad "
+    "Settled TurnRecord",
     "setup": "Device Setup",
     "shape": "ModelShape",
     "stats": "SpecStats",

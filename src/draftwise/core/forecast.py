@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.core.comparison import Interval
 from draftwise.core.finding import Finding
 
-__all__ = ["Forecast", "ForecastCell", "ForecastCrossover", "HeldAgainst", "Outlook"]
+__all__ = ["Forecast", "ForecastCell", "ForecastCrossover", "HeldAgainst", "Outlook", "SimulatedService"]
 
 _FORMAT, _VERSION = "draftwise-forecast", 1
 
@@ -107,6 +107,27 @@ class HeldAgainst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedService:
+    """How a thousand requests fare on one server under one load, simulated step by step."""
+
+    setting: str
+    k: int
+    """0 for the server without speculation."""
+    temperature: float | None
+    """Of the replayed requests; None for the server without speculation."""
+    axis: str
+    """`concurrency`, or `rate` (Poisson arrivals)."""
+    load: float
+    requests: int
+    ttft_ms: tuple[float, float, float]
+    """Percentiles 50, 90 and 99, waiting included."""
+    tpot_ms: tuple[float, float, float]
+    e2e_ms: tuple[float, float, float]
+    preemptions: int
+    """Times that a full pool of keys sent a request back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What is expected of every calibrated server under every load that was asked for."""
 
@@ -119,6 +140,8 @@ class Forecast:
     errors: Mapping[str, float] = field(default_factory=dict)
     """Standard deviations of the logarithm of a speed-up that the intervals are made of, by their cause."""
     findings: tuple[Finding, ...] = ()
+    simulated: tuple[SimulatedService, ...] = ()
+    """Empty where no simulation was asked for."""
 
     def best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
         """Return what is expected to be fastest under a load; None where nothing is faster than no speculation."""
@@ -148,6 +171,7 @@ class Forecast:
                 for (axis, load, group), found in best.items()
             ],
             "errors_assumed": dict(self.errors),
+            "simulated": [asdict(each) for each in self.simulated],
             "findings": [
                 {name: str(getattr(each, name)) for name in ("code", "severity", "message", "where", "fix")}
                 for each in self.findings

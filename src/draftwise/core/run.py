@@ -22,6 +22,7 @@ __all__ = [
     "Counters",
     "Disturbance",
     "Divergence",
+    "Expectation",
     "Omission",
     "Run",
     "RunPlan",
@@ -330,6 +331,20 @@ class Omission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """The speed-up that a candidate was forecast to have, written down before the run's first request."""
+
+    candidate: str
+    workload: str
+    load: str
+    """Label of the condition, e.g. `c=8`."""
+    value: float
+    low: float
+    """Lower end of the 90 % interval."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
@@ -344,6 +359,8 @@ class Run:
     """Cells that were stopped early, their verdict being settled."""
     omissions: tuple[Omission, ...] = ()
     """What is left out still, in the order in which that was decided."""
+    expected: tuple[Expectation, ...] = ()
+    """Forecasts of its cells; empty where none were made."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()

@@ -35,7 +35,7 @@ from draftwise.core import (
 from draftwise.machine.cores import count_cores
 from draftwise.version import __version__
 
-__all__ = ["add_notes", "build_context", "describe_hardware", "describe_server", "runs_here"]
+__all__ = ["add_notes", "build_context", "describe_hardware", "describe_machine", "describe_server", "runs_here"]
 
 _NOTES = ("hardware", "precision", "model")
 _OF_ARMS = ("hardware", "command")
@@ -94,6 +94,12 @@ def add_notes(run: Run, notes: Mapping[str, str]) -> RunContext:
     }
     hardware = Hardware(told=notes["hardware"]) if "hardware" in notes else context.hardware
     return replace(context, hardware=hardware, model=model, servers=servers, notes=told)
+
+
+def describe_machine(hardware: Hardware) -> str:
+    """Return the hardware in words; empty where it is not known."""
+    own = f"{hardware.cores} cores of {hardware.cpu}" if hardware.cpu else ""
+    return hardware.told or ", ".join(hardware.gpus) or own
 
 
 def describe_hardware() -> Hardware:

@@ -9,12 +9,13 @@ from datetime import datetime
 from pathlib import Path
 
 from draftwise.backends.vllm_command import find_version, split_command
-from draftwise.core import Arm, InvalidSetup, LaunchOptions, RunContext, RunPlan
+from draftwise.core import Arm, Expectation, InvalidSetup, LaunchOptions, Omission, RunContext, RunPlan
 from draftwise.measure.access import Header, check_headers
 from draftwise.measure.context import build_context, runs_here
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.experiment import Progress
 from draftwise.measure.planning import make_plan
+from draftwise.measure.screening import screen
 from draftwise.measure.servers import build_backends, judge_backends, line_up
 from draftwise.measure.session import Announce, Session
 from draftwise.measure.spec import DEFAULT_MINUTES, MeasurementSpec
@@ -31,6 +32,9 @@ class Measurement:
     context: RunContext
     directory: RunDirectory
     is_resumed: bool = False
+    expected: tuple[Expectation, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+    """Candidates that were left out before anything was measured."""
     headers: tuple[Header, ...] = ()
     processes: int | None = None
     budget_s: float | None = None
@@ -80,6 +84,8 @@ class Measurement:
             announce=announce,
             processes=self.processes,
             resume=self.is_resumed,
+            expected=self.expected,
+            omissions=self.omissions,
             tell=tell,
             line_up=joined,
             budget_s=self.budget_s,
@@ -101,8 +107,11 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None], *, began_s: floa
     began_s = time.monotonic() if began_s is None else began_s
     plan = make_plan(spec, tell)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
+    screened = screen(plan, spec, context, tell)
     return Measurement(
-        plan=plan,
+        plan=screened.plan,
+        expected=screened.expected,
+        omissions=screened.omissions,
         context=context,
         directory=RunDirectory.claim(spec.out or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S"))),
         headers=spec.headers,

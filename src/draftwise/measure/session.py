@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from draftwise.backends import Backend, LineUp
-from draftwise.core import BackendError, InvalidSetup, Omission, Prompt, RunContext, RunPlan
+from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.budget import Budget
@@ -49,6 +49,8 @@ class Session:
         read_device: reads the state of the machine after every turn.
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
+        expected: what was forecast of its cells.
+        omissions: what was left out of the plan beforehand.
         budget_s: time for all of it, the report included; None for as long as it takes.
         spent_s: time that had passed since the command was given.
         announce: called with what is going to be measured, and how long that takes.
@@ -67,6 +69,8 @@ class Session:
     read_device: DeviceReader = no_device
     processes: int | None = None
     resume: bool = False
+    expected: Sequence[Expectation] = ()
+    omissions: Sequence[Omission] = ()
     budget_s: float | None = None
     spent_s: float = 0.0
     _returned: set[str] = field(default_factory=set, init=False)
@@ -244,6 +248,10 @@ class Session:
             self._go_on(context)
         else:
             self.directory.begin(self.plan, context)
+            for expected in self.expected:
+                self.directory.add_expected(expected)
+            for omission in self.omissions:
+                self.directory.add_omission(omission)
         for line in describe_omissions(omissions):
             self.tell(f"Left out: {line}. Give more --minutes, or ask for less.")
         for omission in (*roster.omissions, *omissions):

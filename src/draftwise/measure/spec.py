@@ -92,6 +92,12 @@ class MeasurementSpec:
     repeats: int = 5
     warmup: int = 3
     seed: int = 0
+    calibration: Path | None = None
+    """That `draftwise calibrate` wrote of these servers: candidates that cannot come out best are left out."""
+    profile: Path | None = None
+    """That `draftwise replay` wrote of this traffic: the same."""
+    places_loads: bool = False
+    """Whether loads may be chosen around the forecast crossover, instead of `conditions`."""
     turn_s: float = 20.0
     adaptive: bool = True
     one_at_a_time: bool = False

@@ -90,6 +90,7 @@ class SuffixReplayer:
         ks: the k to replay.
         options: of `lookup.suffix.SuffixCache`.
         in_flight: requests that are decoded together, in a closed loop.
+        warm: earlier requests, which the trees hold when the first one begins.
 
     Raises:
         InvalidSetup: numba is not installed.
@@ -98,6 +99,7 @@ class SuffixReplayer:
     ks: Sequence[int]
     options: dict[str, float]
     in_flight: int = 1
+    warm: Sequence[Transcript] = ()
     remembers = True
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class SuffixReplayer:
         from draftwise.lookup.suffix import SuffixCache
 
         cache = SuffixCache(**self.options)  # type: ignore[arg-type]
-        waiting = deque(enumerate(requests))
+        waiting = deque(enumerate((*self.warm, *requests)))
         live: list[_Live] = []
         while waiting or live:
             while waiting and len(live) < self.in_flight:
@@ -137,7 +139,8 @@ class SuffixReplayer:
             for each in [each for each in live if each.begin == len(each.request.answer_ids)]:
                 live.remove(each)
                 cache.release(each.slot)
-                yield each.request.id, DraftRows(drafted=each.drafted, accepted=each.accepted)
+                if each.slot >= len(self.warm):
+                    yield each.request.id, DraftRows(drafted=each.drafted, accepted=each.accepted)
 
 
 def _step(cache: SuffixCache, live: Sequence[_Live], k: int) -> None:

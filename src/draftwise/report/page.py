@@ -20,11 +20,13 @@ from draftwise.report.conditions import (
     describe_single_settings,
     describe_unmeasured,
 )
+from draftwise.report.forecasts import describe_forecasts, hold_forecasts
 from draftwise.report.page_tables import (
     Table,
     tabulate_acceptances,
     tabulate_conversions,
     tabulate_crossovers,
+    tabulate_forecasts,
     tabulate_grid,
     tabulate_latencies,
     tabulate_percentiles,
@@ -103,6 +105,7 @@ def render_page(found: Conclusions) -> str:
             findings=group_findings(decision),
             context=list_context_rows(run),
             plots=draw_plots(found),
+            forecast_errors=describe_forecasts(hold_forecasts(run.expected, decision.comparisons)),
             colours=VERDICT_COLOURS,
             confidence=CONFIDENCE,
             folded=_FOLDED,
@@ -122,6 +125,7 @@ def _tabulate(found: Conclusions) -> dict[str, Table | list[Table]]:
         "readings": tabulate_readings(comparisons),
         "grids": list(map(tabulate_grid, make_grids(comparisons))) if several else [],
         "crossovers": tabulate_crossovers(decision.crossovers),
+        "forecasts": tabulate_forecasts(hold_forecasts(found.run.expected, comparisons)),
         "quality": tabulate_quality(found.quality),
         "conversions": tabulate_conversions(found.conversions),
         "acceptances": tabulate_acceptances(found.acceptances),

@@ -9,6 +9,7 @@ from draftwise.core import Comparison, Crossover, Interval
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity.outputs import TextQuality
+from draftwise.report.forecasts import Held
 from draftwise.report.reasons import describe_reason
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
 from draftwise.report.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points
@@ -21,6 +22,7 @@ __all__ = [
     "tabulate_acceptances",
     "tabulate_conversions",
     "tabulate_crossovers",
+    "tabulate_forecasts",
     "tabulate_grid",
     "tabulate_latencies",
     "tabulate_percentiles",
@@ -223,6 +225,23 @@ def tabulate_conversions(conversions: Iterable[Conversion]) -> Table:
 
 def _temperature(temperature: float) -> str:
     return f" T={temperature:g}" if temperature else ""
+
+
+def tabulate_forecasts(held: Iterable[Held]) -> Table:
+    """Return forecasts that were made before the run, beside what it measured."""
+    rows = (
+        Row(
+            name=f"{name_workload(each.expected.workload)} · {each.expected.load} · {each.expected.candidate}",
+            cells=(
+                Cell(text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"),
+                Cell(text=f"{each.measured.value:.2f}x", small=each.measured.span),
+                Cell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
+            ),
+        )
+        for each in held
+    )
+    columns = ("workload · load · candidate", "forecast (90 %)", "measured", "error")
+    return Table(caption="Forecast before the run, and measured", columns=columns, rows=tuple(rows))
 
 
 def tabulate_acceptances(acceptances: Iterable[Acceptance]) -> Table:

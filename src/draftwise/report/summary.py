@@ -23,6 +23,7 @@ from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.forecasts import hold_forecasts
 from draftwise.report.promql import write_expression
 from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
@@ -50,6 +51,7 @@ def summarise(found: Conclusions) -> dict[str, Any]:
     - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
       `single_settings`: the best one for all loads, with its `gain` and that of the bands at each;
       `schedules`: the bands as the engine's own schedule by batch size, with `remarks`.
+    - `forecasts`: speed-ups that were forecast before the run (90 % interval), beside what it measured.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
       histogram, by temperature; `conversions`: from acceptance length to realised speed-up; `text_quality`;
       `findings` of the run as a whole.
@@ -71,6 +73,7 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         "bands": [asdict(each) for each in decision.bands],
         "single_settings": [_single_setting(each) for each in decision.single_settings],
         "schedules": _schedules(decision),
+        "forecasts": [each.to_dict() for each in hold_forecasts(run.expected, decision.comparisons)],
         "latencies": [_latencies(row) for row in found.latencies],
         "acceptance": [_distribution(each) for each in found.acceptances],
         "conversions": [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions],

@@ -27,6 +27,7 @@ from draftwise.core import (
     Answer,
     Condition,
     Divergence,
+    Expectation,
     InvalidSetup,
     Omission,
     Run,
@@ -49,7 +50,7 @@ _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
-_OMISSIONS = "omissions.jsonl"
+_OMISSIONS, _EXPECTED = "omissions.jsonl", "expected.jsonl"
 _STRUCK = {"struck": True}
 _RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
@@ -161,6 +162,10 @@ class RunDirectory:
         """Append what is left out."""
         self._append(_OMISSIONS, asdict(omission))
 
+    def add_expected(self, expected: Expectation) -> None:
+        """Append what is forecast of a cell that is not measured yet."""
+        self._append(_EXPECTED, asdict(expected))
+
     def strike_omissions(self) -> None:
         """Append that what was left out so far is going to be measured, as far as the plan still has it."""
         self._append(_OMISSIONS, _STRUCK)
@@ -220,6 +225,7 @@ class RunDirectory:
             added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
             omissions=self.read_omissions(),
+            expected=tuple(RowFile(self.path / _EXPECTED, lambda row: Expectation(**row)).read()),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)

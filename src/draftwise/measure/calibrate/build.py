@@ -10,6 +10,7 @@ from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
 from draftwise.facts.gpus import get_gpu
 from draftwise.measure.calibrate.points import find_points
+from draftwise.measure.context import describe_machine
 
 __all__ = ["make_calibration"]
 
@@ -40,14 +41,14 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
     record = run.context.server(baseline.name)
     return Calibration(
         made=run.context.started,
-        hardware=_describe_hardware(run),
+        hardware=describe_machine(run.context.hardware) or "not known",
         gpu=_find_gpu(run),
         engine=plain.engine or str(record.version.get("engine", "")),
         engine_version=plain.engine_version or record.release or "",
         args=dict(plain.args),
         target=name,
         config=_find_config(name, plain.target),
-        settings=tuple(each for each in settings if each.name in known or each.is_plain),
+        settings=tuple(_with_pool(run, each) for each in settings if each.name in known or each.is_plain),
         points=points,
     )
 
@@ -71,6 +72,12 @@ def _make_setting(run: Run, arm: Arm) -> CalibratedSetting:
     return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)
 
 
+def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
+    """Return a setting with the tokens that its server's KV cache holds, where it said so."""
+    told = run.context.server(setting.name).started.get("kv_cache_tokens")
+    return replace(setting, kv_tokens=told) if isinstance(told, int) and told > 0 else setting
+
+
 def _told_spec(version: Mapping[str, Any]) -> SpecConfig | None:
     """Return the speculative config that a server says it runs."""
     told = version.get("speculative_config")
@@ -87,12 +94,6 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
         where="--target",
         fix="Name the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
-
-
-def _describe_hardware(run: Run) -> str:
-    hardware = run.context.hardware
-    own = f"{hardware.cores} cores of {hardware.cpu}" if hardware.cpu else ""
-    return hardware.told or ", ".join(hardware.gpus) or own or "not known"
 
 
 def _find_gpu(run: Run) -> str | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draftwise.core import Answer, ClosedLoop, Counters, Run, StepPoint, TurnRecord
 from draftwise.decide.disturbance import find_disturbances
 
-__all__ = ["find_points"]
+__all__ = ["count_drafted", "find_points"]
 
 _FEWEST_STEPS = 20
 """Of one kind, below which they make no point."""
@@ -89,7 +89,7 @@ def _make_points(
     streams = [list(gaps) for _, answers in turns for gaps in _find_gaps(answers)]
     counters = reduce(add, (turn.counters for turn, _ in turns))
     prompt_tokens = _mean_prompt(answer for _, answers in turns for answer in answers)
-    drafted = _count_drafted(counters, most)
+    drafted = count_drafted(counters, most)
     kinds = (
         [[gap for gap in stream if gap.is_clear] for stream in streams],
         [[gap for gap in stream if gap.prompts] for stream in streams],
@@ -151,7 +151,7 @@ def _mean_prompt(answers: Iterable[Answer]) -> float:
     return mean(counts) if counts else 0.0
 
 
-def _count_drafted(counters: Counters, most: int) -> float:
+def count_drafted(counters: Counters, most: int) -> float:
     """Return the draft tokens of a sequence and step; all of them where the server does not count.
 
     Tokens accepted behind an answer's end are counted, so that there look to be fewer steps than there were.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from draftwise.core import Comparison, Condition, Forecast, ForecastCell, HeldAgainst
 
-from draftwise.core import Comparison, Forecast, HeldAgainst, Interval
-
-__all__ = ["hold_against"]
+__all__ = ["find_cell", "hold_against"]
 
 
 def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst | None:
@@ -17,9 +15,10 @@ def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst 
         k: draft tokens of the candidate.
         comparison: what was measured.
     """
-    found = next(_find(made, k, comparison), None)
-    if found is None:
+    cell = find_cell(made, comparison.candidate, k, comparison.workload, comparison.condition)
+    if cell is None:
         return None
+    found = cell.speedup
     measured = comparison.deciding
     return HeldAgainst(
         setting=comparison.candidate,
@@ -33,14 +32,13 @@ def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst 
     )
 
 
-def _find(made: Forecast, k: int, comparison: Comparison) -> Iterator[Interval]:
-    """Yield the speed-ups forecast for the same cell, those for the workload's own requests first."""
+def find_cell(made: Forecast, setting: str, k: int, workload: str, condition: Condition) -> ForecastCell | None:
+    """Return what is forecast of a server on a workload, by the workload's own requests where the log has them."""
     same = [
         each
         for each in made.cells
-        if (each.setting, each.k) == (comparison.candidate, k)
-        and (each.axis, each.load) == comparison.condition.place
-        and each.temperature == comparison.condition.temperature
+        if (each.setting, each.k) == (setting, k)
+        and (each.axis, each.load) == condition.place
+        and each.temperature == condition.temperature
     ]
-    for group in (comparison.workload, None):
-        yield from (each.speedup for each in same if each.group == group)
+    return next((each for group in (workload, None) for each in same if each.group == group), None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from draftwise.core import Calibration, Forecast, Profile
 from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs.documents import read_calibration, read_profile
 
 __all__ = ["forecast"]
@@ -21,6 +23,7 @@ def forecast(
     rates: Sequence[float] = (),
     prompt_tokens: float | None = None,
     output_tokens: float | None = None,
+    simulate: bool = False,
 ) -> Forecast:
     """Return what speculation is expected to be worth under loads that were not measured.
 
@@ -31,13 +34,14 @@ def forecast(
         rates: requests a second, of arrivals that wait for nothing.
         prompt_tokens: of a request, in the mean; None for the log's median.
         output_tokens: of an answer; None for the log's mean.
+        simulate: also serve 1,000 requests of these lengths step by step, for percentiles.
 
     Raises:
         InvalidSetup: a file cannot be read, or the two have no candidate in common.
     """
     acceptance = profile if isinstance(profile, Profile) else read_profile(Path(profile))
     steps = calibration if isinstance(calibration, Calibration) else read_calibration(Path(calibration))
-    return make_forecast(
+    made = make_forecast(
         acceptance,
         steps,
         concurrency=concurrency,
@@ -45,3 +49,7 @@ def forecast(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
     )
+    if not simulate:
+        return made
+    lengths = [(made.prompt_tokens, made.output_tokens)]
+    return replace(made, simulated=tuple(simulate_services(made, acceptance, steps, lengths)))

@@ -12,7 +12,7 @@ from draftwise.plan.schedule.choose import Choice, choose_lengths
 from draftwise.plan.schedule.judge import JudgedSchedule, judge_schedule
 from draftwise.plan.schedule.ranges import make_schedule_keys
 
-__all__ = ["Advice", "advise_lengths"]
+__all__ = ["Advice", "Rates", "advise_lengths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def _advise(
     version: str,
     context: float,
 ) -> Advice:
-    rates = _Rates(costs, setting, entry, context)
+    rates = Rates(costs, setting, entry, context)
     lengths = [k for k in entry.by_k if k <= setting.k]
     ideal = choose_lengths(batches, lengths, rates.speed_up)
     judged = None
@@ -111,7 +111,7 @@ def _advise(
     )
 
 
-class _Rates:
+class Rates:
     """Speed-ups of the steps of one server over those without speculation."""
 
     def __init__(self, costs: CalibratedCosts, setting: CalibratedSetting, entry: Acceptance, context: float) -> None:

@@ -1,0 +1,312 @@
+"""A forecast written down before a sweep of real vLLM 0.26.0, and how far off it was.
+
+    python benchmarks/h200/forecast_sweep.py forecast --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
+    git add OUT/forecast.json && git commit         # the forecast is on record
+    python benchmarks/h200/forecast_sweep.py sweep --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
+    python benchmarks/h200/forecast_sweep.py table OUT/forecast_sweep.json
+
+`forecast` calibrates at three loads, takes acceptance from the calibration's own counters, and writes the speed-up of
+every candidate at five loads and two prompt lengths. `sweep` measures these with `draftwise decide`, other prompts and
+another seed, and holds them beside the file. Without --vllm-python both use the embedded engine and its bundled model:
+a rehearsal on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from operator import add
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from cases import CASES, spec_config
+from http_streams import write_tokenizer
+from measure_vllm import SERVE, end_after, serve_args
+from record import about
+from shapes import SCALES, write_folders
+
+from draftwise.core import (
+    Acceptance,
+    AcceptanceAtK,
+    CalibratedSetting,
+    Calibration,
+    Exactness,
+    Profile,
+    ReplayedLog,
+    ReplayedTarget,
+    Run,
+)
+from draftwise.decide.conclusions import conclude_run
+from draftwise.measure.calibrate.build import make_calibration
+from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.runs import RunDirectory
+from draftwise.runs.documents import write_document
+from draftwise.statistics.totals import ratio_of_totals
+
+BUNDLE = Path(__file__).parents[2] / "bundle"
+FORECAST, RESULT = "forecast.json", "forecast_sweep.json"
+SURE = 0.05
+"""A cell further from 1 than this is expected to be told on or off rightly."""
+GOALS = {"median_percent": 5, "p90_percent": 15, "crossovers": "5 of 6", "on_or_off_percent": 95}
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Calibrate, and write the forecast."""
+    words = [*start(args, "calibrate", args.seed), "--concurrency", ",".join(map(str, args.calibrated))]
+    words += ["--run", str(args.out / "calibration-run"), "--out", str(args.out / "calibration.json")]
+    execute([*words, "--minutes", f"{args.minutes:g}"], args, "calibrate")
+    run = RunDirectory(args.out / "calibration-run").read()
+    calibration = make_calibration(run, target=str(open_target(args)[0]))
+    profile = count_acceptance(run, calibration)
+    write_document(args.out / "profile.json", profile)
+    cells, crossovers = [], []
+    for workload in run.plan.workloads:
+        answers = [each for each in run.answers if each.workload == workload.name and not each.error]
+        made = make_forecast(
+            profile,
+            calibration,
+            concurrency=args.concurrency,
+            prompt_tokens=float(np.mean([each.num_prompt_tokens or 0 for each in answers])),
+            output_tokens=float(np.mean([each.timing.num_tokens for each in answers])),
+        )
+        largest = {each.name: each.k for each in calibration.candidates}
+        same = [e for e in made.cells if e.group == workload.name and e.k == largest[e.setting]]
+        cells += [{"workload": workload.name, **each.to_dict()} for each in same]
+        ends = [e for e in made.crossovers if e.group == workload.name and e.k == largest[e.setting]]
+        crossovers += [
+            {"workload": workload.name, "setting": e.setting, "value": e.value, "low": e.low, "high": finite(e.high)}
+            for e in ends
+        ]
+    made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    document = {"about": about(args), "made": made_at, "asked": describe(args), "cells": cells, "ends": crossovers}
+    (args.out / FORECAST).write_text(json.dumps(document, indent=1, default=str) + "\n")
+    for each in cells:
+        print(each["workload"], each["setting"], each["load"], {n: round(v, 3) for n, v in each["speedup"].items()})
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Measure what was forecast, and hold both beside each other."""
+    before = json.loads((args.out / FORECAST).read_text())
+    if before["asked"] != json.loads(json.dumps(describe(args), default=str)):
+        raise SystemExit(f"{args.out / FORECAST} was made for something else: {before['asked']}")
+    out = args.out / "sweep-run"
+    words = [*start(args, "decide", args.seed + 1), "--concurrency", ",".join(map(str, args.concurrency))]
+    words += ["--no-adaptive", "--repeats", str(args.repeats), "--minutes", f"{args.minutes:g}", "--out", str(out)]
+    execute(words, args, "decide", may_fail=True)
+    decision = conclude_run(RunDirectory(out).read()).decision
+    rows = list(hold(before, decision.comparisons))
+    ends = list(hold_crossovers(before, decision.crossovers))
+    content = {"about": about(args), "forecast_made": before["made"], "goals": GOALS, "summary": summarise(rows, ends)}
+    content |= {"rows": rows, "crossovers": ends}
+    (args.out / RESULT).write_text(json.dumps(content, indent=1, default=str) + "\n")
+    show(content)
+
+
+def start(args: argparse.Namespace, verb: str, seed: int) -> list[str]:
+    """Return the beginning of a `draftwise` command over all candidates and both prompt lengths."""
+    target, candidates = open_target(args)
+    words = [sys.executable, "-m", "draftwise", verb, str(target)]
+    if args.vllm_python:
+        shared = SimpleNamespace(**{**vars(args), "prompt_tokens": max(args.prompt_tokens)})
+        words += ["--engine", "vllm", "--vllm", f"{args.vllm_python} {SERVE}"]
+        words += ["--serve-args", shlex.join(serve_args(shared))]
+        words += ["--context", f"model={args.scale} shape of shapes.py, dummy weights"]
+    for name, config in candidates.items():
+        words += ["--candidate", f"{name}={json.dumps(config)}"]
+    for tokens in args.prompt_tokens:
+        sizes = f"synthetic:prompt={tokens},output={args.output_tokens},n={args.prompts}"
+        words += ["--workload", f"{sizes},source=code,seed={seed},name=p{tokens}"]
+    return words
+
+
+def open_target(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+    """Return the target, and the candidates by name."""
+    if not args.vllm_python:
+        eagle = {"method": "eagle3", "model": str(BUNDLE / "eagle3"), "num_speculative_tokens": 3}
+        mlp = {"method": "mlp_speculator", "model": str(BUNDLE / "mlp_speculator"), "num_speculative_tokens": 2}
+        return BUNDLE / "target", {"eagle3": eagle, "mlp": mlp, "ngram": CASES["ngram-k5"].spec}
+    scale = SCALES[args.scale]
+    folders = write_folders(args.folders / args.scale, scale)
+    write_tokenizer(folders.target, scale.target["vocab_size"])
+    drawn = {"synthetic": args.acceptance == "synthetic", "acceptance": args.token_acceptance}
+    return folders.target, {name: spec_config(CASES[name], folders, **drawn) for name in args.cases}
+
+
+def execute(words: Sequence[str], args: argparse.Namespace, name: str, *, may_fail: bool = False) -> None:
+    """Run a command into a log, for as long as --seconds."""
+    print(shlex.join(words), flush=True)
+    began = time.monotonic()
+    with (args.out / f"{name}.log").open("wb") as log:
+        status = end_after(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=os.environ), args.seconds)
+    text = (args.out / f"{name}.log").read_text(errors="replace")
+    print(f"{text[-3000:]}\n{name} ended with {status} after {time.monotonic() - began:.0f} s", flush=True)
+    if status and not may_fail:
+        raise SystemExit(status)
+
+
+def count_acceptance(run: Run, calibration: Calibration) -> Profile:
+    """Return what the counters of a run say of acceptance, by workload; turns are the unit of doubt."""
+    entries = [
+        found
+        for setting in calibration.candidates
+        for workload in run.plan.workloads
+        if (found := _count(run, setting, workload.name)) is not None
+    ]
+    tokens = sum(each.timing.num_tokens for each in run.answers)
+    log = ReplayedLog(rows=len(run.answers), used=len(run.answers), tokens_out=tokens)
+    return Profile(target=ReplayedTarget(name=calibration.target), log=log, entries=tuple(entries))
+
+
+def _count(run: Run, setting: CalibratedSetting, workload: str) -> Acceptance | None:
+    num = Counter(each.turn for each in run.answers if not each.error)
+    same = [each for each in run.turns if (each.arm, each.workload) == (setting.name, workload)]
+    same = [each for each in same if each.counters.generation_tokens]
+    if not same or setting.spec is None:
+        return None
+    turns = [each.counters for each in same]
+    whole = reduce(add, turns)
+    # The first token of an answer comes with its prompt, not with a step that decodes.
+    emitted_T = np.array([each.counters.generation_tokens - num[each.turn] for each in same], float)
+    steps_T = emitted_T - np.array([each.spec.num_accepted_tokens for each in turns], float)
+    length, steps = ratio_of_totals(emitted_T, steps_T), max(float(steps_T.sum()), whole.spec.num_drafts)
+    found = AcceptanceAtK(
+        steps=steps,
+        emitted=float(emitted_T.sum()),
+        drafts=whole.spec.num_drafts,
+        drafted=whole.spec.num_draft_tokens,
+        accepted=whole.spec.num_accepted_tokens,
+        tokens_per_step=length,
+        per_request=(length.value,) * 3,
+    )
+    return Acceptance(
+        candidate=setting.spec,
+        temperature=0.0,
+        group=workload,
+        exactness=Exactness.EXACT,
+        requests=len(turns),
+        by_k={setting.k: found},
+    )
+
+
+def hold(before: dict[str, Any], comparisons: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield forecast and measurement of every cell that has both."""
+    made = {(each["workload"], each["setting"], each["load"]): each["speedup"] for each in before["cells"]}
+    for each in comparisons:
+        place = each.workload, each.candidate, float(each.condition.concurrency or 0)
+        if place in made:
+            expected, measured = made[place], each.deciding
+            yield {
+                "workload": each.workload,
+                "candidate": each.candidate,
+                "load": each.condition.concurrency,
+                "forecast": [round(expected[end], 4) for end in ("value", "low", "high")],
+                "measured": [round(getattr(measured, end), 4) for end in ("value", "low", "high")],
+                "error_percent": round(100 * (expected["value"] / measured.value - 1), 2),
+                "verdict": str(each.verdict),
+            }
+
+
+def hold_crossovers(before: dict[str, Any], found: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the crossovers of both; beyond all loads is one place."""
+    made = {(each["workload"], each["setting"]): each for each in before["ends"]}
+    for each in found:
+        if (place := (each.workload, each.candidate)) in made:
+            expected = made[place]["value"]
+            beyond = expected is None and made[place]["low"] > 0
+            inside = each.high == float("inf") if beyond else expected is not None and each.low <= expected <= each.high
+            yield {
+                "workload": each.workload,
+                "candidate": each.candidate,
+                "forecast": [made[place][end] for end in ("value", "low", "high")],
+                "measured": [each.value, each.low, finite(each.high)],
+                "is_inside": bool(inside),
+            }
+
+
+def summarise(rows: Sequence[dict[str, Any]], ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is held against the goals."""
+    if not rows:
+        return {"cells": 0}
+    errors = np.array([abs(each["error_percent"]) for each in rows])
+    sure = [each for each in rows if abs(each["measured"][0] - 1) > SURE]
+    right = sum((each["forecast"][0] > 1) == (each["measured"][0] > 1) for each in sure)
+    covered = sum(each["forecast"][1] <= each["measured"][0] <= each["forecast"][2] for each in rows)
+    return {
+        "cells": len(rows),
+        "median_percent": round(float(np.median(errors)), 1),
+        "p90_percent": round(float(np.quantile(errors, 0.9)), 1),
+        "max_percent": round(float(errors.max()), 1),
+        "measured_in_forecast_interval": f"{covered} of {len(rows)}",
+        "on_or_off_right": f"{right} of {len(sure)}",
+        "crossovers_inside": f"{sum(each['is_inside'] for each in ends)} of {len(ends)}",
+    }
+
+
+def describe(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a forecast and a sweep must have in common."""
+    names = ("scale", "cases", "concurrency", "prompt_tokens", "output_tokens", "dtype", "acceptance")
+    return {name: getattr(args, name) for name in (*names, "token_acceptance")} | {"vllm": bool(args.vllm_python)}
+
+
+def finite(value: float) -> float | None:
+    """Return None for infinity."""
+    return None if value == float("inf") else value
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the table of a result."""
+    for each in content["rows"]:
+        forecast, measured = ("{:.2f} ({:.2f}-{:.2f})".format(*each[name]) for name in ("forecast", "measured"))
+        print(
+            f"{each['workload']:6} c={each['load']:<4} {each['candidate']:12} forecast {forecast} measured {measured}"
+        )
+    print(json.dumps(content["summary"], indent=1))
+
+
+def main() -> None:
+    """Run one of the three modes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    modes = parser.add_subparsers(dest="mode", required=True)
+    for mode, minutes in (("forecast", 6.0), ("sweep", 8.0)):
+        each = modes.add_parser(mode)
+        each.add_argument("--vllm-python", help="command line of a Python with vLLM; left out: our engine")
+        each.add_argument("--out", type=Path, required=True)
+        each.add_argument("--commit", default="unknown")
+        each.add_argument("--minutes", type=float, default=minutes)
+        each.add_argument("--seconds", type=float, default=570, help="until the command is told to end")
+        each.add_argument("--seed", type=int, default=1)
+        each.add_argument("--cases", nargs="+", default=["eagle3-k3", "dflash-k7", "ngram-k5"], choices=list(CASES))
+        each.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64, 128])
+        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 16, 96])
+        each.add_argument("--repeats", type=int, default=2)
+        each.add_argument("--prompts", type=int, default=12)
+        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 1024])
+        each.add_argument("--output-tokens", type=int, default=128)
+        each.add_argument("--scale", choices=SCALES, default="8b")
+        each.add_argument("--dtype", default="bfloat16")
+        each.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
+        each.add_argument("--token-acceptance", type=float, default=0.5)
+        each.add_argument("--serve-args", default="", help="more for `vllm serve`")
+        each.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
+    modes.add_parser("table").add_argument("result", type=Path)
+    args = parser.parse_args()
+    if args.mode == "table":
+        show(json.loads(args.result.read_text()))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    (predict if args.mode == "forecast" else sweep)(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""What a replay and a calibration say of a run before it is measured: who is left out, and at which loads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from draftwise.checkpoints.model_config import find_model_config
+from draftwise.core import (
+    Arm,
+    Calibration,
+    ClosedLoop,
+    Condition,
+    Exactness,
+    Expectation,
+    Forecast,
+    ForecastCell,
+    Interval,
+    Omission,
+    Profile,
+    RunContext,
+    RunPlan,
+    Setup,
+    Workload,
+)
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.finding import join_names
+from draftwise.measure.context import describe_machine
+from draftwise.measure.spec import MeasurementSpec
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.plan.forecast.against import find_cell
+from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.matching import match_settings
+from draftwise.plan.forecast.screen import accept_everything, find_hopeless, is_config_of
+from draftwise.runs.documents import read_calibration, read_profile
+from draftwise.workloads import find_tokens
+from draftwise.workloads.reshape import prompt_length
+
+__all__ = ["Screened", "screen"]
+
+_REACH = 2.0
+"""Times the calibrated batch, up to which a load is looked at."""
+_SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """A plan, and what was known before its first request."""
+
+    plan: RunPlan
+    expected: tuple[Expectation, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+
+
+def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Callable[[str], None]) -> Screened:
+    """Return a plan without the candidates that cannot come out best, at loads around the forecast crossover.
+
+    With a replay alone, a candidate's tokens a step are the most that it can gain; with a calibration alone, what it
+    would gain if every draft token stood. Nothing is adopted on a forecast.
+
+    Args:
+        plan: everything that is asked for.
+        spec: names the files; loads are placed where it asks for none.
+        context: what is known of the machine.
+        tell: called with a line on what was chosen, or why nothing was.
+
+    Raises:
+        InvalidSetup: a file cannot be read, or is something else.
+    """
+    profile = None if spec.profile is None else read_profile(spec.profile)
+    calibration = None if spec.calibration is None else read_calibration(spec.calibration)
+    if calibration is not None and (differences := list(_compare(calibration, plan, context))):
+        tell(f"warning: {spec.calibration} is of another deployment, and nothing is screened by it: "
+             f"{'; '.join(differences)}.")  # fmt: skip
+        return Screened(plan=plan)
+    if calibration is None:
+        if profile is None:
+            return Screened(plan=plan)
+        return replace(_leave_out(plan, tuple(_bound(plan, profile)), spec, tell), expected=())
+    forecasts = _Forecasts(plan, calibration, profile)
+    if profile is not None and spec.places_loads:
+        plan = forecasts.place_loads(tell)
+    found = _leave_out(plan, tuple(forecasts.expect(plan)), spec, tell)
+    return found if profile is not None else replace(found, expected=())
+
+
+def _leave_out(
+    plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, tell: Callable[[str], None]
+) -> Screened:
+    evidence = " and ".join(str(path) for path in (spec.profile, spec.calibration) if path is not None)
+    names = [arm.name for arm in plan.arms[1:]]
+    cells = len(plan.workloads) * len(plan.conditions)
+    hopeless = find_hopeless(
+        expected, names, num_cells=cells, margin=spec.thresholds.get("margin", Thresholds().margin)
+    )
+    omissions = tuple(
+        Omission(what=f"candidate {name}", reason=f"{why} (from {evidence})", candidate=name, is_final=True)
+        for name, why in hopeless.items()
+    )
+    for each in omissions:
+        tell(f"Left out: {each.what}: {each.reason}.")
+    unknown = [name for name in names if sum(each.candidate == name for each in expected) < cells]
+    if unknown:
+        tell(f"Not screened, as {evidence} {'does' if len(unknown) == 1 else 'do'} not cover all of it: "
+             f"{', '.join(unknown)}.")  # fmt: skip
+    kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
+    return Screened(plan=kept, expected=tuple(expected), omissions=omissions)
+
+
+def _bound(plan: RunPlan, profile: Profile) -> Iterator[Expectation]:
+    """Yield the most that candidates can gain: a step that drafts takes at least as long as one that does not.
+
+    In closed loops: at a rate that plain decoding hardly keeps up with, waiting less gains more.
+    """
+    exact = [each for each in profile.entries if each.exactness is Exactness.EXACT]
+    for arm, workload, condition in product(plan.arms[1:], plan.workloads, plan.conditions):
+        same = {
+            each.group: each
+            for each in exact
+            if arm.spec is not None
+            and is_config_of(arm.spec, each.candidate)
+            and each.temperature == condition.temperature
+        }
+        entry = same.get(workload.name, same.get(None))
+        if arm.spec is None or entry is None or condition.concurrency is None:
+            continue
+        if (found := entry.by_k.get(arm.spec.num_speculative_tokens or entry.kmax)) is not None:
+            yield _expect(arm, workload, condition, found.tokens_per_step, is_bound=True)
+
+
+def _expect(arm: Arm, workload: Workload, condition: Condition, speedup: Interval, *, is_bound: bool) -> Expectation:
+    return Expectation(
+        candidate=arm.name,
+        workload=workload.name,
+        load=condition.label,
+        value=speedup.value,
+        low=0.0 if is_bound else speedup.low,
+        high=speedup.high,
+    )
+
+
+class _Forecasts:
+    """Forecasts of the cells of a run.
+
+    Args:
+        plan: everything that is asked for.
+        calibration: of its servers.
+        profile: of its traffic; None where it is not known, for the most that could be gained.
+    """
+
+    def __init__(self, plan: RunPlan, calibration: Calibration, profile: Profile | None) -> None:
+        self._plan, self._calibration, self._is_bound = plan, calibration, profile is None
+        if profile is None:
+            profile = accept_everything(calibration, {each.temperature for each in plan.conditions})
+        else:
+            profile = replace(profile, entries=tuple(e for e in profile.entries if e.exactness is Exactness.EXACT))
+        self._profile = profile
+        self._tokens = find_tokens(None, hint=Path(plan.arms[0].setup.target))
+
+    def expect(self, plan: RunPlan) -> Iterator[Expectation]:
+        """Yield what is forecast of the cells of a plan, as far as replay and calibration reach."""
+        for workload in plan.workloads:
+            made = self._forecast(workload, [each.place for each in plan.conditions])
+            for arm, condition in product(plan.arms[1:], plan.conditions):
+                cells = list(self._find_cells(made, arm, workload, condition))
+                if cells and not any(each.is_extrapolated for each in cells):
+                    best = max((each.speedup for each in cells), key=lambda speedup: speedup.high)
+                    yield _expect(arm, workload, condition, best, is_bound=self._is_bound)
+
+    def place_loads(self, tell: Callable[[str], None]) -> RunPlan:
+        """Return the plan at one request in flight and around the load from which the best candidate stops paying."""
+        most = int(_REACH * min(CalibratedCosts(self._calibration).reach(e.name) for e in self._calibration.settings))
+        loads = sorted({*(2**power for power in range(most.bit_length())), most})
+        found = {round(load) for each in self._plan.workloads for load in self._find_end(each, loads)}
+        if not found:
+            return self._plan
+        chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
+        tell(
+            f"Measured with {', '.join(map(str, chosen))} requests in flight: around the load from which the best "
+            "candidate is forecast to stop paying. --concurrency asks for others."
+        )
+        temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
+        conditions = tuple(
+            Condition(load=ClosedLoop(concurrency=load), temperature=temperature)
+            for temperature, load in product(temperatures, chosen)
+        )
+        return replace(self._plan, conditions=conditions)
+
+    def _find_end(self, workload: Workload, loads: Sequence[int]) -> Iterator[float]:
+        """Yield the forecast crossover of a workload's best candidate with the ends of its interval, if it has one."""
+        made = self._forecast(workload, [("concurrency", load) for load in loads])
+        cells = [
+            cell
+            for arm, condition in product(self._plan.arms[1:], self._plan.conditions)
+            for cell in self._find_cells(made, arm, workload, condition)
+        ]
+        best = max(cells, key=lambda cell: cell.speedup.value, default=None)
+        for each in made.crossovers if made is not None and best is not None else ():
+            assert best is not None
+            same = all(getattr(each, name) == getattr(best, name) for name in ("setting", "k", "group", "temperature"))
+            if same and (each.value is not None or 0 < each.low < math.inf):
+                yield from (max(1.0, each.low), each.value or loads[-1], min(each.high, loads[-1]))
+
+    def _forecast(self, workload: Workload, places: Sequence[tuple[str, float] | None]) -> Forecast | None:
+        """Return the forecast for a workload's own prompts; None where no candidate is both replayed and calibrated."""
+        prompts = workload.prompts
+        answers = fmean(prompt.max_tokens for prompt in prompts)
+        if not self._is_bound:  # answers may end before their limit: the log knows
+            answers = min(answers, self._profile.log.tokens_out / max(1, self._profile.log.used))
+        loads = [place for place in places if place is not None]
+        if not loads or not match_settings(self._profile, self._calibration):
+            return None
+        return forecast(
+            self._profile,
+            self._calibration,
+            concurrency=[load for axis, load in loads if axis == "concurrency"],
+            rates=[load for axis, load in loads if axis == "rate"],
+            prompt_tokens=fmean(prompt_length(prompt, self._tokens) for prompt in prompts),
+            output_tokens=answers,
+        )
+
+    def _find_cells(
+        self, made: Forecast | None, arm: Arm, workload: Workload, condition: Condition
+    ) -> Iterator[ForecastCell]:
+        """Yield what is forecast of an arm; where acceptance is not known, at every k up to its own: with an own choice
+        of how much it drafts, a method does no better than the best of them."""
+        for setting in self._calibration.candidates if made is not None else ():
+            assert made is not None
+            assert setting.spec is not None
+            if arm.spec is None or not is_config_of(arm.spec, setting.spec):
+                continue
+            k = arm.spec.num_speculative_tokens or setting.k
+            for each in range(1, k + 1) if self._is_bound else (k,):
+                if (cell := find_cell(made, setting.name, each, workload.name, condition)) is not None:
+                    yield cell
+
+
+def _compare(calibration: Calibration, plan: RunPlan, context: RunContext) -> Iterator[str]:
+    """Yield what of a calibration is not the run's, or is not known to be."""
+    here = describe_machine(context.hardware)
+    if not here or here != calibration.hardware:
+        yield f"it is of {calibration.hardware or 'unknown hardware'}, and this is {here or 'not known'}"
+    setup = plan.arms[0].setup
+    found = find_model_config(setup.target)
+    if found is None:
+        yield "the model of this run is not known"
+    elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
+        yield f"the model's {join_names(different)} differ"
+    if calibration.engine != setup.engine or calibration.engine_version != setup.engine_version:
+        here = f"this is {setup.engine} {setup.engine_version}" if setup.engine else "what serves here is not known yet"
+        yield f"it is of {calibration.engine} {calibration.engine_version}, and {here}"
+    if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
+        yield f"the flags {join_names(flags)} differ"
+
+
+def _differ(calibration: Calibration, setup: Setup, flag: str) -> bool:
+    return bool(calibration.args.get(flag) != setup.args.get(flag))
