@@ -129,6 +129,7 @@ def test_no_server_that_answers(truth, folder):
 def test_without_a_break_even_it_says_so(truth, folder):
     truth[A] = 1.0
     result = run(A, "--state", folder / "g.json", "--once", "--act", command(folder))
+    assert "Looking for 90 s, as a decision takes: 3 windows" in result.stderr
     assert result.exit_code == 1
     assert "break-even-unknown" in result.output
     assert not (folder / "told").exists()

@@ -39,11 +39,12 @@ def add_diagnoses(
         baseline: what the pools are held against.
         asked: what was given beside the counters.
         fingerprints: of the servers that were probed.
-        earlier: window of a time that was good, such as before a roll-out.
+        earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
     """
     pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
-    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
+    seen = None if baseline is None else baseline.seen
+    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
     found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = filter(None, map(find_misleading, wholes))

@@ -23,7 +23,7 @@ def record_baseline(
     """Return a baseline of what was seen.
 
     Args:
-        window: of the service; kept as what to expect, where nothing is known yet and it saw enough drafts.
+        window: of the service; kept where it saw enough drafts, and as what to expect where nothing is known yet.
         repeats: of the probe, each with the answers to all prompts.
         known: a baseline to which the probe is added; what a run measured stays.
 
@@ -40,7 +40,8 @@ def record_baseline(
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
     answers = tuple(answer for each in repeats for answer in each)
-    return replace(base, probe=answers, probe_null=find_null(repeats))
+    seen = None if window is None or expected is None else replace(window, instance="")
+    return replace(base, probe=answers, probe_null=find_null(repeats), seen=seen or base.seen)
 
 
 def _expect(window: Window | None) -> Expected | None:

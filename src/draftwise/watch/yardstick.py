@@ -39,6 +39,12 @@ class Yardstick:
         expected = None if self.baseline is None else self.baseline.expected
         return None if expected is None else expected.counters.tokens_per_step
 
+    @property
+    def heaviest(self) -> float | None:
+        """Running requests up to which the run measured steps; None without a curve."""
+        points = () if self.baseline is None else self.baseline.curve_ms.get(self.baseline.arm, ())
+        return points[-1][0] if points else None
+
     def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
         """Return how long a step took in the run with so many running requests, between its points by a straight line.
 

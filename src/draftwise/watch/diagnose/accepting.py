@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from draftwise.core import Window
 from draftwise.facts.advice import find_prior
+from draftwise.facts.findings import get_finding
 from draftwise.facts.methods import find_method
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
@@ -15,7 +17,6 @@ from draftwise.watch.diagnose.noise import (
     count_requests,
     draft_error,
     is_less,
-    relative_error,
 )
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
@@ -32,10 +33,14 @@ _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
 _OLDER = 5.0
 """Times the age of the other replicas."""
-_FIRST_AS_BEFORE = 0.07
+_AS_BEFORE = 0.07
 _TAIL_FELL = 0.2
 _LONGER_PROMPTS = 2.0
 _COLD_S = 3600.0
+
+
+_gated = get_finding("context-gated")
+_GATED, _GATES = _gated.title, _gated.diagnosis.confirmed_by if _gated.diagnosis else ()
 
 
 def _accepts_little(case: Case) -> bool:
@@ -64,13 +69,39 @@ def _find_woke_without_weights(case: Case) -> Found | None:
     )
 
 
+def _find_context_gated(case: Case) -> Found | None:
+    """Take the setup's word that a long sequence can stop drafting, where drafts are as good as ever or worthless."""
+    ruling, zero = case.asked.find_ruling(_GATES), _find_zero_acceptance(case)
+    found = zero if zero is not None else _find_acceptance_fell(case)
+    if ruling is None or found is None or (zero is None and not _is_scaled(case)) or _is_drafter(case):
+        return None
+    return replace(found, message=f"{_GATED}. {found.message}", evidence=(ruling, *found.evidence))
+
+
+def _is_scaled(case: Case) -> bool:
+    """Return whether first draft tokens alone are accepted less: those behind an accepted one are as good as ever."""
+    then = () if case.good is None else case.good.conditional_rate_per_pos
+    pairs = [(a, b) for a, b in zip(case.window.conditional_rate_per_pos, then, strict=False) if a is not None and b]
+    (first, first_then), *later = pairs or [(0.0, 0.0)]
+    return bool(later) and first < first_then * (1 - _FELL) and all(a >= b * (1 - _AS_BEFORE) for a, b in later)
+
+
+def _is_drafter(case: Case) -> bool:
+    """Return whether the probe alone tells that drafter or engine have changed, whatever other requests do."""
+    return case.asked.probe is not None and bool(case.asked.probe.differs) and bool(case.asked.probe.alone)
+
+
 def _find_drafter_noise(case: Case) -> Found | None:
-    rates = case.window.rate_per_pos
-    if not rates or not _accepts_little(case) or rates[0] >= _NOISE or _find_zero_acceptance(case) is not None:
+    rates, probe = case.window.rate_per_pos, case.asked.probe
+    if not rates or not _accepts_little(case) or rates[0] >= _NOISE:
+        return None
+    is_known = case.asked.rulings is not None and case.asked.find_ruling(_GATES) is None
+    is_told = probe is not None and probe.differs and (probe.alone or is_known)
+    if _find_zero_acceptance(case) is not None and not is_told:  # a long sequence may stop drafting for the batch
         return None
     return Found(
         message=f"Only {rates[0]:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
-        evidence=(tell("accepted at position 0", rates[0]),),
+        evidence=(tell("accepted at position 0", rates[0]), *([probe.summary] if probe and is_told else [])),
         loss=find_losses(case).acceptance,
     )
 
@@ -112,8 +143,8 @@ def _find_tail_fell(case: Case) -> Found | None:
     if len(pairs) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
     (first, first_then), *later = pairs
-    error = draft_error(case.window)
-    if first < first_then * (1 - _FIRST_AS_BEFORE):
+    error = draft_error(case.window, *([case.good] if case.expected.earlier else []))
+    if first < first_then * (1 - _AS_BEFORE):
         return None
     fallen = [(a, b) for a, b in later if is_less(a, b, by=_TAIL_FELL, error=error)]
     if not fallen:
@@ -176,8 +207,7 @@ def _find_acceptance_fell(case: Case) -> Found | None:
     good, window = case.good, case.window
     if good is None or window.counters.spec.num_drafts < MIN_DRAFTS:
         return None
-    error = relative_error(window)
-    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=error):
+    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=case.error):
         return None
     return Found(
         message=f"A draft gives {window.acceptance_length:.2f} tokens; {good.acceptance_length:.2f} were measured.",
@@ -281,6 +311,7 @@ def _is_shortened(case: Case) -> bool:
 RULES = (
     Rule("zero-acceptance", _find_zero_acceptance),
     Rule("woke-without-weights", _find_woke_without_weights),
+    Rule("context-gated", _find_context_gated),
     Rule("drafter-noise", _find_drafter_noise),
     Rule("acceptance-low", _find_acceptance_low),
     Rule("too-perfect", _find_too_perfect),
