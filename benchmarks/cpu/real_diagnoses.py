@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import cycle, pairwise
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,7 +51,7 @@ BUNDLE = Path(__file__).parents[2] / "bundle"
 RESULTS = Path(__file__).parent / "results" / "real_diagnoses.json"
 STREAMS = 4
 """Requests in flight on a server, unless the fault is about their number."""
-SWEEP = (1, 4, 16)
+SWEEP, ROUNDS = (1, 4, 16), 2
 CROWD = 32
 DRAFTER_LENGTH = 512
 LONG_CHARACTERS = 3200
@@ -188,10 +188,11 @@ class Lab:
             return path
         urls = {"spec": await self.start("good", EAGLE3), "plain": await self.start("plain", None)}
         seen: dict[tuple[str, int], Window] = {}
-        for arm, url in urls.items():
-            for streams in SWEEP:
-                async with traffic(url, self.chat, streams):
-                    seen[arm, streams] = await self.see(url, 2 * streams + 6)
+        for streams, (arm, url) in product(SWEEP * ROUNDS, urls.items()):  # what else runs here meets both arms
+            async with traffic(url, self.chat, streams):
+                window = await self.see(url, 2 * streams + 6)
+            before = seen.get((arm, streams))
+            seen[arm, streams] = window if before is None else before.followed_by(window)
         await self.record("good", urls["spec"], self.chat)
         baseline = Baseline.from_json(path.read_text(), where=str(path))
         path.write_text(_add_rules(baseline, seen).to_json())

@@ -81,6 +81,8 @@ class Yardstick:
             yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
         if not self.baseline.curve_ms and not has_plain:
             yield "Whether steps are slower than they were is not known: name a plain server with --plain."
+        if self.baseline.seen is None:
+            yield "Whether prompts and adapters are as they were is not known: --record-baseline keeps a window."
         if not self.baseline.probe:
             yield "The baseline has no probe: record one with --record-baseline while the service is known to be good."
         elif not has_probe:
