@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -77,6 +78,15 @@ def read_prompts(name: str) -> list[dict[str, Any]]:
     return [{key: row[key] for key in ("prompt", "messages") if key in row} | {"max_tokens": 96} for row in rows]
 
 
+def make_fresh(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request that nobody has sent before, so that no prefix of it is cached."""
+    mark = f"# {secrets.token_hex(4)}\n"
+    if "prompt" in body:
+        return {**body, "prompt": mark + body["prompt"]}
+    first, *others = body["messages"]
+    return {**body, "messages": [{**first, "content": mark + first["content"]}, *others]}
+
+
 @asynccontextmanager
 async def traffic(url: str, bodies: Sequence[Mapping[str, Any]], streams: int, **sampling: Any) -> AsyncIterator[None]:
     """Keep requests in flight."""
@@ -86,7 +96,7 @@ async def traffic(url: str, bodies: Sequence[Mapping[str, Any]], streams: int, *
 
         async def stream() -> None:
             while True:
-                body = {"temperature": 0, **next(turn), **sampling, "model": model}
+                body = {"temperature": 0, **make_fresh(next(turn)), **sampling, "model": model}
                 path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
                 (await client.post(path, json=body)).raise_for_status()
 
@@ -139,7 +149,7 @@ class Lab:
     def copy_head(self, name: str, change: Callable[[torch.Tensor], torch.Tensor], **config: object) -> SpecConfig:
         """Return the config of a head whose matrices, or settings, were changed."""
         path = self.folder / name
-        shutil.copytree(BUNDLE / "eagle3", path)
+        shutil.copytree(BUNDLE / "eagle3", path, dirs_exist_ok=True)
         for file in path.glob("*.safetensors"):
             save_file({key: change(each) if each.dim() == 2 else each for key, each in load_file(file).items()}, file)
         if config:
@@ -346,12 +356,15 @@ def _sum_up(fault: Fault, seen: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def run(names: Sequence[str]) -> None:
-    """Make the faults one by one, and write what was named."""
+async def run(names: Sequence[str], keep: Path | None) -> None:
+    """Make the faults one by one, and write what was named; the baseline alone where a kept folder has none yet."""
     with TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
-            lab = Lab(Path(folder), stack)
-            for fault in FAULTS:
+            lab = Lab(keep or Path(folder), stack)
+            is_new = keep is not None and not (keep / "good.json").exists()
+            if is_new:
+                await lab.find_baseline()
+            for fault in [] if is_new else FAULTS:
                 if names and fault.name not in names:
                     continue
                 try:
@@ -370,7 +383,11 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], choices=[fault.name for fault in FAULTS])
-    asyncio.run(run(parser.parse_args().only))
+    parser.add_argument("--keep", type=Path, help="folder of the baseline, which the first call makes")
+    given = parser.parse_args()
+    if given.keep:
+        given.keep.mkdir(exist_ok=True)
+    asyncio.run(run(given.only, given.keep))
 
 
 if __name__ == "__main__":

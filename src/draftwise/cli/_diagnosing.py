@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._findings import MARKS
-from draftwise.core import Baseline, Diagnosis, Severity, Window
+from draftwise.core import Baseline, Diagnosis, Window
 from draftwise.watch.diagnose import Asked, Expectation, diagnose
 from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.misleading import find_misleading
-from draftwise.watch.watcher import Sight
+from draftwise.watch.watcher import UNREAD, Sight
 from draftwise.watch.yardstick import Yardstick
 
 __all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
@@ -48,8 +48,8 @@ def add_diagnoses(
     found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = filter(None, map(find_misleading, wholes))
-    gone = [each for each in sight.findings if each.severity is Severity.ERROR]
-    rest = [each for each in sight.findings if each.severity is not Severity.ERROR]
+    gone = [each for each in sight.findings if each.code == UNREAD]
+    rest = [each for each in sight.findings if each.code != UNREAD]
     return replace(sight, findings=(*gone, *found, *rest, *notes))
 
 
