@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -56,7 +58,8 @@ SWEEP, ROUNDS = (1, 4, 16), 2
 CROWD = 32
 DRAFTER_LENGTH = 512
 LONG_CHARACTERS = 3200
-WINDOW_S = 30.0
+WINDOW_S, RATES_S = 30.0, 22.0
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 START_S = 5.0
 """In which the command has looked for the first time; the traffic ends before the probe is sent."""
 EAGLE3 = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(BUNDLE / "eagle3"))
@@ -76,6 +79,16 @@ def read_prompts(name: str) -> list[dict[str, Any]]:
     """Return the bodies of held-out requests."""
     rows = [json.loads(line) for line in (BUNDLE / "heldout" / f"{name}.jsonl").read_text().splitlines()]
     return [{key: row[key] for key in ("prompt", "messages") if key in row} | {"max_tokens": 96} for row in rows]
+
+
+def parse_page(text: str) -> dict[str, float]:
+    """Return vLLM's counters and gauges by name and position."""
+    found = {}
+    for name, labels, value in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
+        position = re.search(r'position="\d+"', labels)
+        if name in GAUGES or name.endswith(("_total", "_sum", "_count")):
+            found[f"{name}{{{position[0]}}}" if position else name] = float(value)
+    return found
 
 
 def make_fresh(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,20 +181,51 @@ class Lab:
                     watcher.close()
                     return window
 
+    def find_good_rates(self, arguments: Sequence[object]) -> Any:
+        """Return the rates of the good time that a command compares with."""
+        path = next((each for each in arguments if isinstance(each, Path) and self._rates_file(each).exists()), None)
+        return None if path is None else json.loads(self._rates_file(path).read_text())
+
+    @staticmethod
+    def _rates_file(baseline: Path) -> Path:
+        return baseline.with_name(f"{baseline.stem}_rates.json")
+
     async def watch(self, *arguments: object) -> dict[str, Any]:
         """Return what the command prints, with its exit code."""
         command = [sys.executable, "-m", "draftwise", "watch", *map(str, arguments), "--once", "--json"]
         command += ["--interval", str(WINDOW_S)] if "--interval" not in command else []
         process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
-        out, err = await process.communicate()
+        urls = [each for each in arguments if str(each).startswith("http")]
+        (out, err), rates = await asyncio.gather(process.communicate(), self._find_rates(urls))
         if not out:
             raise RuntimeError(err.decode())
-        return {**json.loads(out), "exit": process.returncode}
+        good = self.find_good_rates(arguments)
+        return {**json.loads(out), "exit": process.returncode, "rates": rates, "good": good}
+
+    async def _find_rates(self, urls: Sequence[object]) -> list[dict[str, float]]:
+        """Return what each server counts in a second of the window, and its gauges; nothing of one that is gone."""
+        async with httpx.AsyncClient() as client:
+
+            async def read(url: object) -> dict[str, float]:
+                try:
+                    return parse_page((await client.get(f"{url}/metrics")).text)
+                except httpx.HTTPError:
+                    return {}
+
+            await asyncio.sleep(START_S)
+            before, began = [await read(url) for url in urls], time.monotonic()
+            await asyncio.sleep(RATES_S)
+            after, seconds = [await read(url) for url in urls], time.monotonic() - began
+        return [
+            {name: value if name in GAUGES else (value - b.get(name, 0.0)) / seconds for name, value in a.items()}
+            for b, a in zip(before, after, strict=True)
+        ]
 
     async def record(self, name: str, url: str, bodies: Sequence[Mapping[str, Any]]) -> Path:
         """Return the baseline of a good server under traffic."""
         path = self.folder / f"{name}.json"
-        await self.watch_under(traffic(url, bodies, STREAMS), url, "--record-baseline", path)
+        seen = await self.watch_under(traffic(url, bodies, STREAMS), url, "--record-baseline", path)
+        self._rates_file(path).write_text(json.dumps(seen["rates"]))
         return path
 
     async def watch_under(self, load: AbstractAsyncContextManager[None], *arguments: object) -> dict[str, Any]:
@@ -353,6 +397,9 @@ def _sum_up(fault: Fault, seen: Mapping[str, Any]) -> dict[str, Any]:
         "exit": seen["exit"],
         "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
         "tokens_per_step": [pool["tokens_per_step"] for pool in seen["pools"]],
+        "expected": seen["expected"],
+        "rates": seen["rates"],
+        "good": seen["good"],
     }
 
 

@@ -21,6 +21,7 @@ from tests.support.web import serving_answers
 from draftwise.cli import main
 from draftwise.cli._diagnosing import add_diagnoses
 from draftwise.cli._watching import draw_course
+from draftwise.core import Finding, Severity
 from draftwise.watch.diagnose import Asked
 from draftwise.watch.watcher import Sight
 
@@ -191,6 +192,16 @@ def test_the_window_of_a_recorded_baseline_tells_what_a_run_cannot() -> None:
     sight, known = Sight(at_s=0.0, windows=(), recent=(slower, plain)), measured()
     for baseline, code in ((known, "step-cost-up"), (replace(known, seen=HEALTHY), "machine-slower")):
         assert add_diagnoses(sight, baseline, Asked()).findings[0].code == code
+
+
+def test_a_server_that_is_gone_comes_before_the_diagnoses_and_what_its_probe_says_after_them() -> None:
+    gone, differs = (
+        Finding(code=code, severity=Severity.ERROR, message="m") for code in ("server-unread", "probe-differs")
+    )
+    fallen = make_window(replace(SPEC, positions=(0.12, 0.04, 0.02)))
+    sight = Sight(at_s=0.0, windows=(), recent=(fallen,), findings=(differs, gone))
+    first, second, *_, last = add_diagnoses(sight, measured(), Asked()).findings
+    assert (first.code, second.code, last.code) == ("server-unread", "acceptance-fell", "probe-differs")
 
 
 def test_a_setup_and_a_start_log_tell_causes_apart(baseline: Path, tmp_path: Path) -> None:
