@@ -39,10 +39,6 @@ _LONGER_PROMPTS = 2.0
 _COLD_S = 3600.0
 
 
-_gated = get_finding("context-gated")
-_GATED, _GATES = _gated.title, _gated.diagnosis.confirmed_by if _gated.diagnosis else ()
-
-
 def _accepts_little(case: Case) -> bool:
     """Return whether there are drafts enough to say that next to nothing of them is accepted."""
     return case.window.counters.spec.num_drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS
@@ -71,33 +67,45 @@ def _find_woke_without_weights(case: Case) -> Found | None:
 
 def _find_context_gated(case: Case) -> Found | None:
     """Take the setup's word that a long sequence can stop drafting, where drafts are as good as ever or worthless."""
-    ruling, zero = case.asked.find_ruling(_GATES), _find_zero_acceptance(case)
-    found = zero if zero is not None else _find_acceptance_fell(case)
-    if ruling is None or found is None or (zero is None and not _is_scaled(case)) or _is_drafter(case):
+    ruling, zero = _find_gate(case), _find_zero_acceptance(case)
+    found = zero or _find_acceptance_fell(case)
+    if ruling is None or found is None or not (zero or _is_scaled(case)) or _is_told_alone(case):
         return None
-    return replace(found, message=f"{_GATED}. {found.message}", evidence=(ruling, *found.evidence))
+    return replace(
+        found,
+        message=f"{get_finding('context-gated').title}. {found.message}",
+        evidence=(ruling, *found.evidence),
+    )
+
+
+def _find_gate(case: Case) -> str | None:
+    """Return what the setup says of sequences that its drafter is too short for."""
+    row = get_finding("context-gated").diagnosis
+    return None if row is None else case.asked.find_ruling(row.confirmed_by)
 
 
 def _is_scaled(case: Case) -> bool:
     """Return whether first draft tokens alone are accepted less: those behind an accepted one are as good as ever."""
     then = () if case.good is None else case.good.conditional_rate_per_pos
     pairs = [(a, b) for a, b in zip(case.window.conditional_rate_per_pos, then, strict=False) if a is not None and b]
-    (first, first_then), *later = pairs or [(0.0, 0.0)]
-    return bool(later) and first < first_then * (1 - _FELL) and all(a >= b * (1 - _AS_BEFORE) for a, b in later)
+    if len(pairs) < 2:
+        return False
+    (first, first_then), *later = pairs
+    return first < first_then * (1 - _FELL) and all(a >= b * (1 - _AS_BEFORE) for a, b in later)
 
 
-def _is_drafter(case: Case) -> bool:
-    """Return whether the probe alone tells that drafter or engine have changed, whatever other requests do."""
-    return case.asked.probe is not None and bool(case.asked.probe.differs) and bool(case.asked.probe.alone)
+def _is_told_alone(case: Case) -> bool:
+    """Return whether drafter or engine have changed by a probe that no other request can have disturbed."""
+    return case.asked.probe is not None and bool(case.asked.probe.differs and case.asked.probe.alone)
 
 
 def _find_drafter_noise(case: Case) -> Found | None:
     rates, probe = case.window.rate_per_pos, case.asked.probe
     if not rates or not _accepts_little(case) or rates[0] >= _NOISE:
         return None
-    is_known = case.asked.rulings is not None and case.asked.find_ruling(_GATES) is None
-    is_told = probe is not None and probe.differs and (probe.alone or is_known)
-    if _find_zero_acceptance(case) is not None and not is_told:  # a long sequence may stop drafting for the batch
+    cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
+    is_told = _is_told_alone(case) or bool(probe and probe.differs and cannot_be_gated)
+    if _find_zero_acceptance(case) is not None and not is_told:
         return None
     return Found(
         message=f"Only {rates[0]:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
