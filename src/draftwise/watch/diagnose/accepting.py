@@ -151,7 +151,8 @@ def _find_tail_fell(case: Case) -> Found | None:
     if len(pairs) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
     (first, first_then), *later = pairs
-    error = draft_error(case.window, *([case.good] if case.expected.earlier else []))
+    earlier = case.expected.earlier
+    error = draft_error(case.window, *([] if earlier is None else [earlier]))
     if first < first_then * (1 - _AS_BEFORE):
         return None
     fallen = [(a, b) for a, b in later if is_less(a, b, by=_TAIL_FELL, error=error)]

@@ -52,12 +52,14 @@ def _find_above_crossover(case: Case) -> Found | None:
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
         return None
     heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
-    is_beyond = heaviest is not None and batch is not None and batch > heaviest
+    beyond = []
+    if heaviest is not None and batch is not None and batch > heaviest:
+        beyond.append(f"steps were measured up to {heaviest:g} running: whether they are slower is not known")
     return Found(
         message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
         evidence=(
             tell("in flight", in_flight, crossover, of="crossover"),
-            *([f"steps were measured up to {heaviest:g} running: whether they are slower is not known"] * is_beyond),
+            *beyond,
         ),
         loss=find_losses(case).load,
     )
