@@ -7,7 +7,7 @@ from statistics import median
 
 from draftwise.core import Window
 from draftwise.facts.advice import find_prior
-from draftwise.facts.findings import get_finding
+from draftwise.facts.findings import all_findings
 from draftwise.facts.methods import find_method
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
@@ -73,14 +73,14 @@ def _find_context_gated(case: Case) -> Found | None:
         return None
     return replace(
         found,
-        message=f"{get_finding('context-gated').title}. {found.message}",
+        message=f"{all_findings()['context-gated'].title}. {found.message}",
         evidence=(ruling, *found.evidence),
     )
 
 
 def _find_gate(case: Case) -> str | None:
     """Return what the setup says of sequences that its drafter is too short for."""
-    row = get_finding("context-gated").diagnosis
+    row = all_findings()["context-gated"].diagnosis
     return None if row is None else case.asked.find_ruling(row.confirmed_by)
 
 
