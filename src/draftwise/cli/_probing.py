@@ -21,6 +21,8 @@ __all__ = ["ask", "load_prompts", "probe_servers", "record"]
 
 _BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
 _REPEATS = 4
+_MOST_NULL = 50.0
+"""Percent of the prompts: where more change without a cause, that some take other steps says nothing."""
 
 
 def load_prompts(own: str | None) -> tuple[Workload, ...]:
@@ -76,6 +78,8 @@ async def record(
     told = f"{path} has {kept}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
     null = 100 * (baseline.probe_null or 0)
     text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
+    if null > _MOST_NULL:
+        text += " With so many, a later probe tells only a fall of tokens per step."
     if not is_new:
         text += f" Its window is left out, with fewer than {FEWEST_DRAFTS} drafts: give a longer --interval."
     return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
