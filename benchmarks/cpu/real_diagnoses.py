@@ -2,10 +2,11 @@
 
     python benchmarks/cpu/real_diagnoses.py [--only "the flag is lost"]
 
-A good server of the bundled model with its EAGLE-3 head is watched under traffic and probed, which makes the baseline;
-a short sweep over streams, of it and of its twin without speculation, makes the crossover. Then each fault is made with
-real weights, real requests and real processes, and the command is run as an operator runs it. What each fault is to be
-called stands in `FAULTS`; results are written one by one.
+A good server of the bundled model with its EAGLE-3 head is watched under traffic and probed, which makes the baseline.
+Where load is the fault, a short sweep over streams, of it and of its twin without speculation, adds the crossover: times
+of a machine that others use would be a fault of their own elsewhere. Each fault is made with real weights, real requests
+and real processes, and the command is run as an operator runs it. What each fault is to be called stands in `FAULTS`;
+results are written one by one.
 """
 
 from __future__ import annotations
@@ -236,8 +237,15 @@ class Lab:
         return await watching
 
     async def find_baseline(self) -> Path:
-        """Return the baseline of the good server, with break-even and crossover of a short sweep."""
+        """Return the baseline of the good server, as it is recorded."""
         path = self.folder / "good.json"
+        if not path.exists():
+            await self.record("good", await self.start("good", EAGLE3), self.chat)
+        return path
+
+    async def find_measured(self) -> Path:
+        """Return it with break-even and crossover of a short sweep."""
+        path = self.folder / "measured.json"
         if path.exists():
             return path
         urls = {"spec": await self.start("good", EAGLE3), "plain": await self.start("plain", None)}
@@ -245,9 +253,10 @@ class Lab:
         for streams, (arm, url) in product(SWEEP, urls.items()):  # what else runs here meets both arms
             async with traffic(url, self.chat, streams):
                 seen[arm, streams] = await self.see(url, 2 * streams + 6)
-        await self.record("good", urls["spec"], self.chat)
-        baseline = Baseline.from_json(path.read_text(), where=str(path))
+        good = await self.find_baseline()
+        baseline = Baseline.from_json(good.read_text(), where=str(good))
         path.write_text(_add_rules(baseline, seen).to_json())
+        shutil.copy(self._rates_file(good), self._rates_file(path))
         return path
 
 
@@ -356,7 +365,7 @@ async def make_long(lab: Lab) -> dict[str, Any]:
 
 async def make_crowd(lab: Lab) -> dict[str, Any]:
     """Send more requests at once than speculation pays for."""
-    baseline, url = await lab.find_baseline(), await lab.start("good", EAGLE3)
+    baseline, url = await lab.find_measured(), await lab.start("good", EAGLE3)
     async with traffic(url, lab.chat, CROWD):
         return await lab.watch(url, "--baseline", baseline)
 
