@@ -3,10 +3,10 @@
     python benchmarks/cpu/real_diagnoses.py [--only "the flag is lost"]
 
 A good server of the bundled model with its EAGLE-3 head is watched under traffic and probed, which makes the baseline.
-Where load is the fault, a short sweep over streams, of it and of its twin without speculation, adds the crossover: where
+Where load is the fault, a short sweep over streams, of it and of its twin without speculation, adds the crossover: if
 others use the machine, times are a fault of their own. Each fault is made with real weights, real requests and real
-processes, and the command is run as an operator runs it. What each fault is to be called stands in `FAULTS`; results are
-written one by one.
+processes, and the command is run as an operator runs it. What each fault is to be called stands in `FAULTS`; results
+are written one by one.
 """
 
 from __future__ import annotations
