@@ -121,6 +121,15 @@ def test_more_runs_at_once_than_the_run_measured_leaves_steps_unknown() -> None:
     assert found.evidence[1] == "steps were measured up to 64 running: whether they are slower is not known"
 
 
+def test_prefill_explains_no_more_of_a_step_than_the_time_it_takes() -> None:
+    def crowd(prefill_s: float) -> Window:
+        longer = change(prompt_tokens=2_500.0, step_s=0.06)
+        return replace(longer, sums=replace(longer.sums, prefill_s=prefill_s * longer.duration_s))
+
+    assert name(judge(crowd(0.7)))[0] == "prefill-crowds-steps"
+    assert name(judge(crowd(0.1)))[0] == "step-cost-up"
+
+
 def test_prompts_and_adapters_tell_kinds_of_traffic() -> None:
     longer = change(positions=(0.3, 0.12, 0.05), prompt_tokens=2_500.0)
     assert name(judge(longer))[0] == "context-grew"
