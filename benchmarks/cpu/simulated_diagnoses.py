@@ -28,6 +28,8 @@ PLANTED = [fault for fault in FAULTS if fault.simulated is not None]
 SILENT = "nothing"
 REGIMES = tuple(product((2 / 60, 10 / 60, 1.0, 4.0, 14.0), (60.0, 300.0)))
 """Requests a second and seconds of a window."""
+PAIR_RATES = (10.0, 5.0)
+"""Of a server: at the first, one pair runs more requests at once than the run that decided had in flight."""
 WITHOUT = {
     "all readings": {},
     "no plain pool": {"with_plain": False},
@@ -57,13 +59,14 @@ def judge_fault(index: int, seeds: int) -> dict[str, Any]:
     }
 
 
-def judge_pair(index: int, seeds: int) -> dict[str, Any]:
-    """Return how often both of two faults were among the first three."""
+def judge_pair(index: int, rate: float, seeds: int) -> dict[str, Any]:
+    """Return how often both of two faults were among the first three, of a service with so many requests a second."""
     rows = {fault.diagnosis: fault for fault in PLANTED}
-    service = Server(rate=10.0)  # that both together do not overload
-    codes = [name_all([rows[code] for code in PAIRS[index]], seed, service=service) for seed in range(1, seeds + 1)]
+    planted, service = [rows[code] for code in PAIRS[index]], Server(rate=rate)
+    codes = [name_all(planted, seed, service=service) for seed in range(1, seeds + 1)]
     return {
         "pair": PAIRS[index],
+        "requests a second": rate,
         "both in the top three": sum(set(PAIRS[index]) <= set(each[:3]) for each in codes),
         "of": seeds,
         "named": dict(Counter(" ".join(each[:3]) for each in codes)),
@@ -99,7 +102,13 @@ def judge_faults(given: argparse.Namespace) -> list[dict[str, Any]]:
 def judge_pairs(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for every pair."""
     with ProcessPoolExecutor(given.workers) as pool:
-        return list(pool.map(judge_pair, range(len(PAIRS)), [max(given.seeds // 2, 1)] * len(PAIRS)))
+        return [
+            row
+            for rate in PAIR_RATES
+            for row in pool.map(
+                judge_pair, range(len(PAIRS)), [rate] * len(PAIRS), [max(given.seeds // 2, 1)] * len(PAIRS)
+            )
+        ]
 
 
 def judge_all_healthy(given: argparse.Namespace, wander: float) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def test_no_server_that_answers(truth, folder):
 def test_without_a_break_even_it_says_so(truth, folder):
     truth[A] = 1.0
     result = run(A, "--state", folder / "g.json", "--once", "--act", command(folder))
+    assert "Looking for 90 s, as a decision takes: 3 windows" in result.stderr
     assert result.exit_code == 1
     assert "break-even-unknown" in result.output
     assert not (folder / "told").exists()
@@ -137,7 +138,7 @@ def test_without_a_break_even_it_says_so(truth, folder):
 def test_json_is_what_its_schema_says(truth, folder):
     truth |= {A: 1.1, B: 1.9}
     result = guard(folder, "--json", "--act", command(folder), urls=(A, B))
-    lines = [json.loads(line) for line in result.output.splitlines()]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     validator = Draft7Validator(close(schema_of("guard")))
     assert [error.message for line in lines for error in validator.iter_errors(line)] == []
     assert any(action["executes"] for line in lines for action in line["actions"])

@@ -18,7 +18,9 @@ from draftwise.core import (
     Rollback,
     RollbackBasis,
     SpecStats,
+    Sums,
     UnreadableSource,
+    Window,
 )
 
 SUM = "a" * 64
@@ -45,9 +47,15 @@ FULL = Baseline(
     rollback=(RULE, replace(RULE, loads=(8.0, inf), condition=Condition(load=OpenLoop.steady(2.0)))),
     probe=(ProbeAnswer(prompt_id="0", num_tokens=64, num_steps=30, text_sha256=SUM),),
     probe_null=0.08,
-    season=(0.1,) * 168,
-    noise=(0.05, 0.3),
-    limit=38.0,
+    seen=Window(
+        pool="spec",
+        instance="",
+        start_s=1.0,
+        duration_s=30.0,
+        counters=Counters(spec=STATS, generation_tokens=19),
+        sums=Sums(finished=3.0, prompt_tokens=90.0),
+        adapters=frozenset({"sql", "de"}),
+    ),
     missing=("Nothing.",),
 )
 
@@ -65,11 +73,10 @@ curves = st.dictionaries(
     curves,
     st.sampled_from([(), (RULE,), FULL.rollback]),
     st.none() | st.floats(0, 1),
-    st.none() | st.tuples(st.floats(0, 9), st.floats(0, 9)),
-    st.none() | rates,
+    st.sampled_from([None, FULL.seen]),
 )
-def test_what_is_written_is_read_again(curve, rules, null, noise, limit):
-    baseline = replace(FULL, curve_ms=curve, rollback=rules, probe_null=null, noise=noise, limit=limit)
+def test_what_is_written_is_read_again(curve, rules, null, seen):
+    baseline = replace(FULL, curve_ms=curve, rollback=rules, probe_null=null, seen=seen)
     assert Baseline.from_json(baseline.to_json(), where="baseline.json") == baseline
 
 
@@ -84,9 +91,7 @@ def test_a_setup_that_nobody_measured_has_a_baseline_of_absences():
         ({"format": "other"}, "its format is not 'draftwise-baseline'"),
         ({"version": 2}, "it has version 2, and 1 is known here"),
         ({"probe_null": 1.5}, "probe_null is a share"),
-        ({"season": [0.1]}, "season has 168 hours or none"),
-        ({"noise": [-1, 0]}, "noise is at least 0"),
-        ({"limit": 0}, "limit is positive"),
+        ({"seen": {}}, "no baseline"),
         ({"setup_sha256": "12"}, "setup_sha256"),
         ({"curve_ms": {"a": [[8, 1.0], [1, 1.0]]}}, "the curve of a goes up"),
         ({"curve_ms": {"a": [[1, -1.0]]}}, "the curve of a is positive"),

@@ -54,6 +54,11 @@ def test_readings_are_ratios_of_sums() -> None:
     assert WINDOW.batch == 8.0
 
 
+def test_a_draft_whose_tokens_are_not_counted_yet_is_no_more_than_full_coverage() -> None:
+    ahead = replace(WINDOW.counters.spec, num_drafts=10 * WINDOW.counters.spec.num_drafts)
+    assert replace(WINDOW, counters=replace(WINDOW.counters, spec=ahead)).coverage == 1.0
+
+
 def test_tokens_per_step_is_one_more_than_coverage_times_what_stands() -> None:
     length, coverage = WINDOW.acceptance_length, WINDOW.coverage
     assert length is not None

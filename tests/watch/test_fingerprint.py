@@ -144,12 +144,16 @@ def test_a_probe_becomes_a_finding() -> None:
         finding, found = judge_probe(now, baseline, where="http://a")
         assert finding.code == code
         assert found is not None
+        assert found.alone is None
     undecided, found = judge_probe(probed(answer(30, exact=False)), baseline, where="http://a")
     assert (undecided.code, found) == ("probe-undecided", None)
-    busy, _ = judge_probe(
-        probed(*[replace(answer(30), prompt_id=str(n)) for n in range(12)], generated=12 * 64 + 50), baseline, where="a"
-    )
-    assert "Other clients were sent 50 tokens meanwhile" in busy.message
+    for others in (0, 50):
+        now = probed(*[replace(answer(30), prompt_id=str(n)) for n in range(12)], generated=12 * 64 + others,
+                     accepted=12 * 34)  # fmt: skip
+        finding, found = judge_probe(now, baseline, where="a")
+        assert ("Other clients were sent 50 tokens meanwhile" in finding.message) == bool(others)
+        assert found is not None
+        assert found.alone is not bool(others)
 
 
 def test_a_service_without_a_run_gets_a_baseline_of_what_is_seen() -> None:
@@ -163,6 +167,7 @@ def test_a_service_without_a_run_gets_a_baseline_of_what_is_seen() -> None:
     assert made.probe_null == pytest.approx(1 / PROMPTS)
     assert len(made.probe) == 4 * PROMPTS
     assert made.rollback == ()
+    assert made.seen == replace(window, instance="")
     assert type(made).from_json(made.to_json(), where="x") == made
     (told,) = made.missing
     assert "break-even" in told
@@ -173,6 +178,7 @@ def test_what_a_run_measured_stays_when_a_probe_is_recorded() -> None:
     known = make_baseline()
     made = record_baseline(None, REPEATS, known)
     assert (made.expected, made.rollback, made.missing) == (known.expected, known.rollback, known.missing)
+    assert made.seen is None
     assert compare_probe(GOOD, made.probe, made.probe_null).differs is False
 
 

@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._findings import MARKS
-from draftwise.core import Baseline, Diagnosis, Severity, Window
+from draftwise.core import Baseline, Diagnosis, Window
 from draftwise.watch.diagnose import Asked, Expectation, diagnose
 from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.misleading import find_misleading
-from draftwise.watch.watcher import Sight
+from draftwise.watch.watcher import UNREAD, Sight
 from draftwise.watch.yardstick import Yardstick
 
 __all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
@@ -39,16 +39,17 @@ def add_diagnoses(
         baseline: what the pools are held against.
         asked: what was given beside the counters.
         fingerprints: of the servers that were probed.
-        earlier: window of a time that was good, such as before a roll-out.
+        earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
     """
     pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
-    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
+    seen = None if baseline is None else baseline.seen
+    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
     found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = filter(None, map(find_misleading, wholes))
-    gone = [each for each in sight.findings if each.severity is Severity.ERROR]
-    rest = [each for each in sight.findings if each.severity is not Severity.ERROR]
+    gone = [each for each in sight.findings if each.code == UNREAD]
+    rest = [each for each in sight.findings if each.code != UNREAD]
     return replace(sight, findings=(*gone, *found, *rest, *notes))
 
 

@@ -13,7 +13,7 @@ from draftwise.core import BackendError, Baseline, Finding, Severity, StorageErr
 from draftwise.machine.files import write_whole
 from draftwise.measure.probe import load_probe, probe
 from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
-from draftwise.watch.recording import record_baseline
+from draftwise.watch.recording import FEWEST_DRAFTS, record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
 
@@ -21,6 +21,8 @@ __all__ = ["ask", "ask_again", "load_prompts", "probe_servers", "record"]
 
 _BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
 _REPEATS = 4
+_MOST_NULL = 50.0
+"""Percent of the prompts: where more change without a cause, that some take other steps says nothing."""
 
 
 def load_prompts(own: str | None) -> tuple[Workload, ...]:
@@ -71,10 +73,15 @@ async def record(
         write_whole(path, baseline.to_json())
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror}). Choose another --record-baseline.") from None
-    seen = "" if known is not None or baseline.expected is None else "what its window says to expect, and "
-    told = f"{path} has {seen}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
+    is_new = baseline.seen is not None and baseline.seen != (known and known.seen)
+    kept = f"the last {baseline.seen.duration_s:.0f} s and " if baseline.seen is not None and is_new else ""
+    told = f"{path} has {kept}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
     null = 100 * (baseline.probe_null or 0)
     text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
+    if null > _MOST_NULL:
+        text += " With so many, a later probe tells only a fall of tokens per step."
+    if not is_new:
+        text += f" Its window is left out, with fewer than {FEWEST_DRAFTS} drafts: give a longer --interval."
     return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
 
 

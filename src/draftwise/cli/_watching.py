@@ -18,9 +18,9 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
-from draftwise.core import Diagnosis, Finding, Severity, Window
+from draftwise.core import Diagnosis, Finding, Window
 from draftwise.watch.rows import sight_to_dict
-from draftwise.watch.watcher import Sight
+from draftwise.watch.watcher import UNREAD, Sight
 from draftwise.watch.yardstick import Yardstick
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
@@ -130,7 +130,7 @@ class LiveShow:
 def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     """Yield which servers cannot be read, what is wrong with the others, and what else is to be said."""
     told = [each for each in findings if not isinstance(each, Diagnosis)]
-    if gone := [each for each in told if each.severity is Severity.ERROR]:
+    if gone := [each for each in told if each.code == UNREAD]:
         yield render_findings(gone)
     if diagnoses := [each for each in findings if isinstance(each, Diagnosis)]:
         yield render_diagnoses(diagnoses)

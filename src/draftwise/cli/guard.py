@@ -195,6 +195,9 @@ async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any])
     from draftwise.watch.diagnose import Asked
     from draftwise.watch.watcher import Watcher
 
+    if given["once"]:
+        text = f"Looking for {made.hold_s:.0f} s, as a decision takes: {MIN_WINDOWS} windows (--every), and 30 s."
+        click.echo(text, err=True)
     show = JsonShow() if given["as_json"] else TextShow()
     baseline = _find_baseline(given)
     tick, num_looks = None, 0

@@ -11,8 +11,9 @@ from typing import Any
 from draftwise.core.decision import Relation, Rollback, RollbackBasis
 from draftwise.core.finding import UnreadableSource
 from draftwise.core.load import Condition
-from draftwise.core.run import Counters
+from draftwise.core.run import Counters, ServerLoad
 from draftwise.core.stats import SpecStats
+from draftwise.core.window import Sums, Window
 
 __all__ = ["NO_PROBE", "Baseline", "Expected", "ProbeAnswer"]
 
@@ -21,7 +22,6 @@ NO_PROBE = "What it answers to the probe, and how much that changes by itself: i
 
 _FORMAT = "draftwise-baseline"
 _VERSION = 1
-_WEEK_HOURS = 168
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,9 @@ class Baseline:
     """What the deployed server answered when it was known to be good, several repeats of each prompt."""
     probe_null: float | None = None
     """Share of the probe's prompts that take other steps without a cause, its 95 % quantile over repeats."""
-    season: tuple[float, ...] = ()
-    """Logarithm of the accepted tokens of a draft that each hour of the week expects, from Monday 0:00 UTC on."""
-    noise: tuple[float, float] | None = None
-    """Standard deviation of a window around its season: of any window, and of a single draft."""
-    limit: float | None = None
-    """Sum of deviations from which the season is left."""
+    seen: Window | None = None
+    """The deployed service while it was known to be good: of its prompts, adapters and times, a run's traffic says
+    nothing."""
     missing: tuple[str, ...] = ()
     """What is absent and why, a sentence each."""
 
@@ -92,10 +89,7 @@ class Baseline:
             _need(streams == sorted(set(streams)), f"the curve of {arm} goes up in streams")
             _need(all(_is_positive(value) for point in points for value in point), f"the curve of {arm} is positive")
         _need(self.probe_null is None or 0 <= self.probe_null <= 1, "probe_null is a share")
-        _need(len(self.season) in (0, _WEEK_HOURS), f"season has {_WEEK_HOURS} hours or none")
-        _need(all(map(isfinite, self.season)), "season is finite")
-        _need(self.noise is None or all(isfinite(each) and each >= 0 for each in self.noise), "noise is at least 0")
-        _need(self.limit is None or _is_positive(self.limit), "limit is positive")
+        _need(self.seen is None or _is_positive(self.seen.duration_s), "what was seen lasted some time")
 
     def to_json(self) -> str:
         """Return the text of a baseline.json."""
@@ -105,6 +99,7 @@ class Baseline:
             "expected": None if expected is None else asdict(expected) | {"condition": expected.condition.to_dict()},
             "rollback": rollback,
             "probe": [asdict(answer) for answer in self.probe],
+            "seen": None if self.seen is None else asdict(self.seen) | {"adapters": sorted(self.seen.adapters)},
         }
         return json.dumps({"format": _FORMAT, "version": _VERSION, **row}, indent=1, allow_nan=False) + "\n"
 
@@ -147,29 +142,41 @@ def _is_positive(value: float) -> bool:
 
 
 def _read(row: Mapping[str, Any]) -> Baseline:
-    expected, noise = row["expected"], row["noise"]
+    expected, seen = row["expected"], row["seen"]
     parts = {
         "expected": None if expected is None else _read_expected(expected),
         "curve_ms": {arm: tuple((count, ms) for count, ms in points) for arm, points in row["curve_ms"].items()},
         "rollback": tuple(map(_read_rollback, row["rollback"])),
         "probe": tuple(ProbeAnswer(**answer) for answer in row["probe"]),
-        "season": tuple(row["season"]),
-        "noise": None if noise is None else (noise[0], noise[1]),
+        "seen": None if seen is None else _read_window(seen),
         "missing": tuple(row["missing"]),
     }
     return Baseline(**{**row, **parts})
 
 
 def _read_expected(row: Mapping[str, Any]) -> Expected:
-    counters = row["counters"]
-    stats: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in counters["spec"].items()
-    }
     return Expected(
         workload=row["workload"],
         condition=Condition.from_dict(row["condition"]),
-        counters=Counters(**{**counters, "spec": SpecStats(**stats)}),
+        counters=_read_counters(row["counters"]),
     )
+
+
+def _read_window(row: Mapping[str, Any]) -> Window:
+    parts = {
+        "counters": _read_counters(row["counters"]),
+        "load": ServerLoad(**row["load"]),
+        "sums": Sums(**row["sums"]),
+        "adapters": frozenset(row["adapters"]),
+    }
+    return Window(**{**row, **parts})
+
+
+def _read_counters(row: Mapping[str, Any]) -> Counters:
+    stats: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row["spec"].items()
+    }
+    return Counters(**{**row, "spec": SpecStats(**stats)})
 
 
 def _rollback_to_dict(rule: Rollback) -> dict[str, Any]:

@@ -168,8 +168,12 @@ class Window:
 
     @property
     def coverage(self) -> float | None:
-        """D / (G - A): the share of the steps that verified a draft."""
-        return _ratio(self.counters.spec.num_drafts, self.sequence_steps)
+        """D / (G - A): the share of the steps that verified a draft.
+
+        At most 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
+        """
+        share = _ratio(self.counters.spec.num_drafts, self.sequence_steps)
+        return None if share is None else min(share, 1.0)
 
     @property
     def acceptance_length(self) -> float | None:

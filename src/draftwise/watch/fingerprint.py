@@ -7,7 +7,7 @@ Rounding may depend on the batch, so that some prompts change without a cause: h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from math import comb, exp, log, sqrt
@@ -48,6 +48,9 @@ class Fingerprint:
     """Mean logarithm of tokens per step over the baseline's, over comparable prompts; None where there are too few."""
     error: float | None
     """Its standard error."""
+    alone: bool | None = None
+    """Whether the server answered nobody else meanwhile, whose requests might have stopped drafting; None where that is
+    not known."""
 
     @property
     def differs(self) -> bool | None:
@@ -144,6 +147,8 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     """
     answers = take_answers(probed)
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
+    others = _count_others(probed)
+    found = found and replace(found, alone=None if others is None else not others)
     limits = " ".join(list_limits(probed, answers))
     if found is None or found.differs is None:
         told = (
@@ -166,10 +171,14 @@ def list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]
             "The steps of an answer cannot be counted: the server sends several in one chunk (--stream-interval), "
             "or does not say how many tokens a chunk holds."
         )
-    generated = probed.growth.generation_tokens
-    if generated is not None and generated > probed.num_tokens:
-        others = generated - probed.num_tokens
+    if others := _count_others(probed):
         yield f"Other clients were sent {others} tokens meanwhile: in a fuller batch, rounding may differ."
+
+
+def _count_others(probed: Probed) -> int | None:
+    """Return the tokens that others were sent while the server was probed."""
+    generated = probed.growth.generation_tokens
+    return None if generated is None else max(0, generated - probed.num_tokens)
 
 
 def _count_steps(answer: Answer) -> int | None:

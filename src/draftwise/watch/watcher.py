@@ -15,8 +15,10 @@ from draftwise.core import BackendError, Finding, Severity, Window
 from draftwise.watch.look import Look, grow
 from draftwise.watch.pages import Page, read_all
 
-__all__ = ["RECENT_S", "Recent", "Sight", "Watcher", "Watching", "tick_every", "unread"]
+__all__ = ["RECENT_S", "UNREAD", "Recent", "Sight", "Watcher", "Watching", "tick_every", "unread"]
 
+UNREAD = "server-unread"
+"""Code of a server that cannot be read."""
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
 _CHUNKS = 10
@@ -158,7 +160,7 @@ def _end(window: Window) -> float:
 def unread(where: str, error: BackendError) -> Finding:
     """Return the finding for a server that cannot be read, whatever it does meanwhile."""
     return Finding(
-        code="server-unread",
+        code=UNREAD,
         severity=Severity.ERROR,
         message=str(error),
         where=where,

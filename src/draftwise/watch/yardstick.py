@@ -39,6 +39,12 @@ class Yardstick:
         expected = None if self.baseline is None else self.baseline.expected
         return None if expected is None else expected.counters.tokens_per_step
 
+    @property
+    def heaviest(self) -> float | None:
+        """Running requests up to which the run measured steps; None without a curve."""
+        points = () if self.baseline is None else self.baseline.curve_ms.get(self.baseline.arm, ())
+        return points[-1][0] if points else None
+
     def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
         """Return how long a step took in the run with so many running requests, between its points by a straight line.
 
@@ -75,6 +81,8 @@ class Yardstick:
             yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
         if not self.baseline.curve_ms and not has_plain:
             yield "Whether steps are slower than they were is not known: name a plain server with --plain."
+        if self.baseline.seen is None:
+            yield "Whether prompts and adapters are as they were is not known: --record-baseline keeps a window."
         if not self.baseline.probe:
             yield "The baseline has no probe: record one with --record-baseline while the service is known to be good."
         elif not has_probe:

@@ -94,6 +94,12 @@ def test_a_check_of_the_setup_confirms_or_rules_out() -> None:
     assert first.settles == "draftwise watch a --setup FILE"
 
 
+def test_how_far_graphs_reach_does_not_say_that_a_batch_is_beyond() -> None:
+    said = Asked(spec=ASKED_SPEC, rulings={"cudagraph-reach": "CUDA graphs reach 512 tokens a step."})
+    (first, *_) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=said)
+    assert first.code == "step-cost-up"
+
+
 def test_what_costs_most_comes_first_and_what_follows_from_it_last() -> None:
     found = diagnose({"spec": [replace(ZERO, restarted=True)]}, EXPECTED, [], Asked(spec=ASKED_SPEC))
     explained = [bool(each.follows_from) for each in found]

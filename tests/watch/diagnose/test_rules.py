@@ -85,6 +85,51 @@ def test_the_probe_tells_the_drafter_from_the_traffic() -> None:
     assert name(judge(HEALTHY, asked=replace(ASKED, probe=DIFFERS))) == ["drafter-changed"]
 
 
+GATE = {"context-gate": "The drafter takes 2048 tokens and the server 8192."}
+ALONE = replace(DIFFERS, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "code"),
+    [
+        ({}, "zero-acceptance"),
+        ({"probe": DIFFERS}, "zero-acceptance"),  # a long sequence beside it may have stopped the probe's drafts, too
+        ({"probe": ALONE}, "drafter-noise"),
+        ({"probe": DIFFERS, "rulings": {}}, "drafter-noise"),
+        ({"probe": DIFFERS, "rulings": GATE}, "context-gated"),
+        ({"probe": ALONE, "rulings": GATE}, "drafter-noise"),
+        ({"probe": SAME, "rulings": GATE}, "context-gated"),
+    ],
+)
+def test_nothing_accepted_is_the_drafter_or_a_long_sequence_once_a_reading_says_so(
+    known: dict[str, object], code: str
+) -> None:
+    zero = change(positions=(0.0,) * 3)
+    assert name(judge(zero, asked=Asked(spec=ASKED_SPEC, **known))) == [code]  # type: ignore[arg-type]
+
+
+def test_a_long_sequence_now_and_then_leaves_later_positions_as_they_were() -> None:
+    asked = replace(ASKED, rulings=GATE)
+    assert name(judge(change(positions=(0.25, 0.125, 0.065)), asked=asked)) == ["context-gated"]
+    assert name(judge(change(positions=(0.25, 0.08, 0.02)), asked=asked))[0] == "traffic-changed"
+    assert name(judge(HEALTHY, asked=asked)) == []
+
+
+def test_more_runs_at_once_than_the_run_measured_leaves_steps_unknown() -> None:
+    (found, *_) = judge(change(running=80.0, step_s=0.2))
+    assert found.code == "above-crossover"
+    assert found.evidence[1] == "steps were measured up to 64 running: whether they are slower is not known"
+
+
+def test_prefill_explains_no_more_of_a_step_than_the_time_it_takes() -> None:
+    def crowd(prefill_s: float) -> Window:
+        longer = change(prompt_tokens=2_500.0, step_s=0.06)
+        return replace(longer, sums=replace(longer.sums, prefill_s=prefill_s * longer.duration_s))
+
+    assert name(judge(crowd(0.7)))[0] == "prefill-crowds-steps"
+    assert name(judge(crowd(0.1)))[0] == "step-cost-up"
+
+
 def test_prompts_and_adapters_tell_kinds_of_traffic() -> None:
     longer = change(positions=(0.3, 0.12, 0.05), prompt_tokens=2_500.0)
     assert name(judge(longer))[0] == "context-grew"

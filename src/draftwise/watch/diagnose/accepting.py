@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from draftwise.core import Window
 from draftwise.facts.advice import find_prior
+from draftwise.facts.findings import all_findings
 from draftwise.facts.methods import find_method
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
@@ -15,7 +17,6 @@ from draftwise.watch.diagnose.noise import (
     count_requests,
     draft_error,
     is_less,
-    relative_error,
 )
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
@@ -32,7 +33,7 @@ _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
 _OLDER = 5.0
 """Times the age of the other replicas."""
-_FIRST_AS_BEFORE = 0.07
+_AS_BEFORE = 0.07
 _TAIL_FELL = 0.2
 _LONGER_PROMPTS = 2.0
 _COLD_S = 3600.0
@@ -64,13 +65,51 @@ def _find_woke_without_weights(case: Case) -> Found | None:
     )
 
 
+def _find_context_gated(case: Case) -> Found | None:
+    """Take the setup's word that a long sequence can stop drafting, where drafts are as good as ever or worthless."""
+    ruling, zero = _find_gate(case), _find_zero_acceptance(case)
+    found = zero or _find_acceptance_fell(case)
+    if ruling is None or found is None or not (zero or _is_scaled(case)) or _is_told_alone(case):
+        return None
+    return replace(
+        found,
+        message=f"{all_findings()['context-gated'].title}. {found.message}",
+        evidence=(ruling, *found.evidence),
+    )
+
+
+def _find_gate(case: Case) -> str | None:
+    """Return what the setup says of sequences that its drafter is too short for."""
+    row = all_findings()["context-gated"].diagnosis
+    return None if row is None else case.asked.find_ruling(row.confirmed_by)
+
+
+def _is_scaled(case: Case) -> bool:
+    """Return whether first draft tokens alone are accepted less: those behind an accepted one are as good as ever."""
+    then = () if case.good is None else case.good.conditional_rate_per_pos
+    pairs = [(a, b) for a, b in zip(case.window.conditional_rate_per_pos, then, strict=False) if a is not None and b]
+    if len(pairs) < 2:
+        return False
+    (first, first_then), *later = pairs
+    return first < first_then * (1 - _FELL) and all(a >= b * (1 - _AS_BEFORE) for a, b in later)
+
+
+def _is_told_alone(case: Case) -> bool:
+    """Return whether drafter or engine have changed by a probe that no other request can have disturbed."""
+    return case.asked.probe is not None and bool(case.asked.probe.differs and case.asked.probe.alone)
+
+
 def _find_drafter_noise(case: Case) -> Found | None:
-    rates = case.window.rate_per_pos
-    if not rates or not _accepts_little(case) or rates[0] >= _NOISE or _find_zero_acceptance(case) is not None:
+    rates, probe = case.window.rate_per_pos, case.asked.probe
+    if not rates or not _accepts_little(case) or rates[0] >= _NOISE:
+        return None
+    cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
+    is_told = _is_told_alone(case) or bool(probe and probe.differs and cannot_be_gated)
+    if _find_zero_acceptance(case) is not None and not is_told:
         return None
     return Found(
         message=f"Only {rates[0]:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
-        evidence=(tell("accepted at position 0", rates[0]),),
+        evidence=(tell("accepted at position 0", rates[0]), *([probe.summary] if probe and is_told else [])),
         loss=find_losses(case).acceptance,
     )
 
@@ -112,8 +151,9 @@ def _find_tail_fell(case: Case) -> Found | None:
     if len(pairs) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
     (first, first_then), *later = pairs
-    error = draft_error(case.window)
-    if first < first_then * (1 - _FIRST_AS_BEFORE):
+    earlier = case.expected.earlier
+    error = draft_error(case.window, *([] if earlier is None else [earlier]))
+    if first < first_then * (1 - _AS_BEFORE):
         return None
     fallen = [(a, b) for a, b in later if is_less(a, b, by=_TAIL_FELL, error=error)]
     if not fallen:
@@ -176,8 +216,7 @@ def _find_acceptance_fell(case: Case) -> Found | None:
     good, window = case.good, case.window
     if good is None or window.counters.spec.num_drafts < MIN_DRAFTS:
         return None
-    error = relative_error(window)
-    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=error):
+    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=case.error):
         return None
     return Found(
         message=f"A draft gives {window.acceptance_length:.2f} tokens; {good.acceptance_length:.2f} were measured.",
@@ -281,6 +320,7 @@ def _is_shortened(case: Case) -> bool:
 RULES = (
     Rule("zero-acceptance", _find_zero_acceptance),
     Rule("woke-without-weights", _find_woke_without_weights),
+    Rule("context-gated", _find_context_gated),
     Rule("drafter-noise", _find_drafter_noise),
     Rule("acceptance-low", _find_acceptance_low),
     Rule("too-perfect", _find_too_perfect),

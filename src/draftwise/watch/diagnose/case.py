@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from draftwise.core import ServerLoad, SpecConfig, Window
+from draftwise.watch.diagnose.noise import relative_error
 from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.yardstick import Yardstick
 
@@ -56,6 +57,11 @@ class Asked:
         is_table = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
         return [(first, last, k) for first, last, k in rows] if is_table and rows else []
 
+    def find_ruling(self, codes: Iterable[str]) -> str | None:
+        """Return what `check` or `inspect` say under the first of some codes that they name; None for none of them."""
+        rulings = self.rulings or {}
+        return next((rulings[code] for code in codes if code in rulings), None)
+
     def find_scheduled_k(self, batch: float | None) -> int | None:
         """Return the k of the row that a batch lies in; None without a schedule or outside of it."""
         rows = () if batch is None else self.schedule
@@ -84,6 +90,12 @@ class Case:
     def good(self) -> Window | None:
         """The window of a good time."""
         return self.expected.window
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error of the logarithm of a reading over the good window's, as far as requests make it."""
+        earlier = self.expected.earlier
+        return relative_error(self.window, *([] if earlier is None else [earlier]))
 
     @cached_property
     def replicas(self) -> Mapping[str, Window]:

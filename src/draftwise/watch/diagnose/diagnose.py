@@ -20,6 +20,7 @@ __all__ = ["RULES", "diagnose"]
 
 RULES: tuple[Rule, ...] = (*drafting.RULES, *accepting.RULES, *gaining.RULES, *serving.RULES)
 
+_DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
 """What a diagnosis whose loss cannot be computed is ranked by."""
 _SETTLED_BY = {
@@ -90,7 +91,8 @@ def _confirm(case: Case, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
     for hit in hits.values():
         for code in _list_causes(hit.code):
             row = _get_row(code)
-            proof = None if code in hits or case.find_missing(row.needs) else _find_proof(row, case.asked)
+            is_open = code not in hits and code not in _DECIDED and not case.find_missing(row.needs)
+            proof = _find_proof(row, case.asked) if is_open else None
             if proof is not None:
                 message = f"{get_finding(code).title}. {hit.found.message}"
                 evidence = (proof, *hit.found.evidence)
@@ -99,7 +101,7 @@ def _confirm(case: Case, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
 
 def _find_proof(row: DiagnosisFact, asked: Asked) -> str | None:
     """Return what a check of the setup, or its start-up log, says for a cause."""
-    said = next((message for code, message in (asked.rulings or {}).items() if code in row.confirmed_by), None)
+    said = asked.find_ruling(row.confirmed_by)
     if said is None and row.logged and asked.log is not None:
         said = next((line.strip() for line in asked.log.splitlines() if row.logged in line), None)
     return said
@@ -119,12 +121,11 @@ def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
 
 def _add_candidates(diagnosis: Diagnosis, case: Case, hits: Mapping[str, _Hit]) -> Diagnosis:
     """Return a diagnosis with the causes that the readings at hand leave open, and the command that tells most."""
-    decided = {rule.code for rule in RULES}
     missing: dict[str, tuple[str, ...]] = {}
     for code in _list_causes(diagnosis.code):
         row = _get_row(code)
         lacks = case.find_missing(row.needs)
-        can_be_told = code in decided or bool(row.confirmed_by or row.logged)
+        can_be_told = code in _DECIDED or bool(row.confirmed_by or row.logged)
         if code not in hits and (lacks or not can_be_told):
             missing[code] = lacks
     commands = Counter(command for lacks in missing.values() for command in _list_commands(lacks))

@@ -7,7 +7,7 @@ from math import log
 from draftwise.core import Window
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
-from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, MIN_TOKENS, count_requests, is_less, relative_error
+from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, MIN_TOKENS, count_requests, is_less
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
@@ -114,7 +114,7 @@ def _find_coverage_lost(case: Case) -> Found | None:
         return None
     if count_requests(window) < 2 * MIN_REQUESTS:  # one of a few that cannot be drafted is no change
         return None
-    if not is_less(window.coverage, good.coverage, by=1 - _FEW_DRAFTS, error=relative_error(window)):
+    if not is_less(window.coverage, good.coverage, by=1 - _FEW_DRAFTS, error=case.error):
         return None
     return Found(
         message=f"Only {window.coverage:.0%} of the steps have a draft; {good.coverage:.0%} were measured.",

@@ -20,6 +20,8 @@ _MOSTLY_RUNNING = 0.8
 """Share of the crossover: what waits costs no verification."""
 _MORE_WORK = 1.5
 """Times the prompt tokens from which steps hold longer contexts, or more prefill, than they did."""
+_ALL_PREFILL = 0.95
+"""Share of a server's time: prefills that wait for each other add up to more."""
 _SLOWER = 0.04
 _SAME_LOAD = 0.25
 
@@ -49,9 +51,16 @@ def _find_above_crossover(case: Case) -> Found | None:
     in_flight = running + waiting
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
         return None
+    heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
+    beyond = []
+    if heaviest is not None and batch is not None and batch > heaviest:
+        beyond.append(f"steps were measured up to {heaviest:g} running: whether they are slower is not known")
     return Found(
         message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
-        evidence=(tell("in flight", in_flight, crossover, of="crossover"),),
+        evidence=(
+            tell("in flight", in_flight, crossover, of="crossover"),
+            *beyond,
+        ),
         loss=find_losses(case).load,
     )
 
@@ -85,6 +94,8 @@ def _find_prefill_crowds(case: Case) -> Found | None:
     ratio, now = _step_up(case.window, case), _prefill_share(case.window)
     then = None if case.expected.earlier is None else _prefill_share(case.expected.earlier)
     if ratio is None or now is None or then is None or now < _MORE_WORK * then:
+        return None
+    if log(ratio) > _explain_by_prefill(case) + _STEP_UP:
         return None
     return Found(
         message=f"A step takes {ratio:.2f} times what was measured, with {now:.1f} prompt tokens to compute for each "
@@ -135,6 +146,16 @@ def _prefill_share(window: Window) -> float | None:
     """Return the prompt tokens that are computed for each output token."""
     prompt, output, hits = window.mean_prompt_tokens, window.mean_output_tokens, window.prefix_hit_rate
     return prompt * (1 - hits) / output if prompt and output and hits is not None else None
+
+
+def _explain_by_prefill(case: Case) -> float:
+    """Return the most by which prefill can have lengthened decoding steps, as a logarithm, given the time it takes."""
+    left = [
+        1 - min(_ALL_PREFILL, (each.sums.prefill_s or 0.0) / (each.duration_s * each.engines))
+        for each in (case.window, case.expected.earlier or case.window)
+        if each.duration_s
+    ]
+    return log(left[-1] / left[0]) if left else 0.0
 
 
 def _tell_step(window: Window, case: Case, *, plain: bool = False) -> str:
