@@ -33,6 +33,8 @@ class AnswerSettings:
     seed: int = 0
     max_num_seqs: int = 256
     """Maximum number of prompts that are answered together."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory; several processes may share one."""
 
 
 def cut_prompts(samples: Sequence[Sample], *, num_tokens: int, room: int) -> list[Sample]:
@@ -123,6 +125,7 @@ def _generate(
             max_model_len=longest + settings.max_tokens,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=max(8192, settings.max_num_seqs),
+            gpu_memory_utilization=settings.gpu_memory_utilization,
             enable_prefix_caching=False,
             seed=settings.seed,
         )
