@@ -40,7 +40,8 @@ from scipy.stats import binomtest
 from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
-from draftwise.runs.row_files import RowFile, cut_unfinished, write_whole
+from draftwise.machine.files import write_whole
+from draftwise.runs.row_files import RowFile, cut_unfinished
 
 TARGET = Path(__file__).parents[2] / "bundle" / "target"
 RESULTS = Path(__file__).parent / "results"

@@ -57,6 +57,7 @@ def test_a_log_of_token_ids_needs_no_tokenizer(tmp_path: Path, name: str) -> Non
     assert read_anchors(out)[0].limits.tolist() == [2**31 - 1, 50]
 
 
+@pytest.mark.engine
 def test_what_came_before_is_remembered_and_not_counted(tmp_path: Path) -> None:
     log, suffix = write_log(tmp_path / "log.jsonl"), '{"method": "suffix", "num_speculative_tokens": 4}'
     found = {}

@@ -55,7 +55,7 @@ def test_the_first_that_can_is_asked(tmp_path):
 def deployed(folder: Path) -> Path:
     folder.mkdir(parents=True)
     sides = {"spec": {"file": "spec.yaml", "name": "llama"}, "plain": {"file": "plain.yaml", "name": "llama-plain"}}
-    record = {"format": 1, "to": "kubernetes", "platform_release": "", "startup_s": 600}
+    record = {"format": 1, "to": "kubernetes", "platform_release": "", "startup_s": 600, "leaves": ""}
     (folder / "deployment.json").write_text(json.dumps(record | sides))
     (folder / "spec.yaml").write_text("args:\n- --speculative-config={}\n- --port=8000\n")
     (folder / "plain.yaml").write_text("args:\n- --port=8000\n")

@@ -97,5 +97,5 @@ def _explain(notes: Path) -> None:
         raise InvalidSetup([Finding(**each) for each in findings])
 
 
-def _name_exit(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+def _name_exit(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"

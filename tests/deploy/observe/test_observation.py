@@ -60,7 +60,8 @@ def test_what_is_not_watched_without_a_run_is_said() -> None:
 
 
 def test_watching_is_refused_by_name(tmp_path: Path) -> None:
-    command = ["deploy", MODEL, "--vllm", "0.26.0", "--gpu", "H200", "--to", "compose", "--out"]
+    spec = '{"method": "ngram", "num_speculative_tokens": 3}'
+    command = ["deploy", MODEL, "-sc", spec, "--vllm", "0.26.0", "--gpu", "H200", "--to", "compose", "--out"]
     result = CliRunner().invoke(main, [*command, str(tmp_path / "with"), "--metrics-prefix", "ray_vllm_"])
     assert result.exit_code == 0, result.output
     assert "ray_vllm_generation_tokens_total" in (tmp_path / "with" / "observe" / "rules.yaml").read_text()
