@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -21,6 +22,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from tests.deploy.observe.test_rules import count_minutes, write_series
 from tests.support.adopted import EVIDENCE, LOAD, MODEL, ORDER, SETUP, SPEED
 from tests.support.production import SCENARIOS, Phase, Scenario

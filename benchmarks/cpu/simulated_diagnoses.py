@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from tests.support.production import FAULTS, PAIRS, Fault
 from tests.support.simulated_service import HEALTHY_MIX, Server
 from tests.support.simulated_watch import observe

@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from tests.support.read_back_law import Case, check_law, list_cases
 
 from draftwise import __version__
