@@ -130,6 +130,13 @@ def test_prefill_explains_no_more_of_a_step_than_the_time_it_takes() -> None:
     assert name(judge(crowd(0.1)))[0] == "step-cost-up"
 
 
+@pytest.mark.parametrize(("requests", "stopped"), [(4.0, False), (5.0, True)])
+def test_a_few_requests_without_a_draft_are_no_sign_that_drafting_stopped(requests: float, stopped: bool) -> None:
+    window = change(coverage=0.0, step_s=0.02, running=0.0)
+    few = replace(window, sums=replace(window.sums, finished=requests))
+    assert ("drafts-stopped" in name(judge(few))) is stopped
+
+
 def test_prompts_and_adapters_tell_kinds_of_traffic() -> None:
     longer = change(positions=(0.3, 0.12, 0.05), prompt_tokens=2_500.0)
     assert name(judge(longer))[0] == "context-grew"

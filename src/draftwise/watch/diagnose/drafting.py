@@ -78,6 +78,8 @@ def _find_rank_silent(case: Case) -> Found | None:
 def _find_drafts_stopped(case: Case) -> Found | None:
     if not case.window.counts_drafts or case.window.counters.spec.num_drafts or not _generates(case.window):
         return None
+    if case.window.sums.finished is not None and count_requests(case.window) < MIN_REQUESTS:
+        return None  # lookups may have found nothing to copy in so few
     return Found(
         message="Tokens are generated and not one draft is made.",
         evidence=(f"{case.window.output_tokens:,} tokens, no draft",),
