@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.guarding import EVERY_S, RULES, reading
 
@@ -238,7 +238,19 @@ values = st.sampled_from([1.0, 1.1, 1.34, 1.36, 1.9, None, "dead", "restarted"])
 probed = st.sampled_from([None, 1.0, 1.4, 1.9])
 
 
+DIES_WHEN_ITS_TRICKLE_ENDS = [
+    ([1.0, 1.0, 1.0], 0, None, 1),
+    ([1.0, 1.1, 1.36], 0, None, 35),
+    ([1.0, 1.0, 1.0], 0, None, 159),
+    ([1.34, 1.0, 1.0], 0, None, 37),
+    ([1.9, 1.0, 1.0], 0, None, 11),
+    (["dead", 1.0, 1.0], 0, None, 1),
+]
+"""Found once: a server that answered a minute ago and is gone now was put back into the traffic."""
+
+
 @settings(max_examples=300)
+@example(course=DIES_WHEN_ITS_TRICKLE_ENDS, min_spec=0, trickles=True)
 @given(
     st.lists(
         st.tuples(st.lists(values, min_size=3, max_size=3), st.integers(0, 2), probed, st.integers(1, 40)),

@@ -64,8 +64,10 @@ def _is_fresh(state: State, name: str, now_s: float, rules: Rules) -> bool:
 
 
 def _find_ends_of_trickle(state: State, reading: Reading, rules: Rules) -> Iterator[Action]:
-    """Yield the end of every trickle that has shown something, for better or for worse."""
+    """Yield the end of every trickle that has shown something, for better or for worse, of servers that answer."""
     for name, latch in state.latches.items():
+        if reading.spec.get(name) is None:
+            continue
         evidence = pool(state.recent.get(name, ()))
         if latch.step is not Step.TRICKLE or evidence is None or not _is_fresh(state, name, reading.at_s, rules):
             continue
