@@ -37,7 +37,7 @@ from draftwise.backends import VllmBackend
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Baseline, Setup, SpecConfig, Window
 
-FLAGS = ["--kv-cache-memory-bytes", str(6 << 30), "--max-model-len", "2048", "--max-num-seqs", "256"]
+FLAGS = ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(6 << 30), "--max-model-len", "2048"]
 FEW_GRAPHS = ["--max-cudagraph-capture-size", "64"]
 INTERVAL_S, SETTLE_S = 10, 3.0
 SHORT = 96
