@@ -132,8 +132,8 @@ class DraftingEvidence:
     """The candidate's, under all loads together."""
     resolved: Mapping[str, Any] | None
     """The candidate's speculative config as its server says it took it; None where it does not say."""
-    num_requests: int = 0
-    """That the candidate answered."""
+    num_requests: tuple[int, int] = (0, 0)
+    """That the baseline and the candidate answered."""
     is_counted: bool = True
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
     text_per_event: float | None = None
@@ -241,15 +241,24 @@ def _prefix_cache(
         rates = f"served {after:.0%} of the prompt tokens, the baseline's {before:.0%}"
     if lost > thresholds.prefix_hit_loss:
         # Heads that read hidden states compute the last cached block again: that is theirs, and in the times measured.
-        tokens = lost * (evidence.candidate.prefix_queries or 0) / max(evidence.num_requests, 1)
-        kind = warning if evidence.num_requests and tokens <= _BLOCK else error
+        tokens = _hits_per_request(evidence)
+        kind = error if tokens is None or tokens > _BLOCK else warning
         fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
-        yield kind("prefix-hits-lost", f"the prefix cache {rates}: {tokens:.0f} tokens of a request less.", fix)
+        less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
+        yield kind("prefix-hits-lost", f"the prefix cache {rates}{less}.", fix)
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
         yield error("prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix)
     if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
+
+
+def _hits_per_request(evidence: DraftingEvidence) -> float | None:
+    """Return how many more tokens of a request the baseline found in its cache."""
+    if not all(evidence.num_requests):
+        return None
+    before, after = evidence.baseline.prefix_hits or 0, evidence.candidate.prefix_hits or 0
+    return before / evidence.num_requests[0] - after / evidence.num_requests[1]
 
 
 def _judge_first_token(ttft: Interval, why: str) -> Finding:
