@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from tests.support.combinations import taking_turns
 from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
@@ -52,10 +53,10 @@ def distribution(tiny_target: Path) -> dict[tuple[int, int], float]:
     return exact_distribution(LLM(str(tiny_target), **SETTINGS, **SITUATIONS["plenty"]))
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize(
-    ("name", "drafts"), [*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")]
-)
+CASES = taking_turns([*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")], [*SITUATIONS])
+
+
+@pytest.mark.parametrize(("name", "drafts", "situation"), [(*case, situation) for case, situation in CASES])
 def test_pairs_of_tokens_follow_the_targets_distribution(
     name: str,
     drafts: str,
