@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
+from draftwise.engine.kernel_cache import KERNEL_CACHE, KernelCache, describe_platform, name_setup
 from draftwise.engine.startup import Startup
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
@@ -44,12 +47,29 @@ class EngineHandle(Protocol):
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
-    """Return the engine; this imports torch, which the server's own process does not need."""
+    """Return the engine, ready for requests; this imports torch, which the server's own process does not need."""
     try:
         from draftwise.engine.core import Engine
+        from draftwise.engine.warm_up import WarmUp
     except ModuleNotFoundError as error:
         raise make_missing_error(error) from None
-    return Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+    kernels, setup = _open_kernels(config), name_setup(config, spec_json)
+    with WarmUp(config, is_known=kernels is not None and setup in kernels.setups) as warm_up:
+        engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+        warm_up.run(engine, startup)
+    if kernels is not None:
+        kernels.add(setup)
+    return engine
+
+
+def _open_kernels(config: EngineConfig) -> KernelCache | None:
+    """Return the folder of compiled kernels, if the environment names one."""
+    folder = os.environ.get(KERNEL_CACHE)
+    if not folder:
+        return None
+    from draftwise.engine.models.loading import find_device
+
+    return KernelCache.open(folder, describe_platform(find_device(config.device).type))
 
 
 def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
@@ -61,12 +81,18 @@ def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     )
 
 
-def start_process(build: Build) -> EngineHandle:
-    """Start an engine in a new process; `build` must be picklable (a function of a module, or a partial of one)."""
+def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineHandle:
+    """Start an engine in a new process.
+
+    Args:
+        build: picklable (a function of a module, or a partial of one).
+        environment: variables of the process, beside those of this one.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        variables = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
     channel = Channel(ours)
     with suppress(ConnectionError):  # waiting for the engine reports that it ended
         channel.send(build)
