@@ -131,6 +131,7 @@ class Engine:
             self.config,
             k_for=self.spec.k_for if self.spec else lambda _: 0,
             make_sequence=lambda request: self._admission.make_sequence(request, 0),
+            kvs=[kv for kv in (self.runner.kv, self.proposer.kv) if kv is not None],
         )
 
     def stats(self) -> EngineStats:

@@ -12,7 +12,12 @@ from itertools import pairwise
 
 import torch
 
+from draftwise.engine.attention import attend
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.capture import capture_sizes
 from draftwise.engine.step.graphs import Graphs
@@ -33,7 +38,8 @@ _TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
 _PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
 """Requests whose steps never meet the host, one for each kind of graph."""
 _ON_HOST = tuple(SamplingParams(temperature=p.temperature, top_k=p.top_k, logprobs=1) for p in _PLAIN)
-"""Requests of the same kinds whose logits the host has a part in."""
+"""Requests of the same kinds whose logits the host has a part in: few, so that their steps are captured when they come.
+Their kernels are those of the others."""
 _ADJUSTED = SamplingParams(
     temperature=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={_TOKEN: -1.0},
     min_tokens=2, logprobs=5, prompt_logprobs=1,
@@ -48,6 +54,7 @@ class Rehearsal:
         config: likewise, with what the checkpoint decides filled in.
         k_for: how many tokens are drafted for each of so many sequences.
         make_sequence: makes the sequence of a request.
+        kvs: keys and values of the target, and of the drafter if it has some.
     """
 
     def __init__(
@@ -57,9 +64,10 @@ class Rehearsal:
         *,
         k_for: Callable[[int], int],
         make_sequence: Callable[[Request], Sequence],
+        kvs: list[PagedKV],
     ) -> None:
         assert config.max_model_len is not None, "the engine fills it in"
-        self._runner, self._make_sequence, self._k_for = runner, make_sequence, k_for
+        self._runner, self._make_sequence, self._k_for, self._kvs = runner, make_sequence, k_for, kvs
         self._most_seqs = config.max_num_seqs
         self._most_tokens = config.max_num_batched_tokens
         self._longest = max(1, config.max_model_len - 2)
@@ -80,25 +88,31 @@ class Rehearsal:
         if briefly:
             self._runner.graphs = Graphs(enabled=False)
         try:
-            for lengths in (*self._attended(), *self._prompts(briefly)):
+            with torch.inference_mode():
+                for kv in self._kvs:
+                    self._attend(kv)
+            for lengths in self._prompts(briefly):
                 self._prefill(lengths, _GREEDY)
             self._prefill_in_part()
-            sizes = self.sizes
-            times = 2 if self._runner.graphs.enabled else 1
+            sizes, times = self.sizes, 2 if self._runner.graphs.enabled else 1
             for before, size in pairwise((0, *sizes)):
-                whole = not briefly or size in (*sizes[:2], sizes[-1], 16)
+                some = size in (*sizes[:2], 16, sizes[-1])
                 for k in sorted({self._k_for(count) for count in range(before + 1, size + 1)}):
-                    self._decode(size, k, whole=whole, times=times)
+                    self._prefill([1] * size, _GREEDY)
+                    self._decode(size, k, _PLAIN if some or not briefly else _PLAIN[:1], times)
+                    if some:
+                        self._decode(size, k, _ON_HOST, 1)
+                if some:
+                    for params in _PLAIN[1:]:
+                        self._prefill([1] * size, params)
             self._adjust(min(2, self._most_seqs))
             self._forget(self._most_seqs)
         finally:
             self._runner.graphs = graphs
 
-    def _decode(self, size: int, k: int, *, whole: bool, times: int) -> None:
-        """Run the steps of so many sequences, each as often as it takes to capture it."""
-        for params in _PLAIN if whole else (_GREEDY,):
-            self._prefill([1] * size, params)
-        for params in (*_PLAIN, *_ON_HOST) if whole else (_GREEDY,):
+    def _decode(self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int) -> None:
+        """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
+        for params in kinds:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
             for _ in range(times):
                 self._run([], sequences, k)
@@ -160,20 +174,27 @@ class Rehearsal:
         whole, rest = divmod(rows, self._longest)
         return [self._longest] * whole + [rest] * (rest > 0)
 
-    def _attended(self) -> list[list[int]]:
-        """Return the shortest prompts for which attention's kernels differ."""
-        model = self._runner.model
+    def _attend(self, kv: PagedKV) -> None:
+        """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""
+        model, shape = self._runner.model, kv.shape
         if model.device.type != "cuda":
-            return []
+            return
         from draftwise.engine.kernels.cuda.attention import find_forms  # Triton is there where CUDA is
 
-        return find_forms(
-            num_heads=model.shape.num_heads,
-            num_groups=model.shape.num_kv_heads,
-            head_dim=model.shape.head_dim,
+        forms = find_forms(
+            num_heads=shape.num_heads,
+            num_groups=shape.num_kv_heads,
+            head_dim=shape.head_dim,
             itemsize=model.dtype.itemsize,
-            device=torch.device(model.device),
+            device=model.device,
             most_seqs=self._most_seqs,
             most_tokens=self._most_tokens,
             longest=self._longest,
         )
+        for lengths in forms:
+            spans = Spans.of([0] * len(lengths), lengths, model.device)
+            pages_BP = self._runner.table.pages(upload(range(len(lengths)), model.device))
+            plan = plan_attention(spans, pages_BP, block_size=kv.block_size)
+            heads = shape.num_heads + 2 * shape.num_kv_heads
+            qkv_NSD = torch.zeros(spans.num_rows, heads, shape.head_dim, dtype=model.dtype, device=model.device)
+            attend(qkv_NSD[:, : shape.num_heads], kv, 0, plan)
