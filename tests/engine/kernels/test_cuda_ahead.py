@@ -1,0 +1,45 @@
+"""Kernels that are compiled ahead are those that are launched, and their folder can be moved and only read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+NAMES = ["_add_norm", "_best_of_parts", "_best_part", "hopper_kernel"]
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name("ahead_without_gpu.py")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "DRAFTWISE_PDL")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment |= {"TRITON_CACHE_MANAGER": "draftwise.engine.kernels.cuda.store:KernelStore"} | variables
+    done = subprocess.run(
+        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_what_was_recorded_is_there_when_it_is_launched(tmp_path):
+    filled, moved, own = (tmp_path / name for name in ("filled", "moved", "own"))
+    first = run(TRITON_CACHE_DIR=str(filled))
+    told = json.loads(first.stdout)
+    assert told["jobs"] == NAMES, "each once"
+    assert told["failed"] == []
+    assert sorted(told["found"]) == [[name, True] for name in NAMES]
+    assert "_add_norm was compiled while requests wait" in first.stderr, "another width"
+
+    filled.rename(moved)
+    (moved / "read-only").touch()
+    again = run("again", TRITON_CACHE_DIR=str(own), DRAFTWISE_SHIPPED_KERNELS=str(moved))
+    assert sorted(json.loads(again.stdout)["found"]) == [[name, True] for name in NAMES]
+    assert not list(own.rglob("*.cubin"))
