@@ -106,6 +106,7 @@ class Rehearsal:
                     for params in _PLAIN[1:]:
                         self._prefill([1] * size, params)
             self._adjust(min(2, self._most_seqs))
+            self._runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
             self._forget(self._most_seqs)
         finally:
             self._runner.graphs = graphs
