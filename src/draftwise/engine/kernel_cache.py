@@ -13,6 +13,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from draftwise import __version__
@@ -20,7 +21,16 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.machine.files import write_whole
 
-__all__ = ["KERNEL_CACHE", "KernelCache", "count_kernels", "describe_platform", "make_environment", "name_setup"]
+__all__ = [
+    "KERNEL_CACHE",
+    "KernelCache",
+    "count_kernels",
+    "describe_platform",
+    "known_setups",
+    "make_environment",
+    "may_have_gpu",
+    "name_setup",
+]
 
 KERNEL_CACHE = "DRAFTWISE_KERNEL_CACHE"
 """Environment variable that names the folder."""
@@ -87,6 +97,19 @@ def name_setup(config: EngineConfig, spec_json: str | None) -> str:
     settings = replace(config, model="", hidden_states_folder="", load_format="", seed=0, skip_tokenizer_init=False)
     told = json.dumps([asdict(settings), spec_json, texts], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def known_setups(folder: str | None) -> tuple[str, ...]:
+    """Return the setups that a folder says it has kernels of, be they this machine's or not; none without a folder."""
+    try:
+        return tuple(json.loads((Path(folder) / _MANIFEST).read_text("utf-8"))["setups"]) if folder else ()
+    except (OSError, ValueError, TypeError, KeyError):
+        return ()
+
+
+def may_have_gpu(device: str) -> bool:
+    """Say whether an engine with this setting may find a GPU whose kernels are to be compiled; without torch."""
+    return device != "cpu" and find_spec("triton") is not None and Path("/dev/nvidiactl").exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.compilers import Compilers
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.kernel_cache import KERNEL_CACHE, KernelCache, describe_platform, name_setup
+from draftwise.engine.kernel_cache import (
+    KERNEL_CACHE,
+    KernelCache,
+    describe_platform,
+    known_setups,
+    may_have_gpu,
+    name_setup,
+)
 from draftwise.engine.startup import Startup
+from draftwise.machine.cores import count_cores
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 
@@ -48,15 +57,19 @@ class EngineHandle(Protocol):
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
     """Return the engine, ready for requests; this imports torch, which the server's own process does not need."""
-    try:
-        from draftwise.engine.core import Engine
-        from draftwise.engine.warm_up import WarmUp
-    except ModuleNotFoundError as error:
-        raise make_missing_error(error) from None
-    kernels, setup = _open_kernels(config), name_setup(config, spec_json)
-    with WarmUp(config, is_known=kernels is not None and setup in kernels.setups) as warm_up:
+    setup = name_setup(config, spec_json)
+    with ExitStack() as ends:
+        compilers = None
+        if may_have_gpu(config.device) and setup not in known_setups(os.environ.get(KERNEL_CACHE)):
+            compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
+        try:
+            from draftwise.engine.core import Engine
+            from draftwise.engine.warm_up import warm_up
+        except ModuleNotFoundError as error:
+            raise make_missing_error(error) from None
+        kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
-        warm_up.run(engine, startup)
+        warm_up(engine, compilers, startup)
     if kernels is not None:
         kernels.add(setup)
     return engine

@@ -13,8 +13,9 @@ import launch_without_gpu  # noqa: F401  (puts its driver in the place of a GPU'
 import torch
 import triton
 
+from draftwise.engine.compilers import Compilers, Job
 from draftwise.engine.kernels.cuda import layer
-from draftwise.engine.kernels.cuda.ahead import Compilers, Job, note_late_compilations, recording
+from draftwise.engine.kernels.cuda.ahead import note_late_compilations, recording
 from draftwise.engine.kernels.cuda.matmul import run_matmul
 from draftwise.engine.kernels.cuda.matmul_configs import Config
 from draftwise.engine.kernels.cuda.sampling import argmax_rows

@@ -1,21 +1,16 @@
-"""Compiles kernels ahead of their first launch, in processes of their own: the compiler needs cores and no GPU.
+"""Which kernels a rehearsal of the engine's steps would launch, and how one of them is compiled without launching it.
 
-A rehearsal of the engine's steps is recorded, in which no kernel is launched; what it would have launched is compiled
-side by side, into Triton's cache, and so is the C code that Triton makes for each signature. Afterwards every launch
-finds its kernel there. What a recording misses is compiled by its first launch, as ever.
+They are compiled into Triton's cache (`compilers`), and so is the C code that Triton makes for each signature.
+Afterwards every launch finds its kernel there. What a recording misses is compiled by its first launch, as ever.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -23,27 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
-__all__ = ["Compilers", "Job", "compile_job", "note_late_compilations", "recording"]
+from draftwise.engine.compilers import Job
+
+__all__ = ["compile_job", "note_late_compilations", "recording"]
 
 logger = logging.getLogger("draftwise.engine")
-
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.engine.kernels.cuda.ahead_process import main; main(int(sys.argv[1]))"
-)
-"""Code for the new interpreter: it has the same module search path as this one."""
-
-
-class Job(NamedTuple):
-    """A kernel to compile."""
-
-    module: str
-    name: str
-    """Of the function in the module."""
-    form: str
-    """What Triton compiles different code for, as it writes that down itself (JSON)."""
-    target: tuple[str, int, int]
-    """Backend, compute capability and threads of a warp."""
 
 
 @contextmanager
@@ -82,35 +61,6 @@ class _Zeros(TorchDispatchMode):
         if func.overloadpacket in self._MAKERS and isinstance(made, Tensor):
             made.zero_()
         return made
-
-
-class Compilers:
-    """A process that starts its compilers while this one does something else.
-
-    Args:
-        count: kernels compiled at a time.
-    """
-
-    def __init__(self, count: int) -> None:
-        command = [sys.executable, "-P", "-c", _BOOT, str(count), json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Compilers:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """End the process, whatever it is doing."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
-
-    def compile(self, jobs: Iterable[Job]) -> list[str]:
-        """Compile everything; return what could not be, with the reason. To be called once."""
-        answers, _ = self._process.communicate("".join(f"{json.dumps(job)}\n" for job in jobs))
-        failed = [line for line in answers.splitlines() if line]
-        if self._process.returncode:
-            failed.append(f"the compilers' process ended with status {self._process.returncode}")
-        return failed
 
 
 def compile_job(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The process that compiles kernels (`ahead.Compilers`): it reads all jobs, and writes a line for each that failed."""
+"""The process that compiles kernels (`engine.compilers`): it reads all jobs, and writes a line for each that failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from draftwise.engine.compilers import Job
 from draftwise.engine.kernels import cuda
-from draftwise.engine.kernels.cuda.ahead import Job, compile_job
+from draftwise.engine.kernels.cuda.ahead import compile_job
 
 __all__ = ["main"]
 

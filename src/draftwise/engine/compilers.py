@@ -1,0 +1,62 @@
+"""Processes that compile a GPU's kernels side by side: the compiler needs cores and no GPU.
+
+Nothing here needs torch, so that they can be started before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+from typing import NamedTuple
+
+__all__ = ["Compilers", "Job"]
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from draftwise.engine.kernels.cuda.ahead_process import main; main(int(sys.argv[1]))"
+)
+"""Code for the new interpreter: it has the same module search path as this one."""
+
+
+class Job(NamedTuple):
+    """A kernel to compile."""
+
+    module: str
+    name: str
+    """Of the function in the module."""
+    form: str
+    """What Triton compiles different code for, as it writes that down itself (JSON)."""
+    target: tuple[str, int, int]
+    """Backend, compute capability and threads of a warp."""
+
+
+class Compilers:
+    """A process that starts its compilers while this one does something else.
+
+    Args:
+        count: kernels compiled at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        command = [sys.executable, "-P", "-c", _BOOT, str(count), json.dumps(sys.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        """End the process, whatever it is doing."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def compile(self, jobs: Iterable[Job]) -> list[str]:
+        """Compile everything; return what could not be, with the reason. To be called once."""
+        answers, _ = self._process.communicate("".join(f"{json.dumps(job)}\n" for job in jobs))
+        failed = [line for line in answers.splitlines() if line]
+        if self._process.returncode:
+            failed.append(f"the compilers' process ended with status {self._process.returncode}")
+        return failed
