@@ -72,7 +72,7 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
+        self._log = kernels.with_name(f"{self.port}.log")
         command = [sys.executable, "-m", "draftwise", "serve", str(target), "--load-format", "dummy"]
         command += ["--device", device, "--dtype", "bfloat16", "--port", str(self.port), "--served-model-name", "m"]
         command += ["--kernel-cache", str(kernels), "--no-enable-prefix-caching"]
@@ -83,7 +83,8 @@ class Server:
         if spec:
             command += ["--speculative-config", json.dumps(spec)]
         self._began = time.perf_counter()
-        self._child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log)
+        with self._log.open("a") as log:
+            self._child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
     def __enter__(self) -> Server:
         return self
@@ -95,7 +96,6 @@ class Server:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        self._log.close()
 
     def wait(self) -> float:
         """Return the seconds from the start of the process until `/health` says 200."""
@@ -112,8 +112,7 @@ class Server:
 
     def log(self) -> str:
         """Return what the server wrote so far."""
-        self._log.seek(0)
-        return self._log.read()
+        return self._log.read_text(errors="replace")
 
     def generated(self) -> int:
         """Return the output tokens that the server has counted."""

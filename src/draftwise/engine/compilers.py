@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
@@ -49,9 +50,12 @@ class Compilers:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         """End the process, whatever it is doing."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                assert pipe is not None
+                pipe.close()
 
     def compile(self, jobs: Iterable[Job]) -> list[str]:
         """Compile everything; return what could not be, with the reason. To be called once."""

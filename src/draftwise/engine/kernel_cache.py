@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup
@@ -109,7 +110,9 @@ def known_setups(folder: str | None) -> tuple[str, ...]:
 
 def may_have_gpu(device: str) -> bool:
     """Say whether an engine with this setting may find a GPU whose kernels are to be compiled; without torch."""
-    return device != "cpu" and find_spec("triton") is not None and Path("/dev/nvidiactl").exists()
+    if device == "cpu" or find_spec("triton") is None:
+        return False
+    return device == "cuda" or Path("/dev/nvidiactl").exists() or which("nvidia-smi") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
