@@ -1,7 +1,7 @@
 """Runs every kind of step once, on made-up sequences, before there are requests.
 
 On a GPU a step's kernels depend on how many sequences decode, on how their tokens are sampled, and on how long the
-prompts beside them are. `rehearse` goes through all that can come, so that afterwards nothing is compiled and each
+prompts beside them are. `Rehearsal` goes through all that can come, so that afterwards nothing is compiled and each
 graph is captured. The sequences hold no pages: what they write goes to the scratch page, and nobody sees it.
 """
 
@@ -30,8 +30,8 @@ __all__ = ["Rehearsal"]
 _TOKEN = 0
 _MANY = 1024
 """Rows of a pass beyond which only libraries see how many there are."""
-_EARLIER = 8
-"""Tokens of a prompt before and after the end of a chunk."""
+_CHUNK = 8
+"""Tokens of half a prompt that is computed in two parts."""
 _GREEDY = SamplingParams(temperature=0)
 _SAMPLED = SamplingParams(temperature=1)
 _TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
@@ -120,7 +120,7 @@ class Rehearsal:
 
     def _adjust(self, size: int) -> None:
         """Run what the host has its largest part in."""
-        length = min(2 * _EARLIER, self._longest)
+        length = min(2 * _CHUNK, self._longest)
         self._prefill([length] * size, _ADJUSTED)
         self._run([], [self._sequence(slot, length, _ADJUSTED) for slot in range(size)], self._k_for(size))
 
@@ -131,12 +131,12 @@ class Rehearsal:
 
     def _prefill_in_part(self) -> None:
         """Compute prompts of which one is complete and the other is not, and then that one's rest."""
-        if min(self._longest, self._most_tokens) < 2 * _EARLIER:
+        if min(self._longest, self._most_tokens) < 2 * _CHUNK:
             return
-        part, whole = self._sequence(0, 2 * _EARLIER, _GREEDY), self._sequence(1, _EARLIER, _GREEDY)
-        beside = [Chunk(whole, 0, _EARLIER)] if self._most_seqs > 1 else []
-        self._run([Chunk(part, 0, _EARLIER), *beside], [], 0)
-        self._run([Chunk(part, _EARLIER, _EARLIER)], [], 0, keeps=True)
+        part, whole = self._sequence(0, 2 * _CHUNK, _GREEDY), self._sequence(1, _CHUNK, _GREEDY)
+        beside = [Chunk(whole, 0, _CHUNK)] if self._most_seqs > 1 else []
+        self._run([Chunk(part, 0, _CHUNK), *beside], [], 0)
+        self._run([Chunk(part, _CHUNK, _CHUNK)], [], 0, keeps=True)
 
     def _run(self, chunks: list[Chunk], decodes: list[Sequence], k: int, *, keeps: bool = False) -> None:
         """Launch a step of sequences that are new to everybody, or, where `keeps`, are not."""
