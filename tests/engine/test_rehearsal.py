@@ -43,7 +43,7 @@ def generate(llm):
 
 @pytest.mark.parametrize("method", [None, "ngram", "suffix", "draft_model", "eagle3", "medusa", "dflash"])
 def test_answers_and_counters_are_those_without_it(method, tiny_target, tiny_draft, tmp_path):
-    spec = make_config(method, tiny_target, tiny_draft, tmp_path) if method else None
+    spec = make_config(method, tiny_target, tiny_draft, tmp_path / "drafter") if method else None
     expected = generate(open_llm(tiny_target, spec))
     llm = open_llm(tiny_target, spec)
     llm.engine.rehearsal().run(briefly=True)
