@@ -178,7 +178,7 @@ class Rehearsal:
     def _attend(self, kv: PagedKV) -> None:
         """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""
         model, shape = self._runner.model, kv.shape
-        if model.device.type != "cuda":
+        if not kv.layers[0].is_cuda:
             return
         from draftwise.engine.kernels.cuda.attention import find_forms  # Triton is there where CUDA is
 
