@@ -8,6 +8,7 @@ graph is captured. The sequences hold no pages: what they write goes to the scra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -28,8 +29,8 @@ from draftwise.engine.step.sequence import Request, Sequence
 __all__ = ["Rehearsal"]
 
 _TOKEN = 0
-_MANY = 1024
-"""Rows of a pass beyond which only libraries see how many there are."""
+_FEW, _MANY = 64, 1024
+"""Rows of a pass beyond which only libraries see how many there are, without and with a mixture of experts."""
 _CHUNK = 8
 """Tokens of half a prompt that is computed in two parts."""
 _GREEDY = SamplingParams(temperature=0)
@@ -84,9 +85,13 @@ class Rehearsal:
         Args:
             briefly: each kind of kernel once, and no graph captured: to record what there is to compile.
         """
-        graphs = self._runner.graphs
+        runner, model = self._runner, self._runner.model
+        graphs, weights = runner.graphs, model.weights
         if briefly:
-            self._runner.graphs = Graphs(enabled=False)
+            runner.graphs = Graphs(enabled=False)
+            if not runner.confirmations.taps:  # nobody looks at later layers, which launch what the first ones do
+                first = {type(layer.mlp): layer for layer in reversed(weights.layers)}
+                model.weights = replace(weights, layers=(*weights.layers[:2], *first.values()))
         try:
             with torch.inference_mode():
                 for kv in self._kvs:
@@ -109,7 +114,7 @@ class Rehearsal:
             self._runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
             self._forget(self._most_seqs)
         finally:
-            self._runner.graphs = graphs
+            runner.graphs, model.weights = graphs, weights
 
     def _decode(self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int) -> None:
         """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
@@ -163,9 +168,9 @@ class Rehearsal:
         most = min(self._most_tokens, self._most_seqs * self._longest)
         for power in range(most.bit_length()):
             rows = 1 << power
-            if rows <= _MANY:
+            if rows <= (_MANY if self._runner.model.mixture else _FEW):
                 yield from (self._share_out(min(each, most)) for each in (rows, rows + 1, rows * 3 // 2 + 1))
-            elif not briefly:
+            elif rows <= _MANY or not briefly:
                 yield self._share_out(rows)
         if not briefly:
             yield self._share_out(most)

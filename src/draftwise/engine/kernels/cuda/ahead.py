@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from draftwise.engine.compilers import Job
 
@@ -32,35 +32,52 @@ def recording(jobs: dict[Job, None]) -> Iterator[None]:
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
+    seen: set[Hashable] = set()
+    launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
         form = compile["specialization_data"]
         jobs[Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))] = None
         return True  # Triton goes on without compiling or launching
 
-    runtime = triton.knobs.runtime
-    before = runtime.jit_cache_hook
-    runtime.jit_cache_hook = note
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        # A model's layers launch the same kernels: Triton would take half a millisecond to see that for each.
+        form = (id(self), *map(_form, args), *((name, value) for name, value in options.items() if name != "grid"))
+        if form not in seen:
+            seen.add(form)
+            launch(self, *args, **options)
+
+    runtime, before = triton.knobs.runtime, triton.knobs.runtime.jit_cache_hook
+    runtime.jit_cache_hook, JITFunction.run = note, run
     try:
-        with _Zeros():
+        with _zeros():
             yield
     finally:
-        runtime.jit_cache_hook = before
+        runtime.jit_cache_hook, JITFunction.run = before, launch
 
 
-class _Zeros(TorchDispatchMode):
-    """Fills new tensors with zeros."""
+def _form(value: Any) -> Hashable:
+    """Return what Triton can compile different code for."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        return value == 1, value % 16 == 0, value.bit_length() < 32
+    if hasattr(value, "block_shape"):  # a descriptor for the copy engine, of either kind
+        return value.base.dtype, tuple(value.block_shape), str(getattr(value, "layout", None))
+    return type(value)
 
-    _MAKERS = tuple(
-        getattr(torch.ops.aten, name)
-        for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-    )
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.overloadpacket in self._MAKERS and isinstance(made, Tensor):
-            made.zero_()
-        return made
+@contextmanager
+def _zeros() -> Iterator[None]:
+    """Let new tensors hold zeros."""
+    makers = torch.empty, torch.empty_like, Tensor.new_empty
+    module: Any = torch
+    kind: Any = Tensor
+    module.empty, module.empty_like, kind.new_empty = torch.zeros, torch.zeros_like, Tensor.new_zeros
+    try:
+        yield
+    finally:
+        module.empty, module.empty_like, kind.new_empty = makers
 
 
 def compile_job(job: Job) -> None:
