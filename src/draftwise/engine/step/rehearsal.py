@@ -41,10 +41,14 @@ _PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
 _ON_HOST = tuple(SamplingParams(temperature=p.temperature, top_k=p.top_k, logprobs=1) for p in _PLAIN)
 """Requests of the same kinds whose logits the host has a part in: few, so that their steps are captured when they come.
 Their kernels are those of the others."""
-_ADJUSTED = SamplingParams(
-    temperature=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={_TOKEN: -1.0},
-    min_tokens=2, logprobs=5, prompt_logprobs=1,
+_ADJUSTED = tuple(
+    SamplingParams(
+        temperature=p.temperature, top_k=p.top_k, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=5, prompt_logprobs=1,
+    )
+    for p in _PLAIN
 )  # fmt: skip
+"""Requests of the same kinds for which the host changes the logits, which are wider from then on."""
 
 
 class Rehearsal:
@@ -108,9 +112,9 @@ class Rehearsal:
                     if some:
                         self._decode(size, k, _ON_HOST, 1)
                 if some:
-                    for params in _PLAIN[1:]:
+                    for params in (*_PLAIN[1:], *_ADJUSTED):
                         self._prefill([1] * size, params)
-            self._adjust(min(2, self._most_seqs))
+                    self._decode(size, self._k_for(size), _ADJUSTED, 1)
             self._runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
             self._forget(self._most_seqs)
         finally:
@@ -122,12 +126,6 @@ class Rehearsal:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
             for _ in range(times):
                 self._run([], sequences, k)
-
-    def _adjust(self, size: int) -> None:
-        """Run what the host has its largest part in."""
-        length = min(2 * _CHUNK, self._longest)
-        self._prefill([length] * size, _ADJUSTED)
-        self._run([], [self._sequence(slot, length, _ADJUSTED) for slot in range(size)], self._k_for(size))
 
     def _prefill(self, lengths: list[int], params: SamplingParams) -> None:
         """Compute whole prompts."""
