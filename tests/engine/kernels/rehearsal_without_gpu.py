@@ -32,7 +32,7 @@ from draftwise.engine.sampling import tempering, verify
 from draftwise.engine.step import launched
 from draftwise.engine.step.rehearsal import Rehearsal
 
-STEPS = 15
+STEPS = 6
 KINDS = (
     *(SamplingParams(temperature=t, top_k=k) for t, k in ((0, 0), (1, 0), (1, 5))),
     SamplingParams(temperature=1, top_p=0.5, logprobs=2, presence_penalty=0.5),

@@ -12,11 +12,16 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.support.every_method import make_config
+
 NAMES = ["_add_norm", "_best_of_parts", "_best_part", "hopper_kernel"]
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).with_name("ahead_without_gpu.py")
+SETTINGS = {"skip_tokenizer_init": True, "max_model_len": 256, "max_num_seqs": 12, "max_num_batched_tokens": 640}
+
+
+def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name(name)
     environment = {
         name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "DRAFTWISE_PDL")
     }
@@ -31,7 +36,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_was_recorded_is_there_when_it_is_launched(tmp_path):
     filled, moved, own = (tmp_path / name for name in ("filled", "moved", "own"))
-    first = run(TRITON_CACHE_DIR=str(filled))
+    first = run("ahead_without_gpu.py", TRITON_CACHE_DIR=str(filled))
     told = json.loads(first.stdout)
     assert told["jobs"] == NAMES, "each once"
     assert told["failed"] == []
@@ -40,6 +45,15 @@ def test_what_was_recorded_is_there_when_it_is_launched(tmp_path):
 
     filled.rename(moved)
     (moved / "read-only").touch()
-    again = run("again", TRITON_CACHE_DIR=str(own), DRAFTWISE_SHIPPED_KERNELS=str(moved))
+    again = run("ahead_without_gpu.py", "again", TRITON_CACHE_DIR=str(own), DRAFTWISE_SHIPPED_KERNELS=str(moved))
     assert sorted(json.loads(again.stdout)["found"]) == [[name, True] for name in NAMES]
     assert not list(own.rglob("*.cubin"))
+
+
+@pytest.mark.parametrize("method", [None, "eagle3"])
+def test_random_steps_need_no_kernel_that_a_rehearsal_does_not(method, tiny_target, tiny_draft, tmp_path):
+    spec = json.dumps(make_config(method, tiny_target, tiny_draft, tmp_path / "drafter")) if method else ""
+    told = json.loads(run("rehearsal_without_gpu.py", str(tiny_target), spec, json.dumps(SETTINGS)).stdout)
+    assert told["missed"] == []
+    assert told["later"] > 20
+    assert {"attend", "join", "_add_norm", "_find_floor"} < set(told["rehearsed"])
