@@ -27,6 +27,8 @@ class PagedProposer(Proposer):
         max_model_len: the target's longest context.
     """
 
+    kv: PagedKV
+
     def __init__(self, network: DraftNetwork, *, probabilistic: bool, max_model_len: int) -> None:
         self.taps = network.taps
         self.num_layers = network.kv_shape.num_layers

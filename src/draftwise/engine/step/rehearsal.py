@@ -171,8 +171,7 @@ class Rehearsal:
                 yield from (self._share_out(min(each, most)) for each in (rows, rows + 1, rows * 3 // 2 + 1))
             elif rows <= _MANY or not briefly:
                 yield self._share_out(rows)
-        if not briefly:
-            yield self._share_out(most)
+        yield self._share_out(min(most, _MANY) if briefly else most)
 
     def _share_out(self, rows: int) -> list[int]:
         """Return prompts of so many tokens together, as few as there can be."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ def recording(jobs: dict[Job, None]) -> Iterator[None]:
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
-    seen: set[Hashable] = set()
+    seen = set[object]()
     launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
@@ -56,7 +56,7 @@ def recording(jobs: dict[Job, None]) -> Iterator[None]:
         runtime.jit_cache_hook, JITFunction.run = before, launch
 
 
-def _form(value: Any) -> Hashable:
+def _form(value: Any) -> object:
     """Return what Triton can compile different code for."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0

@@ -39,7 +39,7 @@ class _NoGPU:
 def main(count: int) -> None:
     """Compile what stdin lists, `count` kernels at a time."""
     _prepare()
-    jobs = [Job(*fields[:3], tuple(fields[3])) for fields in map(json.loads, sys.stdin)]
+    jobs = [Job(*fields) for fields in map(json.loads, sys.stdin)]
     if not jobs:
         return
     driver.set_active(_NoGPU(jobs[0].target))

@@ -15,7 +15,7 @@ _SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 """See `engine.kernel_cache.SHIPPED`."""
 
 
-class KernelStore(FileCacheManager):
+class KernelStore(FileCacheManager):  # type: ignore[misc]  # Triton has no types
     """Triton keeps absolute paths of a kernel's files, which do not survive a copy; here they lie beside each other."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
