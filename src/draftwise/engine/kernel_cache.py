@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.machine.files import write_whole
+from draftwise.version import __version__
 
 __all__ = [
     "KERNEL_CACHE",
