@@ -42,12 +42,15 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> No
 
 
 def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
-    """Compile what a rehearsal would launch; what fails here is compiled when it is launched."""
+    """Compile what a rehearsal would launch; what fails here is compiled when it is launched, one by one."""
     from draftwise.engine.kernels.cuda.ahead import recording
 
     jobs: dict[Job, None] = {}
-    with recording(jobs):
-        rehearsal.run(briefly=True)
+    try:
+        with recording(jobs):
+            rehearsal.run(briefly=True)
+    except Exception:  # it only saves time, and looks into Triton to do so
+        logger.exception("Not all kernels could be recorded.")
     failed = compilers.compile(jobs)
     logger.info("%d kernels compiled ahead", len(jobs) - len(failed))
     for each in failed[:3]:

@@ -98,13 +98,7 @@ class Rehearsal:
                 some_layers = {id(layer): layer for layer in (*weights.layers[:2], *first.values())}
                 model.weights = replace(weights, layers=tuple(some_layers.values()))
         try:
-            with torch.inference_mode():
-                for kv in self._kvs:
-                    self._attend(kv)
-            for lengths in self._prompts(briefly):
-                self._prefill(lengths, _GREEDY)
-            self._prefill_in_part()
-            sizes, times = self.sizes, 2 if self._runner.graphs.enabled else 1
+            sizes, times = self.sizes, 2 if runner.graphs.enabled else 1
             for before, size in pairwise((0, *sizes)):
                 some = size in (*sizes[:2], 16, sizes[-1])
                 for k in sorted({self._k_for(count) for count in range(before + 1, size + 1)}):
@@ -116,7 +110,15 @@ class Rehearsal:
                     for params in (*_PLAIN[1:], *_ADJUSTED):
                         self._prefill([1] * size, params)
                     self._decode(size, self._k_for(size), _ADJUSTED, 1)
-            self._runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
+            # Prompts come last: capturing a step gives back the memory that they leave for those to come.
+            with torch.inference_mode():
+                for kv in self._kvs:
+                    self._attend(kv)
+            self._prefill_in_part()
+            for lengths in self._prompts(briefly):
+                self._prefill(lengths, _GREEDY)
+            self._prefill([1], _GREEDY)
+            runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
             self._forget(self._most_seqs)
         finally:
             runner.graphs, model.weights = graphs, weights
