@@ -64,6 +64,11 @@ class Kernel:
         self._interpreted = interpreted()  # as Triton has decided now
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
+    @classmethod
+    def of_sizes(cls, *names: str) -> Callable[[Callable[..., None]], Kernel]:
+        """Return the decorator of a kernel with such parameters."""
+        return functools.partial(cls, sizes=names)
+
     def __call__(self, grid: tuple[int, int], *args: Tensor | float | None, num_warps: int, **constants: Any) -> None:
         """Launch it.
 

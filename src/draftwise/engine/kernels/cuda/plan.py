@@ -5,8 +5,6 @@ Shape letters: B sequences, W rows of each, N = B * W, P pages of a sequence.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -54,7 +52,7 @@ def place_rows(
     return places_2N[0], places_2N[1]
 
 
-@functools.partial(Kernel, sizes=("num_rows",))
+@Kernel.of_sizes("num_rows")
 def _place_rows(
     starts,
     page_table,
