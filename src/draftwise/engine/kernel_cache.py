@@ -11,7 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,6 @@ KERNEL_CACHE = "DRAFTWISE_KERNEL_CACHE"
 SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 """Environment variable that names Triton's part of a folder which cannot be written to."""
 _MANIFEST = "kernels.json"
-_FORMAT = 1
 _MADE_WITH = {"cuda": ("torch", "triton"), "cpu": ("torch", "numba", "llvmlite")}
 
 
@@ -121,7 +120,7 @@ class KernelCache:
 
     folder: Path
     platform: Mapping[str, str]
-    setups: tuple[str, ...] = field(default=())
+    setups: tuple[str, ...] = ()
     """Names of setups whose kernels are all there."""
 
     @classmethod
@@ -159,7 +158,7 @@ class KernelCache:
         return grown
 
     def _write(self) -> None:
-        content = {"format": _FORMAT, "platform": dict(self.platform), "setups": list(self.setups)}
+        content = {"platform": dict(self.platform), "setups": list(self.setups)}
         try:
             write_whole(self.folder / _MANIFEST, json.dumps(content, indent=1) + "\n")
         except OSError as error:
