@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -92,10 +93,11 @@ def describe_platform(device: str) -> dict[str, str]:
 def name_setup(config: EngineConfig, spec_json: str | None) -> str:
     """Return a name of all that decides which kernels are compiled."""
     drafter = json.loads(spec_json).get("model") if spec_json else None
-    configs = [Path(model) / "config.json" for model in (config.model, drafter) if model]
-    texts = [path.read_text("utf-8") for path in configs if path.is_file()]
+    files = [Path(model) / "config.json" for model in (config.model, drafter) if model]
+    files += sorted((Path(__file__).parent / "kernels").rglob("*.py"))  # two of one version may differ in development
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()]
     settings = replace(config, model="", hidden_states_folder="", load_format="", seed=0, skip_tokenizer_init=False)
-    told = json.dumps([asdict(settings), spec_json, texts], sort_keys=True, default=str)
+    told = json.dumps([asdict(settings), spec_json, sums], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
@@ -140,7 +142,15 @@ class KernelCache:
                     "not-kernels", path, f"holds files, but no {_MANIFEST}: it is no folder of kernels."
                 ) from None
             new = cls(folder=path, platform=platform)
-            new._write()
+            try:
+                new._write()
+            except OSError as error:
+                raise InvalidSetup.because(
+                    "kernels-not-writable",
+                    f"{path} is empty and cannot be written to: {error.strerror}.",
+                    where="--kernel-cache",
+                    fix="Fill it with draftwise warm-up first, or give a folder that this user may write to.",
+                ) from None
             return new
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({error!r}).") from None
@@ -150,24 +160,17 @@ class KernelCache:
         return cls(folder=path, platform=platform, setups=setups)
 
     def add(self, setup: str) -> KernelCache:
-        """Take note that a setup's kernels are all there now, if the folder can be written to."""
-        if setup in self.setups or not os.access(self.folder, os.W_OK):
+        """Take note that a setup's kernels are all there now; on disk too, if that can be written to."""
+        if setup in self.setups:
             return self
         grown = replace(self, setups=(*self.setups, setup))
-        grown._write()
+        with suppress(OSError):
+            grown._write()
         return grown
 
     def _write(self) -> None:
         content = {"platform": dict(self.platform), "setups": list(self.setups)}
-        try:
-            write_whole(self.folder / _MANIFEST, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            raise InvalidSetup.because(
-                "kernels-not-writable",
-                f"{self.folder} is empty and cannot be written to: {error.strerror}.",
-                where="--kernel-cache",
-                fix="Fill it with draftwise warm-up first, or give a folder that this user may write to.",
-            ) from None
+        write_whole(self.folder / _MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def count_kernels(folder: str | os.PathLike[str]) -> tuple[int, int]:
