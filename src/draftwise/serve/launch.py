@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from draftwise.checkpoints.gguf import is_gguf
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.compilers import Compilers
 from draftwise.engine.config import EngineConfig
@@ -32,7 +34,9 @@ from draftwise.serve.engine_loop import Build, run_engine
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["EngineHandle", "build_engine", "start_process", "start_thread"]
+__all__ = ["EngineHandle", "build_engine", "start_process", "start_thread", "unpack"]
+
+logger = logging.getLogger("draftwise.serve")
 
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
@@ -83,6 +87,20 @@ def _open_kernels(config: EngineConfig) -> KernelCache | None:
     from draftwise.engine.models.loading import find_device
 
     return KernelCache.open(folder, describe_platform(find_device(config.device).type))
+
+
+def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig, SpecConfig | None]:
+    """Return what to build with checkpoint folders in place of GGUF files; torch is imported only where there are any.
+
+    Raises:
+        InvalidSetup: a file cannot be used.
+        StorageError: the cache has no room for it.
+    """
+    if not any(model and is_gguf(model) for model in (config.model, spec.model if spec else None)):
+        return config, spec
+    from draftwise.engine.models.gguf import unpack_models
+
+    return unpack_models(config, spec, logger.info)
 
 
 def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:

@@ -20,11 +20,10 @@ from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
-from draftwise.engine.models.gguf import unpack_models
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
-from draftwise.serve.launch import build_engine, start_process
+from draftwise.serve.launch import build_engine, start_process, unpack
 from draftwise.serve.messages import Phase, Ready
 from draftwise.serve.worker import EngineWorker
 
@@ -90,7 +89,7 @@ def serve(
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
-    config, spec = unpack_models(config, spec, logger.info)
+    config, spec = unpack(config, spec)
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     spec_json = None if spec is None else spec.to_json()
     environment = make_environment(options.kernel_cache) if options.kernel_cache else None

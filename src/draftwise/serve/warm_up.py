@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -10,14 +9,11 @@ from typing import NamedTuple
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.kernel_cache import count_kernels, make_environment
-from draftwise.engine.models.gguf import unpack_models
-from draftwise.serve.launch import build_engine, start_process
+from draftwise.serve.launch import build_engine, start_process, unpack
 from draftwise.serve.messages import Phase
 from draftwise.serve.worker import EngineWorker
 
 __all__ = ["Filled", "fill_kernel_cache"]
-
-logger = logging.getLogger("draftwise.serve")
 
 
 class Filled(NamedTuple):
@@ -36,7 +32,7 @@ def fill_kernel_cache(
         InvalidSetup: the model, a setting or the folder cannot be used.
         BackendError: the engine cannot be built for another reason.
     """
-    config, spec = unpack_models(config, spec, logger.info)
+    config, spec = unpack(config, spec)
     build = partial(build_engine, config, None if spec is None else spec.to_json())
     worker = EngineWorker(start_process(build, environment=make_environment(folder)), max_waiting=0)
     try:
