@@ -224,7 +224,7 @@ def measure_start(name: str, server: Server, kernels: Path, load: Load, vocab: i
         "folder_mib": round(num_bytes / 2**20, 1),
         "compiled_after_ready": count_kernels(kernels)[0] - num_kernels,
         "named_in_the_log": [line[:200] for line in log.splitlines() if _LATE in line][:20],
-        "log": [line[:200] for line in log.splitlines() if "compiled ahead" in line or "WARNING" in line][:10],
+        "log": [line[:200] for line in log.splitlines() if "compile ahead" in line or "WARNING" in line][:10],
         "tokens_per_s_ratio": round(rows[0]["tokens_per_s"] / steady_rate, 4),
         "ttft_p99_ratio": round(rows[0]["ttft_ms"]["p99"] / steady_p99, 4),
         "loads": rows,

@@ -6,6 +6,8 @@ Nothing here needs torch, so that they can be started before anything else.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,6 +22,10 @@ _BOOT = (
     "from draftwise.engine.kernels.cuda.ahead_process import main; main(int(sys.argv[1]))"
 )
 """Code for the new interpreter: it has the same module search path as this one."""
+
+
+_LONGEST_S = 120
+"""Seconds after which a server does without its compilers."""
 
 
 class Job(NamedTuple):
@@ -43,14 +49,17 @@ class Compilers:
 
     def __init__(self, count: int) -> None:
         command = [sys.executable, "-P", "-c", _BOOT, str(count), json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def __enter__(self) -> Compilers:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """End the process, whatever it is doing."""
-        self._process.kill()
+        """End the process and those that it has started, whatever they are doing."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
@@ -59,7 +68,10 @@ class Compilers:
 
     def compile(self, jobs: Iterable[Job]) -> list[str]:
         """Compile everything; return what could not be, with the reason. To be called once."""
-        answers, _ = self._process.communicate("".join(f"{json.dumps(job)}\n" for job in jobs))
+        try:
+            answers, _ = self._process.communicate("".join(f"{json.dumps(job)}\n" for job in jobs), _LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return [f"the compilers were not done after {_LONGEST_S} s"]
         failed = [line for line in answers.splitlines() if line]
         if self._process.returncode:
             failed.append(f"the compilers' process ended with status {self._process.returncode}")

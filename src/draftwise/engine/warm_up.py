@@ -16,8 +16,8 @@ __all__ = ["warm_up"]
 logger = logging.getLogger("draftwise.engine")
 
 
-def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> None:
-    """Go through all steps that can come.
+def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bool:
+    """Go through all steps that can come; return whether that went well.
 
     On a CPU there is nothing to do: building the engine compiles its kernels, and they are the same for every step.
 
@@ -28,7 +28,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> No
     """
     # A method that writes what it sees to disk must not see what is made up.
     if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:
-        return
+        return True
     from draftwise.engine.kernels.cuda.ahead import note_late_compilations  # Triton is there where CUDA is
 
     rehearsal = engine.rehearsal()
@@ -36,9 +36,17 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> No
         with startup.phase("compile kernels"):
             _compile(rehearsal, compilers)
     with startup.phase("capture steps"):
-        rehearsal.run()
-        torch.cuda.synchronize()
+        try:
+            rehearsal.run()
+            torch.cuda.synchronize()
+        except Exception:  # requests that need no more than what went well are served
+            logger.exception(
+                "Not all steps could be gone through: requests wait for what is compiled or captured later."
+            )
+            rehearsal.forget()
+            return False
     note_late_compilations()
+    return True
 
 
 def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
@@ -52,6 +60,6 @@ def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
     except Exception:  # it only saves time, and looks into Triton to do so
         logger.exception("Not all kernels could be recorded.")
     failed = compilers.compile(jobs)
-    logger.info("%d kernels compiled ahead", len(jobs) - len(failed))
+    logger.info("%d kernels to compile ahead, %d failures", len(jobs), len(failed))
     for each in failed[:3]:
         logger.warning("Not compiled ahead: %s", each)

@@ -73,8 +73,8 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
             raise make_missing_error(error) from None
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
-        warm_up(engine, compilers, startup)
-    if kernels is not None:
+        is_warm = warm_up(engine, compilers, startup)
+    if kernels is not None and is_warm:
         kernels.add(setup)
     return engine
 

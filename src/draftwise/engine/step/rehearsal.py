@@ -119,7 +119,7 @@ class Rehearsal:
                 self._prefill(lengths, _GREEDY)
             self._prefill([1], _GREEDY)
             runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
-            self._forget(self._most_seqs)
+            self.forget()
         finally:
             runner.graphs, model.weights = graphs, weights
 
@@ -150,9 +150,10 @@ class Rehearsal:
         released = [] if keeps else slots
         self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
 
-    def _forget(self, count: int) -> None:
+    def forget(self) -> None:
         """Let go of all slots."""
-        nobody = Schedule(chunks=[], decodes=[], k=0, released_slots=list(range(count)), page_changes=[])
+        slots = list(range(self._most_seqs))
+        nobody = Schedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
         self._runner.run(nobody)
         self._made.clear()
 
