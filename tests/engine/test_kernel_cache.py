@@ -25,6 +25,11 @@ def test_an_empty_folder_becomes_this_machines_and_is_taken_again(tmp_path):
     assert KernelCache.open(tmp_path, HERE).setups == ("one", "two")
 
 
+def test_compilers_that_are_ahead_of_the_engine_do_not_spoil_it(tmp_path):
+    (tmp_path / "triton" / "ABC").mkdir(parents=True)
+    assert KernelCache.open(tmp_path, HERE).setups == ()
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_another_gpu_or_version_is_refused_by_name(name, tmp_path):
     KernelCache.open(tmp_path, HERE)

@@ -39,6 +39,8 @@ KERNEL_CACHE = "DRAFTWISE_KERNEL_CACHE"
 SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 """Environment variable that names Triton's part of a folder which cannot be written to."""
 _MANIFEST = "kernels.json"
+_OURS = frozenset({"triton", "numba"})
+"""What compilers make in it, each for its own versions."""
 _MADE_WITH = {"cuda": ("torch", "triton"), "cpu": ("torch", "numba", "llvmlite")}
 
 
@@ -137,7 +139,7 @@ class KernelCache:
             manifest = json.loads((path / _MANIFEST).read_text("utf-8"))
             theirs, setups = dict(manifest["platform"]), tuple(map(str, manifest["setups"]))
         except FileNotFoundError:
-            if path.is_dir() and any(path.iterdir()):
+            if path.is_dir() and not {each.name for each in path.iterdir()} <= _OURS:  # compilers may be ahead
                 raise _refuse(
                     "not-kernels", path, f"holds files, but no {_MANIFEST}: it is no folder of kernels."
                 ) from None

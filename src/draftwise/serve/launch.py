@@ -60,11 +60,14 @@ class EngineHandle(Protocol):
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
-    """Return the engine, ready for requests; this imports torch, which the server's own process does not need."""
-    setup = name_setup(config, spec_json)
+    """Return the engine; this imports torch, which the server's own process does not need.
+
+    With a folder of kernels it is ready for any request. (Without one too, once that has been seen to work on GPUs.)
+    """
+    setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
     with ExitStack() as ends:
         compilers = None
-        if may_have_gpu(config.device) and setup not in known_setups(os.environ.get(KERNEL_CACHE)):
+        if folder and may_have_gpu(config.device) and setup not in known_setups(folder):
             compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
         try:
             from draftwise.engine.core import Engine
@@ -73,7 +76,7 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
             raise make_missing_error(error) from None
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
-        is_warm = warm_up(engine, compilers, startup)
+        is_warm = warm_up(engine, compilers, startup) if folder else False
     if kernels is not None and is_warm:
         kernels.add(setup)
     return engine
