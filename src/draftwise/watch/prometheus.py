@@ -45,6 +45,9 @@ class PrometheusWatcher:
         self._api = PrometheusApi(url, headers=headers)
         self._model, self._span_s, self._now = model, span_s, now
 
+    async def begin(self) -> None:
+        """Do nothing: what came before was recorded."""
+
     async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
         """Yield what was recorded, at once and then at every interval."""
         try:

@@ -85,6 +85,15 @@ def test_the_probe_tells_the_drafter_from_the_traffic() -> None:
     assert name(judge(HEALTHY, asked=replace(ASKED, probe=DIFFERS))) == ["drafter-changed"]
 
 
+def test_a_new_release_is_named_where_nothing_else_changed_and_it_accepts_less() -> None:
+    upgraded = replace(ASKED, probe=DIFFERS, releases=("0.26.0", "0.33.0"))
+    found = judge(change(positions=(0.3, 0.12, 0.05)), asked=upgraded)
+    assert name(found)[0] == "after-upgrade"
+    assert "since vLLM 0.33.0 serves what 0.26.0 did" in found[0].message
+    as_good = replace(upgraded, probe=replace(DIFFERS, change=0.0))
+    assert name(judge(HEALTHY, asked=as_good)) == ["drafter-changed"]
+
+
 GATE = {"context-gate": "The drafter takes 2048 tokens and the server 8192."}
 ALONE = replace(DIFFERS, alone=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from statistics import median
 
 from draftwise.core import Window
@@ -273,6 +274,20 @@ def _find_drafter_changed(case: Case) -> Found | None:
     )
 
 
+def _find_after_upgrade(case: Case) -> Found | None:
+    found, releases, probe = _find_drafter_changed(case), case.asked.releases, case.asked.probe
+    if found is None or releases is None or probe is None:
+        return None
+    if (probe.change or 0.0) > log(1 - _FELL) and _find_acceptance_fell(case) is None:
+        return None
+    return Found(
+        message=f"The same prompts are accepted less since vLLM {releases[1]} serves what {releases[0]} did, and the "
+        "setup has not changed otherwise.",
+        evidence=(f"vLLM {releases[0]} -> {releases[1]}", *found.evidence),
+        loss=found.loss,
+    )
+
+
 def _find_suffix_cold(case: Case) -> Found | None:
     ages = [window.uptime_s for window in case.windows if window.uptime_s is not None]
     method = find_method(case.method)
@@ -334,5 +349,6 @@ RULES = (
     Rule("context-grew", _find_context_grew),
     Rule("lora-changed", _find_lora_changed),
     Rule("drafter-changed", _find_drafter_changed),
+    Rule("after-upgrade", _find_after_upgrade),
     Rule("suffix-cold", _find_suffix_cold),
 )
