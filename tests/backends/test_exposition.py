@@ -204,7 +204,9 @@ def test_a_plain_vllm_is_known_not_to_count_drafts_and_others_are_not() -> None:
 
 
 def test_llama_cpp_speculates_once_it_has_counted_a_draft() -> None:
-    counters = "".join(f"llamacpp:spec_decode_num_{name}_total {{}}\n" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    counters = "".join(
+        f"llamacpp:spec_decode_num_{name}_total {{}}\n" for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
     position = 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 300\n'
     (never,) = parse_engines(LLAMA_CPP + counters.format(0, 0, 0))
     (drafting,) = parse_engines(LLAMA_CPP + counters.format(400, 1200, 580) + position)

@@ -52,7 +52,10 @@ LOAD = replace(
 FOUND = "Adopt eagle3 k=3 for code: 1.39x (1.31-1.47)."
 COUNTED = Counters(
     spec=SpecStats(
-        num_drafts=99_000, num_draft_tokens=297_000, num_accepted_tokens=87_000, accepted_per_pos=(50_000, 24_750, 12_250)
+        num_drafts=99_000,
+        num_draft_tokens=297_000,
+        num_accepted_tokens=87_000,
+        accepted_per_pos=(50_000, 24_750, 12_250),
     ),
     generation_tokens=187_000,
 )
