@@ -211,7 +211,7 @@ FAULTS: Sequence[Fault] = (
     Fault(
         name="weights of another model",
         diagnosis="drafter-noise",
-        alerts=_LOSES | {"drafter-noise"},
+        alerts=_LOSES | {"zero-acceptance"},
         rates={"positions": (0.03, 0.0, 0.0)},
         simulated={"drift": -5.0},
     ),

@@ -80,7 +80,7 @@ _STEPS = "(draftwise:generated:rate5m - draftwise:accepted:rate5m > 1)"
 """Steps of sequences in a second: each emits one token more than it accepts."""
 _DRAFTS = "(draftwise:drafts:rate5m > 0.2)"
 _NOTHING_ACCEPTED = f"draftwise:accepted:rate5m < on {_BY} 0.002 * draftwise:drafts:rate5m"
-"""As `draftwise watch` takes it: an accident of one token does not make a drafter."""
+"""Up to an accident of one token."""
 _REPLICA = "model_name, pool, instance"
 
 READINGS: Mapping[str, str] = {
@@ -139,9 +139,8 @@ ALERTS: Sequence[Alert] = (
         "DraftwiseZeroAcceptance", "zero-acceptance", Severity.ERROR, "drain", "2m",
         f"{_NOTHING_ACCEPTED} and on {_BY} draftwise:drafts:rate5m > 1",
     ),
-    # Where nothing at all is accepted, the drafter is one cause among others: then the alert above says so alone.
     _alert(
-        "DraftwiseFirstPositionDead", "drafter-noise", Severity.ERROR, "drain", "10m",
+        "DraftwiseFirstPositionDead", "zero-acceptance", Severity.ERROR, "drain", "10m",
         f'draftwise:position_rate:5m{{position="0"}} < 0.05 unless on {_BY} ({_NOTHING_ACCEPTED})',
     ),
     _alert(

@@ -23,10 +23,8 @@ from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
 
-_NONE_ACCEPTED = 0.002
-"""Share of the drafts: an accident of one token does not make a drafter."""
 _NOISE = 0.05
-"""Share of the drafts whose first token is accepted, which chance and a foreign drafter reach."""
+"""Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
 _PERFECT = 0.98
 _FELL = 0.08
 """Share of the acceptance length that matters."""
@@ -46,8 +44,8 @@ def _accepts_little(case: Case) -> bool:
 
 
 def _find_zero_acceptance(case: Case) -> Found | None:
-    stats = case.window.counters.spec
-    if not _accepts_little(case) or stats.num_accepted_tokens >= _NONE_ACCEPTED * stats.num_drafts:
+    stats, rates = case.window.counters.spec, case.window.rate_per_pos
+    if not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens):
         return None
     return Found(
         message=f"{stats.num_drafts:,} drafts were made and {stats.num_accepted_tokens or 'none'} of their tokens "
@@ -101,17 +99,17 @@ def _is_told_alone(case: Case) -> bool:
 
 
 def _find_drafter_noise(case: Case) -> Found | None:
-    rates, probe = case.window.rate_per_pos, case.asked.probe
-    if not rates or not _accepts_little(case) or rates[0] >= _NOISE:
-        return None
+    """Take the probe's word that it is the drafter, which a long sequence beside it cannot have been."""
+    found, probe = _find_zero_acceptance(case), case.asked.probe
     cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
-    is_told = _is_told_alone(case) or bool(probe and probe.differs and cannot_be_gated)
-    if _find_zero_acceptance(case) is not None and not is_told:
+    if found is None or probe is None or not (_is_told_alone(case) or (probe.differs and cannot_be_gated)):
         return None
-    return Found(
-        message=f"Only {rates[0]:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
-        evidence=(tell("accepted at position 0", rates[0]), *([probe.summary] if probe and is_told else [])),
-        loss=find_losses(case).acceptance,
+    rates = case.window.rate_per_pos
+    return replace(
+        found,
+        message=f"Only {rates[0] if rates else 0:.1%} of the first draft tokens are accepted, as of a drafter of another "
+        "model.",
+        evidence=(*found.evidence, probe.summary),
     )
 
 
