@@ -129,7 +129,8 @@ async def look_at_long(lab: VllmLab) -> dict[str, Any]:
     spec = lab.copy_head("short", lambda each: each, max_position_embeddings=DRAFTER_LENGTH)
     baseline, url = await lab.find_baseline(), await lab.start("short", spec)
     async with traffic(url, lab.chat, STREAMS - 1), traffic(url, [lab.find_long()], 1):
-        return await lab.watch(url, "--baseline", baseline, "--setup", lab.write_setup(spec))
+        known = ("--setup", lab.write_setup(spec), "--start-log", lab.folder / "short.log")
+        return await lab.watch(url, "--baseline", baseline, *known)
 
 
 @dataclass(frozen=True, kw_only=True)
