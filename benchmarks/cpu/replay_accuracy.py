@@ -60,12 +60,11 @@ class Place:
     target: Path
     drafters: Path
     device: str
-    memory: float
 
     def load(self, spec: dict[str, Any] | None) -> LLM:
         """Return the target, in float32."""
         settings: dict[str, Any] = {"dtype": "float32", "device": self.device, "max_model_len": 640}
-        settings |= {"max_num_seqs": IN_FLIGHT, "gpu_memory_utilization": self.memory, "enable_prefix_caching": False}
+        settings |= {"max_num_seqs": IN_FLIGHT, "kv_cache_memory_bytes": 2 << 30, "enable_prefix_caching": False}
         return LLM(str(self.target), speculative_config=spec, **settings)
 
 
@@ -75,13 +74,12 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=BUNDLE / "target", help="another needs --drafters")
     parser.add_argument("--drafters", type=Path, default=BUNDLE, help="folder with a folder for each")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--memory", type=float, default=0.9, help="share of a GPU's memory")
     parser.add_argument("--prompts", type=int, default=16, help="of each workload")
     parser.add_argument("--seeds", type=int, default=4, help="answers to each prompt, in the log and in serving alike")
     parser.add_argument("--only", choices=list(SETTINGS), action="append", help="the others stay as --out has them")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    place = Place(arguments.target, arguments.drafters, arguments.device, arguments.memory)
+    place = Place(arguments.target, arguments.drafters, arguments.device)
     plain = place.load(None)
     prompts = encode(plain, arguments.prompts)
     log = [each for seed in range(arguments.seeds) for each in decode(plain, prompts, seed)]

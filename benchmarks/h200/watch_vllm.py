@@ -37,7 +37,7 @@ from draftwise.backends import VllmBackend
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Baseline, Setup, SpecConfig, Window
 
-FLAGS = ["--kv-cache-memory-bytes", str(6 << 30), "--max-model-len", "2048", "--max-num-seqs", "256"]
+FLAGS = ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(6 << 30), "--max-model-len", "2048"]
 FEW_GRAPHS = ["--max-cudagraph-capture-size", "64"]
 INTERVAL_S, SETTLE_S = 10, 3.0
 SHORT = 96
@@ -164,7 +164,6 @@ async def list_cases(lab: GpuLab, loads: Sequence[int]) -> tuple[list[Case], dic
         "foreign": foreign,
         "few graphs": lab.head,
     }
-    await lab.start("good", lab.head)  # alone: the others find what it compiled
     urls = dict(zip(specs, await asyncio.gather(*map(lab.start, specs, specs.values())), strict=True))
     lab.version = (await lab._started["good"].describe()).version.get("version")
     good = await lab.record("good", urls["good"], lab.chat)
