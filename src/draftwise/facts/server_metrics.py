@@ -59,6 +59,7 @@ def get_server(sample: str) -> str:
     return _servers()[sample]
 
 
+@cache
 def counts_drafts(server: str) -> bool:
     """Return whether an engine's /metrics has counters of drafts exactly when it was started to speculate."""
     return server in read_data("server_metrics")["absence_means_off"]
