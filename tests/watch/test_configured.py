@@ -8,8 +8,8 @@ from draftwise.watch.configured import read_asked
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 LOG = """\
-(APIServer pid=1) INFO 11-23 07:56:20 [utils.py:297] vLLM API server version 0.32.0
-(APIServer pid=1) WARNING 11-23 07:56:26 [vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.
+INFO 11-23 07:56:20 [utils.py:297] vLLM API server version 0.32.0
+WARNING 11-23 07:56:26 [vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.
 """
 
 

@@ -104,11 +104,10 @@ def _find_drafter_noise(case: Case) -> Found | None:
     cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
     if found is None or probe is None or not (_is_told_alone(case) or (probe.differs and cannot_be_gated)):
         return None
-    rates = case.window.rate_per_pos
+    first = case.window.rate_per_pos[0] if case.window.rate_per_pos else 0.0
     return replace(
         found,
-        message=f"Only {rates[0] if rates else 0:.1%} of the first draft tokens are accepted, as of a drafter of another "
-        "model.",
+        message=f"Only {first:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
         evidence=(*found.evidence, probe.summary),
     )
 
