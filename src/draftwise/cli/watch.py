@@ -258,23 +258,27 @@ async def _judge_sight(request: _Request, watching: Watching, sight: Sight) -> S
     from draftwise.cli._diagnosing import add_diagnoses
 
     findings, fingerprints = await _ask(request, sight)
-    notes, earlier = await _look_back(request, watching, sight)
+    notes, earlier, sight = await _look_back(request, watching, sight)
     whole = replace(sight, findings=(*sight.findings, *findings, *notes))
     return add_diagnoses(whole, request.baseline, request.asked, fingerprints, earlier)
 
 
-async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tuple[tuple[Finding, ...], Window | None]:
-    """Return what changed with a roll-out, and the window before it, where that is asked for."""
+async def _look_back(
+    request: _Request, watching: Watching, sight: Sight
+) -> tuple[tuple[Finding, ...], Window | None, Sight]:
+    """Return what changed with a roll-out, the window before it and what is seen since, where that is asked for."""
     about_step = () if request.step is None else request.step.findings
     if request.since is None or sight.findings:
-        return about_step, None
+        return about_step, None, sight
     from draftwise.watch.prometheus import PrometheusWatcher
     from draftwise.watch.rollout import parse_time, tell_rollout
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
+    if rollout is not None:
+        sight = await watching.look(since_s=rollout.ended_s)
     before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
-    return (tell_rollout(rollout, before, after), *about_step), before
+    return (tell_rollout(rollout, before, after), *about_step), before, sight
 
 
 async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
