@@ -129,7 +129,8 @@ async def look_at_long(lab: VllmLab) -> dict[str, Any]:
     spec = lab.copy_head("short", lambda each: each, max_position_embeddings=DRAFTER_LENGTH)
     baseline, url = await lab.find_baseline(), await lab.start("short", spec)
     async with traffic(url, lab.chat, STREAMS - 1), traffic(url, [lab.find_long()], 1):
-        return await lab.watch(url, "--baseline", baseline, "--setup", lab.write_setup(spec))
+        known = ("--setup", lab.write_setup(spec), "--start-log", lab.folder / "short.log")
+        return await lab.watch(url, "--baseline", baseline, *known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +169,11 @@ def sum_up(case: Case, seen: dict[str, Any]) -> dict[str, Any]:
 
 
 async def run(vllm: str, names: list[str], out: Path, keep: Path | None) -> None:
-    """Look at each, and write what was said; the baseline alone is recorded where a kept folder has none yet."""
+    """Look at each, and write what was said."""
     with TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
             lab = VllmLab(keep or Path(folder), stack, vllm)
-            is_new = keep is not None and not (keep / "good.json").exists()
-            if is_new:
-                await lab.find_baseline()
-            for case in () if is_new else CASES:
+            for case in CASES:
                 if names and case.name not in names:
                     continue
                 try:
@@ -203,7 +201,11 @@ def main() -> None:
     parser.add_argument("--vllm", required=True, help="Command of a vLLM for CPU, up to `serve`.")
     parser.add_argument("--only", action="append", default=[], choices=[case.name for case in CASES])
     parser.add_argument("--out", type=Path, default=HERE / "results/watch_vllm_cpu.json")
-    parser.add_argument("--keep", type=Path, help="folder of the baseline, which the first call makes")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="Folder of the baseline, for cases that are run one by one: first those of the same server.",
+    )
     given = parser.parse_args()
     if given.keep:
         given.keep.mkdir(exist_ok=True)

@@ -203,6 +203,29 @@ def test_a_plain_vllm_is_known_not_to_count_drafts_and_others_are_not() -> None:
     assert parse_engines("process_cpu_seconds_total 3.5\n") == ()
 
 
+def test_llama_cpp_speculates_once_it_has_counted_a_draft() -> None:
+    counters = "".join(
+        f"llamacpp:spec_decode_num_{name}_total {{}}\n" for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    position = 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 300\n'
+    (never,) = parse_engines(LLAMA_CPP + counters.format(0, 0, 0))
+    (drafting,) = parse_engines(LLAMA_CPP + counters.format(400, 1200, 580) + position)
+    assert (never.counts_drafts, drafting.counts_drafts) == (None, True)
+    assert drafting.counters.spec == SpecStats(
+        num_drafts=400, num_draft_tokens=1200, num_accepted_tokens=580, accepted_per_pos=(300,)
+    )
+
+
+def test_sglang_tells_accepted_tokens_by_what_its_steps_gave() -> None:
+    ended = SGLANG + 'sglang:num_requests_total{model_name="m"} 57\n'
+    (unknown,), (told,) = (
+        parse_engines(text) for text in (ended, ended + 'sglang:spec_verify_calls_total{model_name="m"} 3000\n')
+    )
+    assert unknown.counters.spec.num_accepted_tokens == 0
+    assert told.counters.spec == SpecStats(num_accepted_tokens=4500)  # 57 by prefill, 3000 by a step each
+    assert told.counters.coverage is None
+
+
 def test_names_that_an_exporter_changed_are_read() -> None:
     ray = (
         'ray_vllm_generation_tokens_total{engine="0",ReplicaId="a1",WorkerId="w"} 30\n'

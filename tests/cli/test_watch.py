@@ -1,6 +1,8 @@
 """`draftwise watch`: its exit codes, its rows, its JSON, and what it says that it cannot tell."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -74,6 +76,20 @@ def test_a_healthy_service_is_one_row_a_pool_and_exit_code_0(baseline: Path) -> 
     assert "(break-even 1.35, expected 1.87)" in spec
     assert "coverage 0.99  k 3.0  by position 50 25 13  14.4 ms/token (plain 20.0)" in spec
     assert beside.startswith("plain  1 replica  8.0 running")
+
+
+def test_the_first_look_comes_before_all_that_shows_and_judges_it() -> None:
+    code = (
+        "import sys; from draftwise.cli import main; from draftwise.watch.watcher import Watcher\n"
+        "later = {'rich', 'draftwise.watch.diagnose', 'draftwise.plan', 'numpy', 'httpx'}\n"
+        "begin = Watcher.begin\n"
+        "async def look(self): await begin(self); print(later & set(sys.modules), file=sys.stderr)\n"
+        "Watcher.begin = look; main()"
+    )
+    with serving(SPEC) as (url,):
+        words = [sys.executable, "-c", code, "watch", url, "--once", "--interval", "0.2"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "set()\n"), done.stdout
 
 
 def test_without_a_baseline_it_says_which_answers_it_cannot_give() -> None:

@@ -54,6 +54,15 @@ def test_readings_are_ratios_of_sums() -> None:
     assert WINDOW.batch == 8.0
 
 
+def test_what_is_accepted_is_unknown_where_the_server_does_not_tell() -> None:
+    silent = replace(WINDOW, counters=replace(WINDOW.counters, spec=SpecStats()), tells_acceptance=False)
+    assert (silent.tokens_per_step, silent.coverage, silent.sequence_steps, silent.step_s) == (None,) * 4
+    assert replace(silent, tells_acceptance=True).tokens_per_step == 1.0
+    accepted = replace(WINDOW, counters=replace(WINDOW.counters, spec=SpecStats(num_accepted_tokens=90)))
+    assert accepted.tokens_per_step == pytest.approx(215 / 125)
+    assert (accepted.coverage, accepted.wasted_per_token) == (None, None)
+
+
 def test_a_draft_whose_tokens_are_not_counted_yet_is_no_more_than_full_coverage() -> None:
     ahead = replace(WINDOW.counters.spec, num_drafts=10 * WINDOW.counters.spec.num_drafts)
     assert replace(WINDOW, counters=replace(WINDOW.counters, spec=ahead)).coverage == 1.0

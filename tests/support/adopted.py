@@ -2,7 +2,20 @@
 
 from dataclasses import replace
 
-from draftwise.core import ClosedLoop, Condition, Device, Finding, Relation, Rollback, RollbackBasis, Setup, SpecConfig
+from draftwise.core import (
+    ClosedLoop,
+    Condition,
+    Counters,
+    Device,
+    Expected,
+    Finding,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    Setup,
+    SpecConfig,
+    SpecStats,
+)
 from draftwise.deploy import Evidence, Folder, make_order
 from draftwise.facts.rules import all_rules
 from tests.support.production import BREAK_EVEN, CROSSOVER, MEASURED
@@ -37,7 +50,22 @@ LOAD = replace(
     measured=None,
 )
 FOUND = "Adopt eagle3 k=3 for code: 1.39x (1.31-1.47)."
-EVIDENCE = Evidence(run="2026-11-22", headline=FOUND, rollback=(SPEED, LOAD), wanted_gain=0.03)
+COUNTED = Counters(
+    spec=SpecStats(
+        num_drafts=99_000,
+        num_draft_tokens=297_000,
+        num_accepted_tokens=87_000,
+        accepted_per_pos=(50_000, 24_750, 12_250),
+    ),
+    generation_tokens=187_000,
+)
+EVIDENCE = Evidence(
+    run="2026-11-22",
+    headline=FOUND,
+    rollback=(SPEED, LOAD),
+    wanted_gain=0.03,
+    expected=Expected(workload="code", condition=SPEED.condition, counters=COUNTED),
+)
 ORDER = make_order(SETUP, evidence=EVIDENCE)
 IMAGES = {"ray-serve": "rayproject/ray-llm:2.60.0-py311-cu128"}
 """Where vLLM's own image does not do."""

@@ -37,6 +37,8 @@ class Server:
     """Share of the prompt tokens."""
     preemptions: float = 0.0
     speculates: bool = True
+    answers: bool = True
+    """Whether its page can be read."""
 
     @property
     def drafts(self) -> float:
@@ -60,6 +62,8 @@ class Server:
 
     def read_gauges(self) -> Mapping[str, float]:
         """Return vLLM's gauges."""
+        if not self.answers:
+            return {}
         return {
             "num_requests_running": self.running,
             "num_requests_waiting": self.waiting,
@@ -68,6 +72,8 @@ class Server:
 
     def count(self) -> Mapping[str, float]:
         """Return by how much vLLM's counters grow in a second; the label of a position stands in the name."""
+        if not self.answers:
+            return {}
         counts = {
             "generation_tokens_total": self.generated,
             "request_success_total": self.finished,
@@ -184,7 +190,7 @@ FAULTS: Sequence[Fault] = (
     Fault(
         name="most requests are left without drafts",
         diagnosis="coverage-lost",
-        alerts=_BELOW,
+        alerts=_BELOW | {"coverage-lost"},
         rates={"coverage": 0.35, "step_s": 0.0264},
         simulated={"draftable": 0.45},
     ),
@@ -198,14 +204,14 @@ FAULTS: Sequence[Fault] = (
     Fault(
         name="a sequence too long for the drafter",
         diagnosis="zero-acceptance",
-        alerts=_LOSES | {"zero-acceptance", "drafter-noise"},
+        alerts=_LOSES | {"zero-acceptance"},
         rates={"positions": (0.0,) * 3},
         simulated={"gate": 1.0},
     ),
     Fault(
         name="weights of another model",
         diagnosis="drafter-noise",
-        alerts=_LOSES | {"drafter-noise"},
+        alerts=_LOSES | {"zero-acceptance"},
         rates={"positions": (0.03, 0.0, 0.0)},
         simulated={"drift": -5.0},
     ),
@@ -364,6 +370,14 @@ SCENARIOS: Sequence[Scenario] = (
             Phase(minutes=60, servers=_pools(replace(PLAIN), born="2")),
         ),
         findings=frozenset({"spec-off"}),
+    ),
+    Scenario(
+        name="one replica no longer answers",
+        phases=(
+            Phase(minutes=30, servers=_pools(SPEC)),
+            Phase(minutes=60, servers=_pools(SPEC, last=replace(SPEC, answers=False))),
+        ),
+        findings=frozenset({"server-unread"}),
     ),
     *(fault.to_scenario() for fault in FAULTS if fault.rates is not None),
 )  # fmt: skip

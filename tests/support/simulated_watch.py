@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -178,11 +178,11 @@ def observe(
 
 
 def probe(good: Server, now: Server, seed: int) -> Fingerprint:
-    """Return what 48 prompts of the baseline say, answered one at a time."""
+    """Return what 48 prompts of the baseline say, answered one at a time, beside a sequence that is too long if any."""
     rng = np.random.default_rng([seed, 9])
     repeats = [_answer(good, rng) for _ in range(4)]
     known = [answer for repeat in repeats for answer in repeat]
-    return compare_probe(_answer(now, rng), known, find_null(repeats))
+    return replace(compare_probe(_answer(now, rng), known, find_null(repeats)), alone=not now.gate)
 
 
 def _answer(server: Server, rng: np.random.Generator) -> list[ProbeAnswer]:

@@ -45,6 +45,23 @@ def record(server: Server, pool: str, instance: str, *, restart_s: int | None = 
     return series
 
 
+def test_what_was_before_a_roll_out_is_left_out() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, _: dict[str, str]) -> Answer:
+        asked.append(parse_qs(urlsplit(path).query)["query"][0])
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
+
+    async def run(url: str) -> None:
+        watcher = PrometheusWatcher(url, model="m", now=lambda: NOW_S)
+        for since_s in (None, NOW_S - 400, NOW_S - 40, NOW_S + 5):
+            await watcher.look(since_s=since_s)
+
+    with serving_answers(answer) as url:
+        asyncio.run(run(url))
+    assert [query.rpartition("[")[2] for query in asked] == ["300s]", "300s]", "40s]", "1s]"]
+
+
 def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m") -> tuple[Sight, list[str]]:
     """Return what is seen, and what was asked."""
     asked: list[str] = []

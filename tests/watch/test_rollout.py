@@ -79,15 +79,18 @@ def test_upgrade_says_what_the_step_changes(tmp_path: Path) -> None:
             f"docker run vllm/vllm-openai:v{version} --model meta-llama/Llama-3.1-8B-Instruct "
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'\n'
         )
-    found = list(compare_setups(*setups))
-    assert found
-    assert "From vLLM 0.13.0 to 0.33.0, without being set:" in found[-1].message
+    step = compare_setups(*setups)
+    assert "From vLLM 0.13.0 to 0.33.0, without being set:" in step.findings[-1].message
+    assert step.releases == ("0.13.0", "0.33.0")
+    setups[-1].write_text(setups[-1].read_text().replace('": 3', '": 5'))
+    assert compare_setups(*setups).releases is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["http://a", "--since-rollout", "last"], "give --prometheus"),
+        (["http://a", "--prometheus", "http://p", "--since-rollout", "last"], "Only --since-rollout with --probe"),
         (["http://a", "--setup-before", "a.sh"], "compared with --setup"),
     ],
 )
@@ -105,12 +108,22 @@ def window(first_tokens: int | None, generated: int = 400) -> Window:
 
 
 def test_short_answers_are_told_to_lower_tokens_per_step() -> None:
-    found = find_misleading(window(100))
-    assert found is not None
+    found, *_ = find_misleading(window(100))
+    assert found.code == "first-tokens-count"
     assert "Of 400 tokens 100 are the first of an answer" in found.message
     assert "1.18 with them, and 1.25 in decoding" in found.message
-    assert find_misleading(window(10)) is None
-    assert find_misleading(window(None)) is None
+    assert [*find_misleading(window(10)), *find_misleading(window(None))] == []
+
+
+def test_acceptance_length_is_told_to_be_of_the_steps_that_have_a_draft() -> None:
+    lookups = SpecStats(num_drafts=600, num_draft_tokens=1800, num_accepted_tokens=1200)
+    (found,) = find_misleading(replace(window(None), counters=Counters(spec=lookups, generation_tokens=2200)))
+    assert found.code == "drafts-on-some-steps"
+    assert "Only 60% of the steps" in found.message
+    assert "acceptance length 3.00" in found.message
+    assert "all steps give 2.20 tokens" in found.message
+    none_left = Counters(spec=lookups, generation_tokens=1850)
+    assert [*find_misleading(replace(window(None), counters=none_left))] == []
 
 
 def test_a_prometheus_that_fails_in_between_ends_with_a_message() -> None:

@@ -197,6 +197,20 @@ def test_ticks_keep_their_schedule_and_leave_out_what_was_missed() -> None:
     assert virtual_time.run(run()) == [(0, 0.0), (1, 2.0), (2, 4.0), (5, 10.0), (6, 12.0)]
 
 
+def test_intervals_count_from_the_beginning_whatever_takes_time_after_it() -> None:
+    async def run() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        watcher = Watcher(spec_pages())
+        await watcher.begin()
+        await asyncio.sleep(3.0)
+        sights = watcher.sights(10.0)
+        (window,) = (await anext(sights)).windows
+        await sights.aclose()
+        return loop.time(), window.duration_s
+
+    assert virtual_time.run(run()) == (10.0, 10.0)
+
+
 def test_all_connections_are_closed_in_the_end() -> None:
     kept: list[SimulatedPage] = []
 

@@ -160,7 +160,7 @@ class _Gathered:
             spec=SpecStats(
                 num_drafts=int(totals.get("num_drafts", 0)),
                 num_draft_tokens=int(totals.get("num_draft_tokens", 0)),
-                num_accepted_tokens=int(totals.get("num_accepted_tokens", 0)),
+                num_accepted_tokens=_count_accepted(totals),
                 accepted_per_pos=tuple(per_pos.get(i, 0) for i in range(max(per_pos, default=-1) + 1)),
             ),
             generation_tokens=_whole(totals.get("generation_tokens")),
@@ -188,9 +188,22 @@ def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -
     """Return whether drafts are counted; None where their absence tells nothing.
 
     Exporters that rename metrics show a counter from its first increment on only (vllm v1/metrics/ray_wrappers.py).
+    Servers that always show it have drafted once it is above zero.
     """
-    found = "num_drafts" in totals
-    return found if found or (counts_drafts(server) and not is_renamed) else None
+    if counts_drafts(server):
+        return True if "num_drafts" in totals else None if is_renamed else False
+    return True if totals.get("num_drafts") else None
+
+
+def _count_accepted(totals: Mapping[str, float]) -> int:
+    """Return the accepted draft tokens; of SGLang, what finished requests have beyond a token a prefill and a step.
+
+    Where some of its steps verify nothing, these tokens count as accepted.
+    """
+    told, steps = totals.get("num_accepted_tokens"), totals.get("verifications")
+    if told is not None or steps is None:
+        return int(told or 0)
+    return max(0, int(totals.get("generation_tokens", 0.0) - totals.get("finished", 0.0) - steps))
 
 
 def _to_load(totals: Mapping[str, float]) -> ServerLoad:

@@ -14,19 +14,18 @@ from draftwise.cli._findings import MARKS
 from draftwise.core import Baseline, Diagnosis, Window
 from draftwise.watch.diagnose import Asked, Expectation, diagnose
 from draftwise.watch.fingerprint import Fingerprint
+from draftwise.watch.look import PLAIN
 from draftwise.watch.misleading import find_misleading
 from draftwise.watch.watcher import UNREAD, Sight
 from draftwise.watch.yardstick import Yardstick
 
 __all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
 
-PLAIN = "plain"
-
 
 def add_diagnoses(
     sight: Sight,
     baseline: Baseline | None,
-    asked: Asked,
+    asked: Asked | None,
     fingerprints: Sequence[Fingerprint] = (),
     earlier: Window | None = None,
 ) -> Sight:
@@ -45,9 +44,9 @@ def add_diagnoses(
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
     seen = None if baseline is None else baseline.seen
     expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
-    found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
+    found = diagnose(pools, expected, sight.of(PLAIN), replace(asked or Asked(), probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
-    notes = filter(None, map(find_misleading, wholes))
+    notes = (note for whole in wholes for note in find_misleading(whole))
     gone = [each for each in sight.findings if each.code == UNREAD]
     rest = [each for each in sight.findings if each.code != UNREAD]
     return replace(sight, findings=(*gone, *found, *rest, *notes))

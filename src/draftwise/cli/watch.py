@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwise.cli._baseline import read_baseline
-from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource, Window
+from draftwise.core import Finding, InvalidSetup, Severity, UnreadableSource, Window
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
+    from draftwise.core import Baseline
     from draftwise.watch.diagnose import Asked
     from draftwise.watch.fingerprint import Fingerprint
+    from draftwise.watch.rollout import Step
     from draftwise.watch.watcher import Sight, Watching
 
 __all__ = ["watch"]
@@ -78,9 +80,8 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
     if as_json and live:
         raise click.UsageError("Give --json or --live, not both.")
     request = _read_request(given)
-    show = _make_show(request, as_json=as_json, live=live)
-    with show.open():
-        sight = _see_log(request, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
+    make_show = partial(_make_show, request, as_json=as_json, live=live)
+    sight = _see_log(request, make_show()) if request.log_file else asyncio.run(_watch(request, make_show, interval_s))
     sys.exit(_judge(sight))
 
 
@@ -99,10 +100,10 @@ class _Request:
     wants_probe: bool
     own_prompts: str | None
     record_file: Path | None
-    asked: Asked
+    asked: Asked | None
     since: str | None
-    about_step: tuple[Finding, ...]
-    """What `upgrade` says of the step between two setups."""
+    step: Step | None
+    """From the setup before a roll-out to today's."""
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -114,38 +115,59 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     """
     from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
-    from draftwise.watch.configured import read_asked
 
     headers, baseline_file = read_headers(given), given["baseline_file"]
+    step = _compare_setups(given["before_file"], given["setup_file"])
     pools = {"spec": given["urls"], "plain": given["plain_urls"]}
     request = _Request(
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
-        baseline=None if baseline_file is None else read_baseline(baseline_file),
+        baseline=None if baseline_file is None else _read_baseline(baseline_file),
         once=given["once"] or given["wants_probe"] or any(given[name] for name in ("record_file", "since", "log_file")),
-        asked=read_asked(given["setup_file"], given["start_log"]),
-        about_step=_compare_setups(given["before_file"], given["setup_file"]),
+        asked=_read_asked(given["setup_file"], given["start_log"], step),
+        step=step,
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
-    if request.baseline is not None and given["setup_file"] is not None:
-        _check_owner(request.baseline, given["setup_file"])
+    owner = given["before_file"] or given["setup_file"]
+    if request.baseline is not None and owner is not None:
+        _check_owner(request.baseline, owner)
     return request
 
 
-def _compare_setups(before: Path | None, after: Path | None) -> tuple[Finding, ...]:
+def _read_baseline(path: Path) -> Baseline:
+    from draftwise.cli._baseline import read_baseline
+
+    return read_baseline(path)
+
+
+def _read_asked(setup_file: Path | None, start_log: Path | None, step: Step | None) -> Asked | None:
+    """Return what files say of the service; what reads a setup takes as long to import as all the rest."""
+    if setup_file is None and start_log is None:
+        return None
+    from draftwise.watch.configured import read_asked
+
+    asked = read_asked(setup_file, start_log)
+    return asked if step is None else replace(asked, releases=step.releases)
+
+
+def _compare_setups(before: Path | None, after: Path | None) -> Step | None:
     if before is None:
-        return ()
+        return None
     if after is None:
         raise click.UsageError("--setup-before is compared with --setup: give that, too.")
     from draftwise.watch.rollout import compare_setups
 
-    return tuple(compare_setups(before, after))
+    return compare_setups(before, after)
 
 
 def _check(request: _Request) -> None:
-    if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.log_file))) != 1:
-        raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
+    urls = bool(request.urls["spec"]) and not (request.wants_probe and request.since)
+    if urls + bool(request.prometheus_url) + bool(request.log_file) != 1:
+        raise click.UsageError(
+            "Give the URLs of servers, or --prometheus, or --log. Only --since-rollout with --probe takes two: "
+            "--prometheus for what was recorded, and the URLs to ask."
+        )
     if (request.wants_probe or request.record_file) and not request.urls["spec"]:
         raise click.UsageError("--probe and --record-baseline ask servers: give their URLs.")
     if request.since is not None and request.prometheus_url is None:
@@ -190,7 +212,8 @@ def _see_log(request: _Request, show: Show) -> Sight:
     except OSError as error:
         raise _unreadable(name, error) from None
     sight = add_diagnoses(sight, request.baseline, request.asked)
-    show.show(sight)
+    with show.open():
+        show.show(sight)
     return sight
 
 
@@ -210,17 +233,23 @@ def _open(request: _Request) -> Watching:
     return Watcher(open_pages(request.urls, request.headers))
 
 
-async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | None:
-    """Show what is seen until the operator ends it, and return the last of it."""
+async def _watch(request: _Request, make_show: Callable[[], Show], interval_s: float) -> Sight | None:
+    """Show what is seen until the operator ends it, and return the last of it.
+
+    The first look is taken before all else: what shows and judges it is imported while the interval passes.
+    """
     sight = None
     watching = _open(request)
     with suppress(asyncio.CancelledError):
-        async with aclosing(watching.sights(interval_s)) as sights:
-            async for seen in sights:
-                sight = await _judge_sight(request, watching, seen)
-                show.show(sight)
-                if request.once:
-                    break
+        await watching.begin()
+        show = make_show()
+        with show.open():
+            async with aclosing(watching.sights(interval_s)) as sights:
+                async for seen in sights:
+                    sight = await _judge_sight(request, watching, seen)
+                    show.show(sight)
+                    if request.once:
+                        break
     return sight
 
 
@@ -229,22 +258,27 @@ async def _judge_sight(request: _Request, watching: Watching, sight: Sight) -> S
     from draftwise.cli._diagnosing import add_diagnoses
 
     findings, fingerprints = await _ask(request, sight)
-    notes, earlier = await _look_back(request, watching, sight)
+    notes, earlier, sight = await _look_back(request, watching, sight)
     whole = replace(sight, findings=(*sight.findings, *findings, *notes))
     return add_diagnoses(whole, request.baseline, request.asked, fingerprints, earlier)
 
 
-async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tuple[tuple[Finding, ...], Window | None]:
-    """Return what changed with a roll-out, and the window before it, where that is asked for."""
+async def _look_back(
+    request: _Request, watching: Watching, sight: Sight
+) -> tuple[tuple[Finding, ...], Window | None, Sight]:
+    """Return what changed with a roll-out, the window before it and what is seen since, where that is asked for."""
+    about_step = () if request.step is None else request.step.findings
     if request.since is None or sight.findings:
-        return request.about_step, None
+        return about_step, None, sight
     from draftwise.watch.prometheus import PrometheusWatcher
     from draftwise.watch.rollout import parse_time, tell_rollout
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
+    if rollout is not None:
+        sight = await watching.look(since_s=rollout.ended_s)
     before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
-    return (tell_rollout(rollout, before, after), *request.about_step), before
+    return (tell_rollout(rollout, before, after), *about_step), before, sight
 
 
 async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:

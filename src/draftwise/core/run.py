@@ -156,6 +156,18 @@ class Counters:
         return self.generation_tokens / (self.generation_tokens - self.spec.num_accepted_tokens)
 
     @property
+    def coverage(self) -> float | None:
+        """Drafts / (generated - accepted): the share of the steps that verified a draft.
+
+        At most 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
+        """
+        if self.tokens_per_step is None or self.generation_tokens is None:
+            return None
+        if self.spec.num_accepted_tokens and not self.spec.num_drafts:
+            return None  # TGI and SGLang tell what was accepted, and not of how many drafts
+        return min(1.0, self.spec.num_drafts / (self.generation_tokens - self.spec.num_accepted_tokens))
+
+    @property
     def prefix_hit_rate(self) -> float | None:
         """Share of the prompt tokens looked up in the prefix cache that were found there."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries and self.prefix_hits is not None else None

@@ -85,6 +85,8 @@ class Window:
     counts_drafts: bool | None = None
     """Whether counters of drafts exist, on any engine; vLLM has them exactly when it was started to speculate. None
     where the server is not known to have such counters."""
+    tells_acceptance: bool = True
+    """Whether none accepted means none: some servers speculate and do not say so."""
     restarted: bool = False
     """Whether an engine began anew within the window: its counters then grew since that start only."""
     sleeping: bool | None = None
@@ -109,6 +111,7 @@ class Window:
             sums=self.sums + other.sums,
             engines=engines,
             counts_drafts=_either(self.counts_drafts, other.counts_drafts),
+            tells_acceptance=self.tells_acceptance and other.tells_acceptance,
             restarted=self.restarted or other.restarted,
             sleeping=_either(self.sleeping, other.sleeping),
             adapters=self.adapters | other.adapters,
@@ -149,14 +152,17 @@ class Window:
 
         Prefill emits the first token of every request, which counts as a step here: of short answers that is a lot.
         """
-        tokens = self.output_tokens
+        tokens = self.output_tokens if self.tells_acceptance else None
         steps = None if tokens is None else tokens - self.counters.spec.num_accepted_tokens
         return None if steps is None or steps < 0 else steps
 
     @property
     def tokens_per_step(self) -> float | None:
-        """G / (G - A), in tokens: 1 without speculation, 1 + coverage x (acceptance length - 1) with it."""
-        return self.counters.tokens_per_step
+        """G / (G - A), in tokens: 1 without speculation, 1 + coverage x (acceptance length - 1) with it.
+
+        None where the server does not tell what it accepts.
+        """
+        return self.counters.tokens_per_step if self.tells_acceptance else None
 
     @property
     def tokens_per_decode_step(self) -> float | None:
@@ -168,12 +174,8 @@ class Window:
 
     @property
     def coverage(self) -> float | None:
-        """D / (G - A): the share of the steps that verified a draft.
-
-        At most 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
-        """
-        share = _ratio(self.counters.spec.num_drafts, self.sequence_steps)
-        return None if share is None else min(share, 1.0)
+        """D / (G - A), at most 1: the share of the steps that verified a draft."""
+        return self.counters.coverage if self.tells_acceptance else None
 
     @property
     def acceptance_length(self) -> float | None:
@@ -188,8 +190,8 @@ class Window:
     @property
     def wasted_per_token(self) -> float | None:
         """(T - A) / G: draft tokens computed in vain for each output token."""
-        stats = self.counters.spec
-        return _ratio(stats.num_draft_tokens - stats.num_accepted_tokens, self.output_tokens)
+        wasted = self.counters.spec.num_draft_tokens - self.counters.spec.num_accepted_tokens
+        return None if wasted < 0 else _ratio(wasted, self.output_tokens)
 
     @property
     def rate_per_pos(self) -> tuple[float, ...]:

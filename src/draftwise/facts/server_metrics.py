@@ -17,7 +17,8 @@ CACHE_CONFIG = "vllm:cache_config_info"
 `kv_cache_size_tokens` is among them from 0.24.0 on)."""
 
 MetricMeaning = tuple[str, int]
-"""The field of SpecStats, Counters, ServerLoad, Sums or `exposition.EngineReading` that a sample holds, and its rank:
+"""The field of SpecStats, Counters, ServerLoad, Sums or `exposition.EngineReading` that a sample holds, or
+`verifications` (steps of requests that verified a draft), and its rank:
 if one exposition has two names for the same field (a release that renames a metric keeps the old name for a while), the
 lower rank counts."""
 _RENAMING_PREFIXES = ("vllm_", "ray_vllm_")
@@ -58,10 +59,10 @@ def get_server(sample: str) -> str:
     return _servers()[sample]
 
 
+@cache
 def counts_drafts(server: str) -> bool:
-    """Return whether an engine's /metrics counts drafts, so that a server that speculates shows them there."""
-    meanings = read_server_metrics().items()
-    return any(reading == "num_drafts" and get_server(sample) == server for sample, (reading, _) in meanings)
+    """Return whether an engine's /metrics has counters of drafts exactly when it was started to speculate."""
+    return server in read_data("server_metrics")["absence_means_off"]
 
 
 @cache

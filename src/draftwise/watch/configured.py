@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftwise.backends.vllm_log import StartupLog
 from draftwise.core import UnreadableSource
 from draftwise.plan.check import judge
-from draftwise.setups.read import read_setups
+from draftwise.setups.read import Reading, read_setups
 from draftwise.watch.diagnose import Asked
 
 __all__ = ["read_asked"]
@@ -17,7 +18,7 @@ def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
 
     Args:
         setup_file: a manifest, a command line or JSON; of several servers in it, the first one that speculates.
-        start_log: what a server logged when it started.
+        start_log: what a server logged when it started; the release and the runner that it names are the setup's.
 
     Raises:
         UnreadableSource: a file is not there or cannot be read.
@@ -28,8 +29,19 @@ def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
         return Asked(log=log)
     readings = read_setups(setup_file)
     chosen = next((reading for reading in readings if reading.setup.spec is not None), readings[0])
+    chosen = chosen if log is None else _settle(chosen, log)
     rulings = {finding.code: finding.message for finding in judge(chosen, nearest=True).findings}
     return Asked(spec=chosen.setup.spec, rulings=rulings, log=log)
+
+
+def _settle(reading: Reading, log: str) -> Reading:
+    """Return a setup as its server started it: Model Runner V1 is fallen back to for reasons that no setup tells."""
+    started = StartupLog(0.0)
+    started.take(log.splitlines(), 0.0)
+    settled = {"engine_version": started.values.get("engine_version") or reading.setup.engine_version}
+    if started.values.get("runner") == "V1":
+        return reading.with_fields(**settled, env={**reading.setup.env, "VLLM_USE_V2_MODEL_RUNNER": "0"})
+    return reading.with_fields(**settled)
 
 
 def _read(path: Path) -> str:

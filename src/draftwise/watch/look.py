@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums, Window
 
-__all__ = ["Look", "grow", "read_page"]
+__all__ = ["PLAIN", "Look", "grow", "read_page"]
 
+PLAIN = "plain"
+"""The pool whose servers do not speculate, as the operator says."""
 _START_TOLERANCE_S = 1.0
 """Of two start times of one process: gateways and exporters round them."""
 
@@ -70,6 +72,9 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         load=_average(earlier.load, later.load),
         sums=later.sums if restarted else sums,
         counts_drafts=later.counts_drafts,
+        tells_acceptance=(
+            later.counts_drafts is not None or later.counters.spec.num_accepted_tokens > 0 or after.pool == PLAIN
+        ),
         restarted=restarted,
         sleeping=None if awake == (None, None) else any(awake),
         adapters=frozenset(name for name, seen_s in later.adapters.items() if seen_s >= before.at_s),

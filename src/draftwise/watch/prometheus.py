@@ -45,6 +45,9 @@ class PrometheusWatcher:
         self._api = PrometheusApi(url, headers=headers)
         self._model, self._span_s, self._now = model, span_s, now
 
+    async def begin(self) -> None:
+        """Do nothing: what came before was recorded."""
+
     async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
         """Yield what was recorded, at once and then at every interval."""
         try:
@@ -53,10 +56,15 @@ class PrometheusWatcher:
         finally:
             self._api.close()
 
-    async def look(self) -> Sight:
-        """Return what was recorded in the last minutes."""
+    async def look(self, *, since_s: float | None = None) -> Sight:
+        """Return what was recorded in the last minutes.
+
+        Args:
+            since_s: leaves out what was before, in seconds since the epoch.
+        """
+        span_s = self._span_s if since_s is None else min(self._span_s, max(1.0, self._now() - since_s))
         try:
-            series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]")
+            series = await self._api.query(f"{_select(self._model)}[{span_s:.0f}s]")
             looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
         except BackendError as error:
             return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from draftwise.core import Finding, InvalidSetup, Severity, Window
 from draftwise.plan.upgrade import compare_releases
 from draftwise.setups.read import Reading, read_setups
 
-__all__ = ["LAST", "RollOut", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
+__all__ = ["LAST", "RollOut", "Step", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
 
 LAST = "last"
 """Says: when the newest server was started."""
@@ -27,6 +27,16 @@ class RollOut:
     ended_s: float
     num_servers: int
     """Started within it, of those that run now; 0 where a time was given and none did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """From one setup to another."""
+
+    findings: tuple[Finding, ...]
+    """What `upgrade` says of it."""
+    releases: tuple[str, str] | None
+    """Of vLLM, before and after, where these differ and nothing else does."""
 
 
 def parse_time(text: str) -> float | None:
@@ -86,18 +96,23 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
     return Finding(code="rolled-out", severity=Severity.INFO, message=text, where="roll-out")
 
 
-def compare_setups(before_file: Path, after_file: Path) -> Iterator[Finding]:
-    """Yield what `upgrade` says of the step from one setup to another, each with its own release.
+def compare_setups(before_file: Path, after_file: Path) -> Step:
+    """Return what `upgrade` says of the step from one setup to another, each with its own release.
 
     Raises:
         InvalidSetup: a file starts no server, or one of a release that is not known.
     """
-    upgrade = compare_releases(_read(before_file), _read(after_file))
-    yield from (*upgrade.breaks, *upgrade.other)
+    before, after = _read(before_file), _read(after_file)
+    upgrade = compare_releases(before, after)
+    findings: list[Finding] = [*upgrade.breaks, *upgrade.other]
     changes = "; ".join(f"{each.what} {each.before} -> {each.after}" for each in upgrade.changes)
     if changes:
         text = f"From vLLM {upgrade.before.version} to {upgrade.after.version}, without being set: {changes}."
-        yield Finding(code="defaults-changed", severity=Severity.INFO, message=text, where=str(after_file))
+        findings.append(Finding(code="defaults-changed", severity=Severity.INFO, message=text, where=str(after_file)))
+    releases = upgrade.before.version, upgrade.after.version
+    as_new = replace(before.setup, engine_version=after.setup.engine_version)
+    is_alone = as_new == after.setup and releases[0] != releases[1]
+    return Step(findings=tuple(findings), releases=releases if is_alone else None)
 
 
 def _read(path: Path) -> Reading:

@@ -54,6 +54,9 @@ class Sight:
 class Watching(Protocol):
     """Whatever tells again and again what a service does."""
 
+    async def begin(self) -> None:
+        """Take what the first sight is held against: intervals count from then on."""
+
     def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
         """Yield what is seen at every interval, for as long as somebody asks."""
 
@@ -107,15 +110,22 @@ class Watcher:
     ) -> None:
         self._pages, self._now = pages, now
         self._last: dict[tuple[str, str], Look] = {}
+        self._began_s: float | None = None
         self._recent = Recent(span_s)
+
+    async def begin(self) -> None:
+        """Take the first look, which has no windows."""
+        self._began_s = asyncio.get_running_loop().time()
+        await self.look()
 
     async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
         """Yield what is seen at every interval: first one interval after the beginning, as a window needs two looks."""
         try:
-            async for tick in tick_every(interval_s):
-                sight = await self.look()
+            if self._began_s is None:
+                await self.begin()
+            async for tick in tick_every(interval_s, since_s=self._began_s):
                 if tick:
-                    yield sight
+                    yield await self.look()
         finally:
             self.close()
 
@@ -143,10 +153,15 @@ class Watcher:
         return iter(()) if before is None else grow(before, look)
 
 
-async def tick_every(interval_s: float) -> AsyncGenerator[int]:
-    """Yield 0 at once, then 1, 2 ... at every interval of the loop's clock; ticks that were missed are left out."""
+async def tick_every(interval_s: float, *, since_s: float | None = None) -> AsyncGenerator[int]:
+    """Yield 0 at once, then 1, 2 ... at every interval of the loop's clock; ticks that were missed are left out.
+
+    Args:
+        interval_s: between two of them.
+        since_s: when the first interval began, on the loop's clock; now unless given.
+    """
     clock = asyncio.get_running_loop().time
-    began_s, tick = clock(), 0
+    began_s, tick = clock() if since_s is None else since_s, 0
     while True:
         yield tick
         tick = max(tick + 1, math.ceil((clock() - began_s) / interval_s))

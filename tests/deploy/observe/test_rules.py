@@ -21,6 +21,8 @@ from draftwise.facts.vllm import Release, get_release, releases
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 RELEASE = get_release(SETUP.engine_version)
+TARGET = ("process_start_time_seconds", "up")
+"""What is known of a process, or of its scrape, whatever it serves."""
 
 
 def write_rules(path: Path, prefix: str = VLLM) -> Path:
@@ -42,7 +44,7 @@ def write_series(
             matchers = ",".join(
                 [*(f'{key}="{value}"' for key, value in own.items()), *filter(None, [label.rstrip("}")])]
             )
-            start = "" if name.startswith("process_") else prefix
+            start = "" if name in TARGET else prefix
             yield {"series": f"{start}{name}{{{matchers}}}", "values": values}
 
 
@@ -57,7 +59,11 @@ def write_values(scenario: Scenario, key: tuple[str, str]) -> Mapping[str, str]:
         gauges = (
             {}
             if server is None
-            else {**server.read_gauges(), "process_start_time_seconds": 60.0 * past * phase.restarted}
+            else {
+                **server.read_gauges(),
+                "process_start_time_seconds": 60.0 * past * phase.restarted,
+                "up": float(server.answers),
+            }
         )
         level = {} if phase.restarted else level
         for name in {*written, *counts, *gauges}:
@@ -122,7 +128,7 @@ def test_rates_by_position_are_not_empty_as_the_form_that_guides_print_is(tmp_pa
 def test_every_alert_has_its_scenario() -> None:
     told = set().union(*(scenario.findings for scenario in SCENARIOS))
     assert told == {alert.code for alert in ALERTS}
-    assert len(ALERTS) == 14
+    assert len(ALERTS) == 16
 
 
 @needs_promtool
@@ -201,7 +207,7 @@ def test_the_rules_of_the_decision_hold_for_an_hour_on_the_servers_that_speculat
 def test_without_a_run_only_alerts_that_need_no_number_of_it_are_written() -> None:
     order = make_order(SETUP)
     rules = make_rules(order, name_for(order, VLLM))
-    assert set(rules.missing) == {"DraftwiseBelowBreakEven", "DraftwiseAboveCrossover"}
+    assert set(rules.missing) == {"DraftwiseBelowBreakEven", "DraftwiseAboveCrossover", "DraftwiseCoverageLost"}
     assert "`draftwise decide`" in rules.missing["DraftwiseBelowBreakEven"]
     text = str(rules.groups)
     assert "breakeven" not in text
@@ -210,20 +216,23 @@ def test_without_a_run_only_alerts_that_need_no_number_of_it_are_written() -> No
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "missing"),
     [
-        SpecConfig(method="suffix", num_speculative_tokens=16),
-        SpecConfig(
-            method="ngram",
-            num_speculative_tokens=3,
-            options={"num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 1]]},
+        (SpecConfig(method="suffix", num_speculative_tokens=16), {"DraftwiseDraftsShortened"}),
+        (
+            SpecConfig(
+                method="ngram",
+                num_speculative_tokens=3,
+                options={"num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 0]]},
+            ),
+            {"DraftwiseDraftsShortened", "DraftwiseCoverageLost"},
         ),
     ],
     ids=["suffix", "schedule"],
 )
-def test_drafts_of_a_length_that_varies_are_held_against_none(spec: SpecConfig) -> None:
+def test_drafts_of_a_length_that_varies_are_held_against_none(spec: SpecConfig, missing: set[str]) -> None:
     order = replace(ORDER, setup=replace(SETUP, spec=spec))
-    assert set(make_rules(order, name_for(order, VLLM)).missing) == {"DraftwiseDraftsShortened"}
+    assert set(make_rules(order, name_for(order, VLLM)).missing) == missing
 
 
 @pytest.mark.parametrize("release", releases(), ids=str)

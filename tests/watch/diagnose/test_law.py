@@ -30,6 +30,7 @@ GIVEN = {
     "earlier": {"baseline", "earlier", "k"},
     "plain": {"plain"},
     "probe": {"probe"},
+    "releases": {"versions"},
     "spec": {"method", "k"},
     "config": {"config"},
     "log": {"log"},
@@ -57,6 +58,7 @@ def judge(options: tuple[str, ...], windows: list[Window], plain: Window, probe:
     asked = Asked(
         spec=ASKED_SPEC if "spec" in options else None,
         probe=probe if "probe" in options else None,
+        releases=("0.26.0", "0.33.0") if "releases" in options else None,
         rulings=RULINGS if "config" in options else None,
         log=LOG if "log" in options else None,
     )

@@ -13,6 +13,7 @@ from draftwise.watch.diagnose import Asked, diagnose
 
 SAME = make_fingerprint(1)
 DIFFERS = make_fingerprint(44, change=-0.3)
+ALONE = replace(DIFFERS, alone=True)
 ASKED = Asked(spec=ASKED_SPEC, probe=SAME)
 
 
@@ -43,7 +44,8 @@ def test_a_healthy_service_is_silent(load: float, seconds: float) -> None:
 def test_a_planted_fault_is_named_first(fault: Fault) -> None:
     changed = make_window(replace(SPEC, **fault.rates or {}), instance="b")  # type: ignore[arg-type]
     windows = (HEALTHY, changed) if fault.last_only else (changed,)
-    assert name(judge(*windows))[0] in {fault.diagnosis, *fault.also}
+    asked = replace(ASKED, probe=ALONE) if fault.diagnosis == "drafter-noise" else ASKED
+    assert name(judge(*windows, asked=asked))[0] in {fault.diagnosis, *fault.also}
 
 
 def test_the_flag_is_lost_on_all_servers_or_on_one() -> None:
@@ -85,8 +87,16 @@ def test_the_probe_tells_the_drafter_from_the_traffic() -> None:
     assert name(judge(HEALTHY, asked=replace(ASKED, probe=DIFFERS))) == ["drafter-changed"]
 
 
+def test_a_new_release_is_named_where_nothing_else_changed_and_it_accepts_less() -> None:
+    upgraded = replace(ASKED, probe=DIFFERS, releases=("0.26.0", "0.33.0"))
+    found = judge(change(positions=(0.3, 0.12, 0.05)), asked=upgraded)
+    assert name(found)[0] == "after-upgrade"
+    assert "since vLLM 0.33.0 serves what 0.26.0 did" in found[0].message
+    as_good = replace(upgraded, probe=replace(DIFFERS, change=0.0))
+    assert name(judge(HEALTHY, asked=as_good)) == ["drafter-changed"]
+
+
 GATE = {"context-gate": "The drafter takes 2048 tokens and the server 8192."}
-ALONE = replace(DIFFERS, alone=True)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +114,9 @@ ALONE = replace(DIFFERS, alone=True)
 def test_nothing_accepted_is_the_drafter_or_a_long_sequence_once_a_reading_says_so(
     known: dict[str, object], code: str
 ) -> None:
-    zero = change(positions=(0.0,) * 3)
-    assert name(judge(zero, asked=Asked(spec=ASKED_SPEC, **known))) == [code]  # type: ignore[arg-type]
+    for first in (0.0, 0.009):  # padding was accepted as often beside a long sequence on vLLM 0.32
+        zero = change(positions=(first, 0.0, 0.0))
+        assert name(judge(zero, asked=Asked(spec=ASKED_SPEC, **known))) == [code]  # type: ignore[arg-type]
 
 
 def test_a_long_sequence_now_and_then_leaves_later_positions_as_they_were() -> None:

@@ -10,7 +10,14 @@ from draftwise.deploy.order import Order
 from draftwise.facts.methods import find_method
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
-__all__ = ["Promise", "find_configured_k", "find_crossover", "find_promise", "find_strictest"]
+__all__ = [
+    "Promise",
+    "find_configured_k",
+    "find_crossover",
+    "find_expected_coverage",
+    "find_promise",
+    "find_strictest",
+]
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
@@ -59,6 +66,14 @@ def find_crossover(order: Order) -> float | None:
     in_flight = LOAD_SIGNALS["concurrency"].name
     ends = [rule.value for rule in _rules(order, RollbackBasis.BAND_END) if rule.metric == in_flight]
     return min(ends, default=None)
+
+
+def find_expected_coverage(order: Order) -> float | None:
+    """Return the share of the run's steps that had a draft; None where it did not count, or a schedule leaves some."""
+    expected, spec = order.evidence.expected, order.setup.spec
+    if expected is None or spec is None or _SCHEDULE in spec.options:
+        return None
+    return expected.counters.coverage
 
 
 def find_configured_k(order: Order) -> int | None:

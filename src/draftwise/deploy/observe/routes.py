@@ -12,7 +12,7 @@ __all__ = ["make_routes"]
 
 _PAGED = ("drain", "rollback", "switch")
 """Actions that do not wait until the morning."""
-_CAUSES = "spec-off|drafts-stopped|zero-acceptance|drafter-noise"
+_CAUSES = "spec-off|drafts-stopped|zero-acceptance"
 _EFFECTS = "fell-below-break-even|slower-than-plain|tail-dead"
 """Findings that follow from those and say nothing more."""
 _SECRETS = "/etc/alertmanager/secrets"

@@ -13,7 +13,12 @@ from typing import Any
 
 from draftwise.core import Rollback, Severity
 from draftwise.deploy.observe.naming import Naming
-from draftwise.deploy.observe.promise import find_configured_k, find_crossover, find_promise
+from draftwise.deploy.observe.promise import (
+    find_configured_k,
+    find_crossover,
+    find_expected_coverage,
+    find_promise,
+)
 from draftwise.deploy.order import Order
 from draftwise.facts.findings import get_finding
 from draftwise.facts.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
@@ -74,6 +79,8 @@ _DECODED = (
 _STEPS = "(draftwise:generated:rate5m - draftwise:accepted:rate5m > 1)"
 """Steps of sequences in a second: each emits one token more than it accepts."""
 _DRAFTS = "(draftwise:drafts:rate5m > 0.2)"
+_NOTHING_ACCEPTED = f"draftwise:accepted:rate5m < on {_BY} 0.002 * draftwise:drafts:rate5m"
+"""Up to an accident of one token."""
 _REPLICA = "model_name, pool, instance"
 
 READINGS: Mapping[str, str] = {
@@ -124,12 +131,17 @@ ALERTS: Sequence[Alert] = (
         f"draftwise:drafts:rate5m == 0 and on {_BY} draftwise:generated:rate5m > 1",
     ),
     _alert(
-        "DraftwiseZeroAcceptance", "zero-acceptance", Severity.ERROR, "drain", "2m",
-        f"draftwise:accepted:rate5m == 0 and on {_BY} draftwise:drafts:rate5m > 1",
+        "DraftwiseCoverageLost", "coverage-lost", Severity.WARNING, "note", "30m",
+        "draftwise:coverage:5m < on (model_name) group_left () 0.8 * draftwise:expected_coverage"
+        f" and on {_BY} draftwise:drafts:rate5m > 0",
     ),
     _alert(
-        "DraftwiseFirstPositionDead", "drafter-noise", Severity.ERROR, "drain", "10m",
-        'draftwise:position_rate:5m{position="0"} < 0.05',
+        "DraftwiseZeroAcceptance", "zero-acceptance", Severity.ERROR, "drain", "2m",
+        f"{_NOTHING_ACCEPTED} and on {_BY} draftwise:drafts:rate5m > 1",
+    ),
+    _alert(
+        "DraftwiseFirstPositionDead", "zero-acceptance", Severity.ERROR, "drain", "10m",
+        f'draftwise:position_rate:5m{{position="0"}} < 0.05 unless on {_BY} ({_NOTHING_ACCEPTED})',
     ),
     _alert(
         "DraftwiseTailDead", "tail-dead", Severity.INFO, "lower-k", "1h",
@@ -174,6 +186,11 @@ ALERTS: Sequence[Alert] = (
         f"max by {_BY} (0 * vllm:num_requests_running"
         " + on (job, instance) group_left () (time() - process_start_time_seconds)) > 6 * 3600"
         f" and on {_BY} draftwise:tokens_per_step:5m < 0.85 * max_over_time(draftwise:tokens_per_step:5m[6h])",
+    ),
+    # Nor does a scrape that fails name the model: the server's own gauges did, as long as it answered.
+    _alert(
+        "DraftwiseServerUnread", "server-unread", Severity.ERROR, "note", "10m",
+        f"count by {_BY} (max_over_time(vllm:num_requests_running[1d]) and on (job, instance) up == 0)",
     ),
 )  # fmt: skip
 
@@ -221,6 +238,11 @@ def find_constants(order: Order) -> Sequence[Constant]:
             record="draftwise:expected_tokens_per_step",
             value=None if promise is None else promise.measured,
             lack=unmeasured.format("its tokens per step"),
+        ),
+        Constant(
+            record="draftwise:expected_coverage",
+            value=find_expected_coverage(order),
+            lack="no run that adopted this setup counted its drafts, or a K schedule leaves some steps without",
         ),
         Constant(
             record="draftwise:crossover_in_flight",

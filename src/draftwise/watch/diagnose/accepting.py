@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from statistics import median
 
 from draftwise.core import Window
@@ -22,10 +23,8 @@ from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
 
-_NONE_ACCEPTED = 0.002
-"""Share of the drafts: an accident of one token does not make a drafter."""
 _NOISE = 0.05
-"""Share of the drafts whose first token is accepted, which chance and a foreign drafter reach."""
+"""Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
 _PERFECT = 0.98
 _FELL = 0.08
 """Share of the acceptance length that matters."""
@@ -45,8 +44,8 @@ def _accepts_little(case: Case) -> bool:
 
 
 def _find_zero_acceptance(case: Case) -> Found | None:
-    stats = case.window.counters.spec
-    if not _accepts_little(case) or stats.num_accepted_tokens >= _NONE_ACCEPTED * stats.num_drafts:
+    stats, rates = case.window.counters.spec, case.window.rate_per_pos
+    if not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens):
         return None
     return Found(
         message=f"{stats.num_drafts:,} drafts were made and {stats.num_accepted_tokens or 'none'} of their tokens "
@@ -100,17 +99,16 @@ def _is_told_alone(case: Case) -> bool:
 
 
 def _find_drafter_noise(case: Case) -> Found | None:
-    rates, probe = case.window.rate_per_pos, case.asked.probe
-    if not rates or not _accepts_little(case) or rates[0] >= _NOISE:
-        return None
+    """Take the probe's word that it is the drafter, which a long sequence beside it cannot have been."""
+    found, probe = _find_zero_acceptance(case), case.asked.probe
     cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
-    is_told = _is_told_alone(case) or bool(probe and probe.differs and cannot_be_gated)
-    if _find_zero_acceptance(case) is not None and not is_told:
+    if found is None or probe is None or not (_is_told_alone(case) or (probe.differs and cannot_be_gated)):
         return None
-    return Found(
-        message=f"Only {rates[0]:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
-        evidence=(tell("accepted at position 0", rates[0]), *([probe.summary] if probe and is_told else [])),
-        loss=find_losses(case).acceptance,
+    first = case.window.rate_per_pos[0] if case.window.rate_per_pos else 0.0
+    return replace(
+        found,
+        message=f"Only {first:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
+        evidence=(*found.evidence, probe.summary),
     )
 
 
@@ -273,6 +271,20 @@ def _find_drafter_changed(case: Case) -> Found | None:
     )
 
 
+def _find_after_upgrade(case: Case) -> Found | None:
+    found, releases, probe = _find_drafter_changed(case), case.asked.releases, case.asked.probe
+    if found is None or releases is None or probe is None:
+        return None
+    if (probe.change or 0.0) > log(1 - _FELL) and _find_acceptance_fell(case) is None:
+        return None
+    return Found(
+        message=f"The same prompts are accepted less since vLLM {releases[1]} serves what {releases[0]} did, and the "
+        "setup has not changed otherwise.",
+        evidence=(f"vLLM {releases[0]} -> {releases[1]}", *found.evidence),
+        loss=found.loss,
+    )
+
+
 def _find_suffix_cold(case: Case) -> Found | None:
     ages = [window.uptime_s for window in case.windows if window.uptime_s is not None]
     method = find_method(case.method)
@@ -334,5 +346,6 @@ RULES = (
     Rule("context-grew", _find_context_grew),
     Rule("lora-changed", _find_lora_changed),
     Rule("drafter-changed", _find_drafter_changed),
+    Rule("after-upgrade", _find_after_upgrade),
     Rule("suffix-cold", _find_suffix_cold),
 )

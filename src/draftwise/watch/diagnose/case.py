@@ -49,6 +49,8 @@ class Asked:
     """Text of a server's start-up log."""
     probe: Fingerprint | None = None
     """How the answers to the prompts of the baseline's probe differ from those that it has."""
+    releases: tuple[str, str] | None = None
+    """Of the engine, the baseline's and today's, where these differ and nothing else of the setup does."""
 
     @property
     def schedule(self) -> Sequence[tuple[int, int, int]]:
@@ -132,6 +134,7 @@ class Case:
             "crossover": yardstick.crossover is not None,
             "plain": self.plain is not None,
             "probe": asked.probe is not None and asked.probe.differs is not None,
+            "versions": asked.releases is not None,
             "config": asked.rulings is not None,
             "log": asked.log is not None,
             "method": self.method is not None,
