@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
 from shlex import quote
 from typing import Any
 
@@ -28,12 +29,13 @@ from draftwise.deploy.layout import (
 from draftwise.deploy.observe import Observation
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kserve import get_release, has_canaries, render_canary
+from draftwise.deploy.render.kubernetes import to_gib
 from draftwise.deploy.render.words import dump_yaml
 from draftwise.facts.kinds import list_kinds
 
 __all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
 
-CANARY, MODELCAR, STAGE = "canary.yaml", "Dockerfile.modelcar", "stage-job.yaml"
+CANARY, CLAIM, MODELCAR, STAGE = "canary.yaml", "claim.yaml", "Dockerfile.modelcar", "stage-job.yaml"
 _PERCENT = 10
 _DEADLINE_S = 600
 """Of a Deployment that KServe makes; no field of an InferenceService changes it (deployment_reconciler.go)."""
@@ -43,6 +45,8 @@ name, folder, revision = sys.argv[1:]
 huggingface_hub.snapshot_download(name, local_dir=folder, revision=revision)
 """
 _STAGING = "/models"
+_SPARE = 1.25
+"""Room for weights, times what they take: what is downloaded is first put beside what is there."""
 
 
 def prepare(order: Order) -> Order:
@@ -88,6 +92,8 @@ def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str,
     if layout is not None and layout.kind == "modelcar":
         steps[MODELCAR] = _build_modelcar(spec, layout.store)
     elif layout is not None and list(_list_fetched(spec)):
+        if spec.host.weights_bytes:
+            steps[CLAIM] = _make_claim(spec, layout.store)
         steps[STAGE] = _fill_claim(spec, layout.store)
     if has_canaries(spec):
         steps[CANARY] = Step(
@@ -114,6 +120,22 @@ def _build_modelcar(order: Order, image: str) -> Step:
         about=f"the image {image}, which holds the weights",
         does="Build the image of the weights",
         command="\n".join([*fetch, f"docker build -f {MODELCAR} -t {image} . && docker push {image}"]),
+    )
+
+
+def _make_claim(order: Order, claim: str) -> Step:
+    spec = {
+        # One Job writes, replicas on any node read.
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": to_gib(ceil(_SPARE * order.host.weights_bytes))}},
+    }
+    return Step(
+        text=dump_yaml(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec}
+        ),
+        about=f"the claim {claim}, for a cluster that has none of that name",
+        does=f"Make the claim {claim} where there is none",
+        command=f"kubectl get pvc {claim} || kubectl apply -f {CLAIM}",
     )
 
 

@@ -21,6 +21,9 @@ _REFUSALS = ("error", "unable to connect", "the connection to the server", "bash
 """How what kubectl, or the shell that does not find it, writes on its standard error begins."""
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POOL = "draftwise.dev/pool"
+_RUNNING = "Running"
+_CONDITIONS = ("Ready", "Available", "Progressing", "PodScheduled")
+"""Those that are false where an object is not ready."""
 
 
 def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
@@ -141,10 +144,14 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: it has no status.", where)
         return
     reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
+    if not reasons and status.get("phase", _RUNNING) != _RUNNING:
+        reasons = [f"its phase is {status['phase']}"]
     for reason in reasons:
         yield _finding("not-ready", Severity.ERROR, f"{where} is not ready: {reason}.", where)
-    if not reasons:
+    if not reasons and _is_ready(value, status):
         yield _finding("seen", Severity.INFO, f"{where} is ready.", where)
+    elif not reasons:
+        yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: no condition says it.", where)
     for each in status.get("containerStatuses") or ():
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
@@ -165,8 +172,14 @@ def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _list_conditions(status: Mapping[str, Any]) -> Iterator[str]:
     for each in status.get("conditions") or ():
-        if each.get("type") in ("Ready", "Available", "Progressing") and each.get("status") == "False":
+        if each.get("type") in _CONDITIONS and each.get("status") == "False":
             yield f"{each['type']} is false ({each.get('reason')}) {each.get('message', '')}".strip().rstrip(".")
+
+
+def _is_ready(value: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Say whether a condition tells it, or the number of replicas, in which no reason against it was seen."""
+    told = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    return bool(told & {"Ready", "Available"}) or (value["kind"] == "Deployment" and "availableReplicas" in status)
 
 
 def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
