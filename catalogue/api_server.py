@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -44,7 +44,9 @@ from draftwise.setups.read import SourceText
 __all__ = [
     "ApiServer",
     "check_all",
+    "check_one",
     "find_faults",
+    "is_custom",
     "list_documents",
     "list_fields",
     "locate",
@@ -111,6 +113,8 @@ class ApiServer:
     Definitions of one kind for several releases of its project stand beside each other, each in a group of its own.
     """
 
+    program = "apiextensions-apiserver"
+
     def __init__(self, tools: Path) -> None:
         self._tools = tools
         self._stack = ExitStack()
@@ -118,24 +122,46 @@ class ApiServer:
         self._plurals: dict[tuple[str, str, str], tuple[str, bool]] = {}
 
     def __enter__(self) -> ApiServer:
-        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="draftwise-api-server-")))
-        store, peers, self._port = (_free_port() for _ in range(3))
-        self._start(folder, "etcd", *_etcd_flags(store, peers))
-        self._context = _make_certificates(folder)
-        self._start(folder, "apiextensions-apiserver", *_server_flags(store, self._port))
-        self._await(lambda: self.call("GET", "/apis/apiextensions.k8s.io/v1")[0] == 200)
+        self.folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="draftwise-api-server-")))
+        store, peers, self.port = (_free_port() for _ in range(3))
+        self.start("etcd", *_etcd_flags(store, peers))
+        self._context = _make_certificates(self.folder)
+        self.start(self.program, *self.list_flags(store))
+        self.await_that(self.is_ready)
         return self
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._stack.close()
 
-    def _start(self, folder: Path, program: str, *flags: str) -> None:
-        log = self._stack.enter_context((folder / f"{program}.log").open("wb"))
-        process = subprocess.Popen([str(self._tools / program), *flags], cwd=folder, stdout=log, stderr=log)
+    def list_flags(self, store: int) -> list[str]:
+        """Return the server's flags; `store` is the port of its etcd."""
+        flags = {
+            "etcd-servers": f"http://127.0.0.1:{store}",
+            "bind-address": "127.0.0.1",
+            "secure-port": str(self.port),
+            "cert-dir": "certificates",
+            "client-ca-file": "ca.crt",
+            "authentication-kubeconfig": "none.kubeconfig",
+            "authorization-kubeconfig": "none.kubeconfig",
+            "kubeconfig": "none.kubeconfig",
+            "enable-priority-and-fairness": "false",
+            "disable-admission-plugins": _NEEDS_CORE,
+        }
+        return [*(f"--{name}={value}" for name, value in flags.items()), "--authentication-skip-lookup"]
+
+    def is_ready(self) -> bool:
+        """Say whether the server answers."""
+        return self.call("GET", "/apis/apiextensions.k8s.io/v1")[0] == 200
+
+    def start(self, program: str, *flags: str) -> None:
+        """Start a program that ends with the server."""
+        log = self._stack.enter_context((self.folder / f"{program}.log").open("wb"))
+        process = subprocess.Popen([str(self._tools / program), *flags], cwd=self.folder, stdout=log, stderr=log)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
 
-    def _await(self, is_so: Any) -> None:
+    def await_that(self, is_so: Callable[[], Any]) -> None:
+        """Return when something is so."""
         end = time.monotonic() + _PATIENCE_S
         while not is_so():
             if time.monotonic() > end:
@@ -146,7 +172,7 @@ class ApiServer:
         """Return status and answer; 0 where nobody listens yet. Each thread keeps a connection of its own."""
         connection: HTTPSConnection | None = getattr(self._connections, "own", None)
         if connection is None:
-            connection = HTTPSConnection("127.0.0.1", self._port, timeout=60, context=self._context)
+            connection = HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self._context)
             self._connections.own = connection
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -167,10 +193,10 @@ class ApiServer:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             paths = {path for found in pool.map(self._add, definitions) for path in found}
         for path in sorted(paths):
-            self._await(lambda path=path: self.call("GET", path)[0] == 200)
+            self.await_that(lambda path=path: self.call("GET", path)[0] == 200)
 
     def _add(self, definition: tuple[str, Mapping[str, Any]]) -> list[str]:
-        """Add a kind, and return the paths at which the server says that it serves it."""
+        """Add a kind, and return the paths of its objects."""
         since, given = definition
         spec = {**given["spec"], "conversion": {"strategy": "None"}}  # no webhook runs here that would convert
         spec["group"], names = _name_group(spec["group"], since), spec["names"]
@@ -181,7 +207,8 @@ class ApiServer:
         for version in spec["versions"]:
             key = since, f"{given['spec']['group']}/{version['name']}", names["kind"]
             self._plurals[key] = names["plural"], spec["scope"] == "Namespaced"
-        return [f"/apis/{spec['group']}/{each['name']}" for each in spec["versions"] if each["served"]]
+        served = (each["name"] for each in spec["versions"] if each["served"])
+        return [f"/apis/{spec['group']}/{version}/{names['plural']}?limit=1" for version in served]
 
     def post(
         self, document: Mapping[str, Any], *, release: str = "", strict: bool = False
@@ -193,16 +220,20 @@ class ApiServer:
             release: of its project; by default the newest of those that were added.
             strict: whether the server shall refuse fields that the kind does not have.
         """
+        api_version, place = self.locate(document, release)
+        query = "dryRun=All" + ("&fieldValidation=Strict" if strict else "")
+        status, answer = self.call("POST", f"{place}?{query}", {**document, "apiVersion": api_version})
+        is_taken = status == 201
+        return is_taken, {**answer, "apiVersion": document["apiVersion"]} if is_taken else answer
+
+    def locate(self, document: Mapping[str, Any], release: str) -> tuple[str, str]:
+        """Return the apiVersion under which the server has a document's kind, and the path of its objects."""
         kind = find_kind(document["apiVersion"], document["kind"], release)
         since = "" if kind is None else kind.since
         plural, is_namespaced = self._plurals[since, document["apiVersion"], document["kind"]]
         group, _, version = document["apiVersion"].partition("/")
-        place = f"/apis/{_name_group(group, since)}/{version}{'/namespaces/default' if is_namespaced else ''}/{plural}"
-        query = "dryRun=All" + ("&fieldValidation=Strict" if strict else "")
-        sent = {**document, "apiVersion": f"{_name_group(group, since)}/{version}"}
-        status, answer = self.call("POST", f"{place}?{query}", sent)
-        is_taken = status == 201
-        return is_taken, {**answer, "apiVersion": document["apiVersion"]} if is_taken else answer
+        api_version = f"{_name_group(group, since)}/{version}"
+        return api_version, f"/apis/{api_version}{'/namespaces/default' if is_namespaced else ''}/{plural}"
 
 
 def _name_group(group: str, since: str) -> str:
@@ -229,22 +260,6 @@ def _etcd_flags(port: int, peers: int) -> list[str]:
         "max-request-bytes": str(16 << 20),  # definitions of 2026 are larger than its default takes
     }
     return [*(f"--{name}={value}" for name, value in flags.items()), "--unsafe-no-fsync"]
-
-
-def _server_flags(store: int, port: int) -> list[str]:
-    flags = {
-        "etcd-servers": f"http://127.0.0.1:{store}",
-        "bind-address": "127.0.0.1",
-        "secure-port": str(port),
-        "cert-dir": "certificates",
-        "client-ca-file": "ca.crt",
-        "authentication-kubeconfig": "none.kubeconfig",
-        "authorization-kubeconfig": "none.kubeconfig",
-        "kubeconfig": "none.kubeconfig",
-        "enable-priority-and-fairness": "false",
-        "disable-admission-plugins": _NEEDS_CORE,
-    }
-    return [*(f"--{name}={value}" for name, value in flags.items()), "--authentication-skip-lookup"]
 
 
 def _make_certificates(folder: Path) -> ssl.SSLContext:
@@ -276,7 +291,7 @@ def check_all(tools: Path, folder: Path) -> dict[str, Any]:
             server.define([*_list_definitions(folder, kinds)])
             defined = time.monotonic()
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                rows = list(pool.map(partial(_check_one, server), documents))
+                rows = list(pool.map(partial(check_one, server), documents))
                 faults = list(pool.map(partial(_check_fault, server), faulty.items()))
     fields: dict[str, set[str]] = {}
     for _, document in documents:
@@ -318,21 +333,23 @@ def list_fields(document: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {type(document).__name__}"
 
 
-def list_documents(releases: Sequence[str]) -> list[tuple[Golden, dict[str, Any]]]:
-    """Return the documents of custom kinds that `deploy` writes for some releases of KServe, each text once."""
+def is_custom(document: Mapping[str, Any]) -> bool:
+    """Return whether a document is of a kind that a definition brings: not Kubernetes' own, and no file's."""
+    kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")))
+    return kind is not None and "." in kind.api_version.partition("/")[0]
+
+
+def list_documents(
+    releases: Sequence[str], is_wanted: Callable[[Mapping[str, Any]], bool] = is_custom
+) -> list[tuple[Golden, dict[str, Any]]]:
+    """Return the documents that `deploy` writes for some releases of KServe, of the kinds that are wanted."""
     found: dict[str, tuple[Golden, dict[str, Any]]] = {}
     for release in releases:
         for golden in make_golden(release, ["kserve"] if found else TARGETS):
             for document in yaml.load_all(golden.text, _LOADER):
-                if isinstance(document, Mapping) and _is_custom(document):
+                if isinstance(document, Mapping) and is_wanted(document):
                     found.setdefault(json.dumps(document), (golden, dict(document)))
     return list(found.values())
-
-
-def _is_custom(document: Mapping[str, Any]) -> bool:
-    """Return whether a document is of a kind that a definition brings: not Kubernetes' own, and no file's."""
-    kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")))
-    return kind is not None and "." in kind.api_version.partition("/")[0]
 
 
 def name_kind(document: Mapping[str, Any]) -> str:
@@ -340,7 +357,7 @@ def name_kind(document: Mapping[str, Any]) -> str:
     return f"{document.get('apiVersion')} {document.get('kind')}"
 
 
-def _check_one(server: ApiServer, found: tuple[Golden, Mapping[str, Any]]) -> dict[str, Any]:
+def check_one(server: ApiServer, found: tuple[Golden, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what was found of a document: why the server, asked to be strict, refuses it, and what it drops else."""
     golden, document = found
     is_taken, answer = server.post(document, release=golden.release, strict=True)

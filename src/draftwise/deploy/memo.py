@@ -13,6 +13,8 @@ from draftwise.setups.write import write_shell
 
 __all__ = ["write_memo"]
 
+_NOBODY = "**Who.** Nobody is named to answer for it (--owner)."
+
 
 def write_memo(
     order: Order,
@@ -78,7 +80,7 @@ def _tell(order: Order) -> Iterator[str]:
         f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
     )
     yield ""
-    yield f"**Who.** {order.owner or 'Nobody is named'} answers for it{'' if order.owner else ' (--owner)'}."
+    yield f"**Who.** {order.owner} answers for it." if order.owner else _NOBODY
 
 
 def _tell_expected(expected: Expected | None) -> Iterator[str]:
