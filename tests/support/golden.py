@@ -47,4 +47,10 @@ def _list_platforms(to: str, release: str) -> Iterator[Platform]:
     for mode in get_args(Mode):
         for layout in LAYOUTS:
             scale = Scale(most=4, per_replica=64) if layout == "pvc:models" else None
-            yield Platform(release=release, mode=mode, layout=read_layout(layout) if layout else None, scale=scale)
+            yield Platform(
+                release=release,
+                mode=mode,
+                layout=read_layout(layout) if layout else None,
+                scale=scale,
+                service_account="hub",
+            )

@@ -35,7 +35,10 @@ from draftwise.facts.kinds import list_kinds
 
 __all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
 
-CANARY, CLAIM, MODELCAR, STAGE = "canary.yaml", "claim.yaml", "Dockerfile.modelcar", "stage-job.yaml"
+CANARY, MODELCAR = "canary.yaml", "Dockerfile.modelcar"
+ACCOUNT, CLAIM, STAGE = "account.yaml", "claim.yaml", "stage-job.yaml"
+_SECRET, _TOKEN = "hf-secret", "HF_TOKEN"
+"""The secret that KServe finds by its account, and its key: a token of the hub (pkg/credentials/hf)."""
 _PERCENT = 10
 _DEADLINE_S = 600
 """Of a Deployment that KServe makes; no field of an InferenceService changes it (deployment_reconciler.go)."""
@@ -88,7 +91,9 @@ def _read_release(text: str) -> Version:
 def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str, Step]:
     """Return the files that stage the weights, and the canary where KServe shares traffic."""
     steps: dict[str, Step] = {}
-    layout = spec.platform.layout
+    layout, account = spec.platform.layout, spec.platform.service_account
+    if account:
+        steps[ACCOUNT] = _make_account(account)
     if layout is not None and layout.kind == "modelcar":
         steps[MODELCAR] = _build_modelcar(spec, layout.store)
     elif layout is not None and list(_list_fetched(spec)):
@@ -103,6 +108,18 @@ def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str,
             command=f"kubectl apply -f {CANARY}",
         )
     return steps
+
+
+def _make_account(name: str) -> Step:
+    secrets = [{"name": _SECRET}]
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}, "secrets": secrets}
+    return Step(
+        text=dump_yaml(account),
+        about=f"the account {name}, for a namespace that has none of that name; it names the secret, and holds none",
+        does=f"Make the account {name} where there is none, with a token of the hub that lies in a file",
+        command=f"kubectl create secret generic {_SECRET} --from-file={_TOKEN}=TOKEN-FILE\n"
+        f"kubectl get serviceaccount {name} || kubectl apply -f {ACCOUNT}",
+    )
 
 
 def _build_modelcar(order: Order, image: str) -> Step:
@@ -159,8 +176,8 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
     """Return the Job that downloads the weights onto a claim."""
     mounts = [{"name": "models", "mountPath": _STAGING}]
     token = {
-        "name": "HF_TOKEN",
-        "valueFrom": {"secretKeyRef": {"name": "hf-secret", "key": "HF_TOKEN", "optional": True}},
+        "name": _TOKEN,
+        "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": _TOKEN, "optional": True}},
     }
     containers = [
         {
