@@ -16,7 +16,7 @@ from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read
 from draftwise.deploy import deploy as write_files
 from draftwise.deploy.files import Folder
 from draftwise.deploy.order import Scale
-from draftwise.deploy.proxies import PROXIES, Wanted
+from draftwise.deploy.proxies import ProxyKind, Wanted
 from draftwise.facts.gpus import get_gpu
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ __all__ = ["deploy"]
               help="How its metrics' names begin  [default: vllm:, or as on the platform]")  # fmt: skip
 @click.option("--verifier", default="", metavar="IMAGE",
               help="With draftwise in it: the analysis of a canary runs `draftwise verify` there.")  # fmt: skip
-@click.option("--proxy", "kind", type=click.Choice(list(PROXIES)),
+@click.option("--proxy", "kind", type=click.Choice(get_args(ProxyKind)),
               help="Write a proxy in front of both twins, which keeps from each what it must not get.")  # fmt: skip
 @click.option("--share", type=click.IntRange(0, 100), default=10, show_default=True, metavar="PERCENT",
               help="Of the proxy's requests, for the pool that speculates.")  # fmt: skip
@@ -104,7 +104,7 @@ def deploy(
     observe: bool,
     metrics_prefix: str,
     verifier: str,
-    kind: str | None,
+    kind: ProxyKind | None,
     share: int,
     spec_address: str,
     plain_address: str,

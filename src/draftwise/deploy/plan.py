@@ -19,7 +19,7 @@ from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.observe.naming import name_for
 from draftwise.deploy.order import Order
-from draftwise.deploy.proxies import Front, Wanted, put_in_front
+from draftwise.deploy.proxies import Front, Wanted
 from draftwise.deploy.proxies.policy import find_policy
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
@@ -250,7 +250,11 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
             raise InvalidSetup(found)
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
-    front = Front() if proxy is None else put_in_front(order, proxy, target.address, policy)
+    front = Front()
+    if proxy is not None:
+        from draftwise.deploy.proxies import put_in_front  # most folders have none
+
+        front = put_in_front(order, proxy, target.address, policy)
     more = {
         **target.write_more(sides["spec"], sides["plain"], watched),
         **_scale(order, target, metrics_prefix),
