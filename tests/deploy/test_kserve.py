@@ -226,7 +226,9 @@ def test_accounts_are_named_and_no_secret_is_written() -> None:
     assert (account["kind"], account["metadata"]["name"]) == ("ServiceAccount", "hub")
     # KServe and the Job look for the same secret, which is the operator's to make.
     (secret,) = account["secrets"]
-    assert {each["valueFrom"]["secretKeyRef"]["name"] for c in job["containers"] for each in c["env"]} == {secret["name"]}
+    assert {each["valueFrom"]["secretKeyRef"]["name"] for c in job["containers"] for each in c["env"]} == {
+        secret["name"]
+    }
     assert not any("kind: Secret" in text for text in folder.files.values())
 
 

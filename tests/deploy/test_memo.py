@@ -20,7 +20,9 @@ LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
 
 def test_it_is_the_one_that_was_read_over() -> None:
     """What, why, numbers, limits, where to leave it off, rollback, who: all sections, with what a run found."""
-    drafts = SpecStats(num_drafts=1000, num_draft_tokens=3000, num_accepted_tokens=880, accepted_per_pos=(500, 250, 130))
+    drafts = SpecStats(
+        num_drafts=1000, num_draft_tokens=3000, num_accepted_tokens=880, accepted_per_pos=(500, 250, 130)
+    )
     expected = Expected(
         workload="code",
         condition=Condition(load=ClosedLoop(concurrency=32)),

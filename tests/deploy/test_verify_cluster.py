@@ -165,11 +165,17 @@ def test_a_pod_of_kserve_says_where_the_model_lies(tmp_path: Path) -> None:
 
 
 def test_commands_to_look_further_have_the_names_filled_in(tmp_path: Path) -> None:
-    shown = run(tmp_path, yaml.safe_dump(pod())).stdout
+    value = pod()
+    assert "The weights" not in run(tmp_path, yaml.safe_dump(value)).stdout  # they are in a cache, under other names
+    words = args(value)
+    words[words.index(SETUP.target)] = f"/mnt/models/{SETUP.target}"
+    words.append("--port=8080")
+    shown = run(tmp_path, yaml.safe_dump(value)).stdout
     for line in (
         "kubectl describe pod/llama-spec-7d9f -n models",
         "kubectl exec pod/llama-spec-7d9f -n models -- python3 -c 'import vllm; print(vllm.__version__)'",
         "cd /mnt/models && sha256sum -c CHECKSUMS",
+        "draftwise verify http://localhost:8080 --setup setup.json",
         "kubectl logs pod/llama-spec-7d9f -n models --previous",
     ):
         assert line in shown
