@@ -28,11 +28,11 @@ Dir::Cache "$PWD/cache";
 APT::Sandbox::User "";
 CONF
 APT_CONFIG=$PWD/apt.conf apt-get update --quiet --quiet
-APT_CONFIG=$PWD/apt.conf apt-get source --quiet --quiet --download-only kubernetes=1.20.2-1
+APT_CONFIG=$PWD/apt.conf apt-get source --quiet --quiet --download-only kubernetes
 export GOPATH=$work/gopath
 tree=$GOPATH/src/k8s.io/kubernetes
 mkdir -p "$tree"
-tar --extract --file kubernetes_1.20.2.orig.tar.* --strip-components 1 --directory "$tree"
+tar --extract --file kubernetes_*.orig.tar.* --strip-components 1 --directory "$tree"
 
 # Debian keeps what depends on the machine apart from what does not; the toolchain wants one tree.
 root=$work/go/root
