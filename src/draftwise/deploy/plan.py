@@ -35,7 +35,7 @@ from draftwise.deploy.render import (
     systemd,
     vllm_runtime,
 )
-from draftwise.deploy.scaling import SCALING, scale
+from draftwise.deploy.scaling import SCALING, scale, settle
 from draftwise.deploy.twin import Pool, without_speculation
 from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
@@ -242,7 +242,8 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     target = TARGETS[to]
     warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
-    sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    twins: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
     files: dict[str, str] = {}
     for side, each in sides.items():
         name, text = f"{side}{target.suffix}", target.render(each)
@@ -257,7 +258,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         front = put_in_front(order, proxy, target.address, policy)
     more = {
         **target.write_more(sides["spec"], sides["plain"], watched),
-        **_scale(order, target, metrics_prefix),
+        **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
         **front.steps,
     }
     files |= {name: step.text for name, step in more.items()}
@@ -308,13 +309,6 @@ def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
-
-
-def _scale(order: Order, target: Target, prefix: str | None) -> Mapping[str, Step]:
-    if order.platform.scale is None or order.platform.mode == "Knative":  # which scales by fields of the service
-        return {}
-    naming = name_for(order, prefix or target.metrics_prefix)
-    return scale(order, naming, target.scaled, order.platform.scale)
 
 
 def _describe(target: Target) -> Mapping[str, str]:

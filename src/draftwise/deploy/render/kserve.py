@@ -11,9 +11,15 @@ from typing import Any
 from packaging.version import Version
 
 from draftwise.deploy.order import Order
-from draftwise.deploy.render.kubernetes import list_env, list_resources, list_volumes, make_metadata, make_probes
+from draftwise.deploy.render.kubernetes import (
+    find_lull_s,
+    list_env,
+    list_resources,
+    list_volumes,
+    make_metadata,
+    make_probes,
+)
 from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
-from draftwise.deploy.scaling import find_lull_s, find_threshold
 
 __all__ = ["CONTAINER", "get_release", "has_canaries", "render", "render_canary"]
 
@@ -150,4 +156,4 @@ def _make_knative(order: Order) -> dict[str, Any]:
         "autoscaling.knative.dev/target-utilization-percentage": "100",
         "autoscaling.knative.dev/scale-down-delay": f"{find_lull_s(order)}s",
     }
-    return {"annotations": annotations, "scaleMetric": "concurrency", "scaleTarget": find_threshold(order, scale)}
+    return {"annotations": annotations, "scaleMetric": "concurrency", "scaleTarget": scale.per_replica}
