@@ -59,7 +59,7 @@ def test_what_is_scaled_is_an_object_of_the_files_without_a_number_of_its_own(to
             assert service["metadata"]["annotations"]["serving.kserve.io/autoscalerClass"] == "external"
         else:
             assert "replicas" not in names[target["apiVersion"], target["kind"], target["name"]]["spec"]
-    assert "Its ScaledObject stays" in files["MEMO.md"]
+    assert f"`kubectl delete scaledobject {order.name}`" in files["MEMO.md"]
 
 
 @pytest.mark.parametrize("release", ["0.15", "0.20"])

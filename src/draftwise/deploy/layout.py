@@ -31,6 +31,7 @@ __all__ = [
     "name_upstream",
     "place",
     "read_layout",
+    "rename_upstream",
 ]
 
 Kind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
@@ -190,6 +191,14 @@ def name_upstream(path: str) -> str:
     """Return the checkpoint that a path on the server holds, as it is named elsewhere; other names as they are."""
     root = next((each for each in MODEL_ROOTS if path.startswith(f"{each}/")), None)
     return path if root is None else path.removeprefix(f"{root}/")
+
+
+def rename_upstream(setup: Setup) -> Setup:
+    """Return a setup with the names by which its checkpoints are known, for the directories that hold them there."""
+    spec = setup.spec
+    if spec is not None and spec.model:
+        spec = replace(spec, model=name_upstream(spec.model))
+    return replace(setup, target=name_upstream(setup.target), spec=spec)
 
 
 def is_directory(checkpoint: str) -> bool:

@@ -296,7 +296,7 @@ def _make_record(to: str, target: Target, sides: Mapping[Pool, Order], *, is_sca
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
-        leaves=f"{leaves} Its ScaledObject stays, too: delete it." if is_scaled else leaves,
+        leaves=f"{leaves} Its ScaledObject, too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
         to=to,
         platform_release=order.platform.release,
         startup_s=order.startup_s,
