@@ -310,14 +310,15 @@ def check_all(tools: Path, folder: Path) -> dict[str, Any]:
 
 
 def _list_definitions(folder: Path, kinds: Container[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the definitions of kinds, each behind the release from which on it holds."""
+    """Yield the definitions of kinds, each behind the release from which on it holds, with the versions asked about."""
     for source in SOURCES:
         for each in read_definitions(source, folder):
             spec = each["spec"]
-            if any(
-                f"{spec['group']}/{version['name']} {spec['names']['kind']}" in kinds for version in spec["versions"]
-            ):
-                yield source.since, each
+            kind = spec["names"]["kind"]
+            wanted = [one for one in spec["versions"] if f"{spec['group']}/{one['name']} {kind}" in kinds]
+            if wanted:
+                kept = [{**one, "storage": one is wanted[-1]} for one in wanted]
+                yield source.since, {**each, "spec": {**spec, "versions": kept}}
 
 
 def list_fields(document: Any, path: str = "") -> Iterator[str]:
