@@ -193,7 +193,10 @@ class ApiServer:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             paths = {path for found in pool.map(self._add, definitions) for path in found}
         for path in sorted(paths):
-            self.await_that(lambda path=path: self.call("GET", path)[0] == 200)
+            self.await_that(partial(self._has, path))
+
+    def _has(self, path: str) -> bool:
+        return self.call("GET", path)[0] == 200
 
     def _add(self, definition: tuple[str, Mapping[str, Any]]) -> list[str]:
         """Add a kind, and return the paths of its objects."""
