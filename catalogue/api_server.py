@@ -10,6 +10,7 @@ that Kubernetes itself defines are left out: this server has none of them.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -71,6 +72,8 @@ _NEEDS_CORE = (
 _PATIENCE_S = 60.0
 _AT_ONCE = 4
 """Requests on their way: more than the cores that it is run on, so that the server is never idle."""
+_MEMORY = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
+"""Definitions leave much garbage behind: collected less often, they cost a third less."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RELEASES = ("0.15", "0.16", "0.17", "0.20")
 """Of KServe, which its definitions are of."""
@@ -156,7 +159,8 @@ class ApiServer:
     def start(self, program: str, *flags: str) -> None:
         """Start a program that ends with the server."""
         log = self._stack.enter_context((self.folder / f"{program}.log").open("wb"))
-        process = subprocess.Popen([str(self._tools / program), *flags], cwd=self.folder, stdout=log, stderr=log)
+        command = [str(self._tools / program), *flags]
+        process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env={**os.environ, **_MEMORY})
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
 
