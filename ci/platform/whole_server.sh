@@ -54,7 +54,7 @@ packages=$(grep -rl --include='*.go' -E '^ *// *\+k8s:openapi-gen=true' pkg cmd 
   sed 's#^staging/src/#k8s.io/kubernetes/vendor/#; t; s#^#k8s.io/kubernetes/#' | paste -sd,)
 "$work/openapi-gen" -i "$packages" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \
   -h hack/boilerplate/boilerplate.generatego.txt -r "$work/violations" --output-base "$GOPATH/src"
-version=k8s.io/component-base/version
+version=k8s.io/kubernetes/vendor/k8s.io/component-base/version
 for program in kube-apiserver kube-controller-manager; do
   "$go" build -p 2 -ldflags "-s -w -X $version.gitVersion=v1.20.2 -X $version.gitMajor=1 -X $version.gitMinor=20" \
     -o "$work/$program" "./cmd/$program"
