@@ -46,7 +46,7 @@ TRAINED := $(notdir $(patsubst %/config.json,%,$(wildcard $(REAL)/*/config.json)
 demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched on first use) at chat, code edits, summaries and JSON
 	$(BIN)/draftwise fetch smollm2
 	$(BIN)/draftwise decide "$$($(BIN)/draftwise fetch smollm2 --json | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["models"][0]["file"])')" \
-	  --minutes 7 --max-tokens 96 --temperature 0 $(foreach kind,topic edit summary json,--workload $(REAL)/heldout/$(kind).jsonl) \
+	  --minutes 7 --max-tokens 96 --temperature 0 $(foreach kind,chat edit summary json,--workload $(REAL)/heldout/$(kind).jsonl) \
 	  --candidate '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "suffix"}' $(foreach method,$(TRAINED),$(REAL_$(method)))
 

@@ -130,16 +130,22 @@ class Lab:
     Args:
         folder: for weights, logs and baselines.
         stack: that ends the servers.
+
+    Attributes:
+        target: what is served.
+        head: the good drafter.
+        chat: bodies of requests.
     """
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.folder, self._stack = folder, stack
+        self.target, self.head = BUNDLE / "target", EAGLE3
         self.chat = [*read_prompts("prose"), *read_prompts("code")]
         self._started: dict[str, ChildBackend] = {}
 
     def make(self, name: str, spec: SpecConfig | None) -> ChildBackend:
         """Return a server that is not started yet."""
-        setup = Setup(target=str(BUNDLE / "target"), spec=spec)
+        setup = Setup(target=str(self.target), spec=spec)
         return EmbeddedBackend(name, setup, log=self.folder / f"{name}.log")
 
     async def start(self, name: str, spec: SpecConfig | None) -> str:
@@ -163,13 +169,13 @@ class Lab:
     def copy_head(self, name: str, change: Callable[[torch.Tensor], torch.Tensor], **config: object) -> SpecConfig:
         """Return the config of a head whose matrices, or settings, were changed."""
         path = self.folder / name
-        shutil.copytree(BUNDLE / "eagle3", path, dirs_exist_ok=True)
+        shutil.copytree(self.head.model or "", path, dirs_exist_ok=True)
         for file in path.glob("*.safetensors"):
             save_file({key: change(each) if each.dim() == 2 else each for key, each in load_file(file).items()}, file)
         if config:
             settings = json.loads((path / "config.json").read_text())
             (path / "config.json").write_text(json.dumps(settings | config))
-        return replace(EAGLE3, model=str(path))
+        return replace(self.head, model=str(path))
 
     async def see(self, url: str, num_requests: int) -> Window:
         """Return the recent past of a server, once so many requests ended in it."""
@@ -240,7 +246,7 @@ class Lab:
         """Return the baseline of the good server, as it is recorded."""
         path = self.folder / "good.json"
         if not path.exists():
-            await self.record("good", await self.start("good", EAGLE3), self.chat)
+            await self.record("good", await self.start("good", self.head), self.chat)
         return path
 
     async def find_measured(self) -> Path:
@@ -248,28 +254,29 @@ class Lab:
         path = self.folder / "measured.json"
         if path.exists():
             return path
-        urls = {"spec": await self.start("good", EAGLE3), "plain": await self.start("plain", None)}
+        urls = {"spec": await self.start("good", self.head), "plain": await self.start("plain", None)}
         seen: dict[tuple[str, int], Window] = {}
         for streams, (arm, url) in product(SWEEP, urls.items()):  # what else runs here meets both arms
             async with traffic(url, self.chat, streams):
                 seen[arm, streams] = await self.see(url, 2 * streams + 6)
         good = await self.find_baseline()
         baseline = Baseline.from_json(good.read_text(), where=str(good))
-        path.write_text(_add_rules(baseline, seen).to_json())
+        path.write_text(add_rules(baseline, seen).to_json())
         shutil.copy(self._rates_file(good), self._rates_file(path))
         return path
 
 
-def _add_rules(baseline: Baseline, seen: Mapping[tuple[str, int], Window]) -> Baseline:
-    """Return a baseline with the rules and the curves of a sweep."""
-    gains = {n: (seen["plain", n].seconds_per_token or 0) / (seen["spec", n].seconds_per_token or 1) for n in SWEEP}
-    crossover = float(SWEEP[-1])
-    for low, high in pairwise(SWEEP):
+def add_rules(baseline: Baseline, seen: Mapping[tuple[str, int], Window], load: int = STREAMS) -> Baseline:
+    """Return a baseline with the rules and the curves of a sweep over streams, arm by arm; `load` is the usual one."""
+    sweep = sorted({streams for _, streams in seen})
+    gains = {n: (seen["plain", n].seconds_per_token or 0) / (seen["spec", n].seconds_per_token or 1) for n in sweep}
+    crossover = float(sweep[-1])
+    for low, high in pairwise(sweep):
         if gains[low] >= 1 > gains[high]:
             crossover = low + (high - low) * (gains[low] - 1) / (gains[low] - gains[high])
             break
-    condition = Condition(load=ClosedLoop(concurrency=STREAMS))
-    even = (seen["spec", STREAMS].tokens_per_step or 1) / max(gains[STREAMS], 0.1)
+    condition = Condition(load=ClosedLoop(concurrency=load))
+    even = (seen["spec", load].tokens_per_step or 1) / max(gains[load], 0.1)
     rows = (
         (TOKENS_PER_STEP.name, Relation.BELOW, even, RollbackBasis.BREAK_EVEN),
         (LOAD_SIGNALS["concurrency"].name, Relation.ABOVE, crossover, RollbackBasis.BAND_END),
@@ -287,7 +294,7 @@ def _add_rules(baseline: Baseline, seen: Mapping[tuple[str, int], Window]) -> Ba
         )
         for metric, relation, value, basis in rows
     ]
-    curves = {arm: tuple((n, 1000 * (seen[arm, n].step_s or 0)) for n in SWEEP) for arm in ("spec", "plain")}
+    curves = {arm: tuple((n, 1000 * (seen[arm, n].step_s or 0)) for n in sweep) for arm in ("spec", "plain")}
     return replace(baseline, arm="spec", plain_arm="plain", rollback=tuple(rules), curve_ms=curves)
 
 

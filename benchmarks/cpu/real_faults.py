@@ -54,6 +54,9 @@ CANDIDATES = {
 """Matches of 20 tokens are rare in prose and code; a suffix tree knows no more than the prompt when none comes back."""
 WORKLOADS = ("prose", "code")
 PAIRS = tuple(product(CANDIDATES, WORKLOADS))
+TAILS = ("#output=lognormal:24:3.4,force", "#output=lognormal:24:2.0,force")
+"""Answers as long as a heavy-tailed distribution says, whatever the model would do."""
+QUIET_PAIRS = PAIRS + tuple((name, workload + tail) for tail, name, workload in product(TAILS, CANDIDATES, WORKLOADS))
 MAX_TOKENS = 64
 """Of an answer: in a minute on a busy core there is time for some prompts only."""
 QUIET_MINUTES = 3.0
@@ -94,7 +97,8 @@ class Run:
     def draw(cls, kind: str, number: int) -> Run:
         """Return the run of a kind and a number."""
         rng = random.Random(number if kind in ("quiet", "busy-core") else f"{kind}/{number}")
-        candidate, workload = PAIRS[number % len(PAIRS)]
+        pairs = QUIET_PAIRS if kind == "quiet" else PAIRS
+        candidate, workload = pairs[number % len(pairs)]
         minutes = QUIET_MINUTES if kind == "quiet" else rng.choice(SHORT if kind == "busy-core" else MINUTES)
         run = cls(number=number, kind=kind, candidate=candidate, workload=workload, minutes=minutes, seed=number)
         return run if kind == "quiet" else KINDS[kind](run, rng)
@@ -150,8 +154,7 @@ def _take_few_prompts(run: Run, rng: random.Random) -> Run:
 
 
 def _vary_prompts(run: Run, rng: random.Random) -> Run:
-    """Answers as long as a heavy-tailed distribution says, whatever the model would do."""
-    return replace(run, workload=f"{run.workload}#output=lognormal:24:{rng.uniform(2, 3.5):.1f},force")
+    return replace(run, workload=run.workload + rng.choice(TAILS))
 
 
 def _start_later(run: Run, rng: random.Random) -> Run:

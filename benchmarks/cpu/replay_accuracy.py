@@ -7,7 +7,7 @@ prompts. Two mistakes are planted beside: the mean over all positions instead of
 drafts judged by whether a draw names the text.
 
     python benchmarks/cpu/replay_accuracy.py --out benchmarks/cpu/results/replay_accuracy.json
-    python benchmarks/cpu/replay_accuracy.py --target SmolLM2-135M-Instruct.Q4_1.gguf --only ngram --only suffix ...
+    python benchmarks/cpu/replay_accuracy.py --target TARGET --drafters DIR --only eagle3 --device cuda --out OUT
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
 K, ANSWER, TEMPERATURE, IN_FLIGHT = 3, 64, 1.0, 16
 
 
+@dataclass(frozen=True)
+class Place:
+    """What is loaded, and where."""
+
+    target: Path
+    drafters: Path
+    device: str
+
+    def load(self, spec: dict[str, Any] | None) -> LLM:
+        """Return the target, in float32."""
+        settings: dict[str, Any] = {"dtype": "float32", "device": self.device, "max_model_len": 640}
+        settings |= {"max_num_seqs": IN_FLIGHT, "kv_cache_memory_bytes": 2 << 30, "enable_prefix_caching": False}
+        return LLM(str(self.target), speculative_config=spec, **settings)
+
+
 def main() -> None:
     """Replay, serve, compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, default=BUNDLE / "target", help="another has no drafters")
+    parser.add_argument("--target", type=Path, default=BUNDLE / "target", help="another needs --drafters")
+    parser.add_argument("--drafters", type=Path, default=BUNDLE, help="folder with a folder for each")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--prompts", type=int, default=16, help="of each workload")
     parser.add_argument("--seeds", type=int, default=4, help="answers to each prompt, in the log and in serving alike")
     parser.add_argument("--only", choices=list(SETTINGS), action="append", help="the others stay as --out has them")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    plain = make_llm(arguments.target, None)
+    place = Place(arguments.target, arguments.drafters, arguments.device)
+    plain = place.load(None)
     prompts = encode(plain, arguments.prompts)
     log = [each for seed in range(arguments.seeds) for each in decode(plain, prompts, seed)]
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
@@ -70,17 +89,17 @@ def main() -> None:
     before = json.loads(arguments.out.read_text())["rows"] if arguments.only and arguments.out.exists() else []
     rows = {row["setting"]: row for row in before}
     for name in arguments.only or SETTINGS:
-        rows[name] = compare(name, arguments.target, prompts, log, arguments.seeds)
+        rows[name] = compare(name, place, prompts, log, arguments.seeds)
         arguments.out.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1) + "\n")
 
 
-def compare(name: str, target: Path, prompts: list[list[int]], log: list[Transcript], seeds: int) -> dict[str, Any]:
+def compare(name: str, place: Place, prompts: list[list[int]], log: list[Transcript], seeds: int) -> dict[str, Any]:
     """Return what replaying and serving say of one setting, and what two mistakes would."""
     options = SETTINGS[name]
     spec = {"num_speculative_tokens": K, **options}
     if "model" in options:
-        spec["model"] = str(BUNDLE / options["model"])
-    llm = make_llm(target, spec)
+        spec["model"] = str(place.drafters / options["model"])
+    llm = place.load(spec)
     found = {each.id: each.by_k for each in open_replayer(llm, options).replay(log)}
     (anchors,) = to_anchors(SpecConfig.parse(spec), log, found)
     emitted_R, steps_R = (anchors.lengths - 1).astype(float), count_steps(anchors, walk(anchors, K))
@@ -164,12 +183,6 @@ def mean_of_positions(anchors: Anchors) -> float:
     inside = np.ones(len(accepted_N), bool)
     inside[anchors.offsets[:-1]] = False
     return float(1 + accepted_N[inside].mean())
-
-
-def make_llm(target: Path, spec: dict[str, Any] | None) -> LLM:
-    """Return the target, in float32."""
-    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 640, "max_num_seqs": IN_FLIGHT}
-    return LLM(str(target), speculative_config=spec, **settings, enable_prefix_caching=False)
 
 
 def encode(llm: LLM, num: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
@@ -26,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
-from real_diagnoses import BUNDLE, EAGLE3, STREAMS, Lab, traffic
+from real_diagnoses import STREAMS, Lab, traffic
 
 from draftwise import __version__
 from draftwise.backends import VllmBackend
@@ -49,11 +50,11 @@ class VllmLab(Lab):
 
     def __init__(self, folder: Path, stack: AsyncExitStack, vllm: str) -> None:
         super().__init__(folder, stack)
-        self._vllm, self.version = vllm, ""
+        self._vllm, self.version, self.flags = vllm, "", SERVE
 
     def make(self, name: str, spec: SpecConfig | None) -> VllmBackend:
         """Return a server that is not started yet."""
-        setup = Setup(target=str(BUNDLE / "target"), spec=spec, engine="vllm", extra_args=tuple(SERVE))
+        setup = Setup(target=str(self.target), spec=spec, engine="vllm", extra_args=tuple(self.flags))
         return VllmBackend(name, setup, log=self.folder / f"{name}.log", vllm=self._vllm)
 
     async def start(self, name: str, spec: SpecConfig | None) -> str:
@@ -68,7 +69,7 @@ class VllmLab(Lab):
         """Return the baseline of the good server."""
         path = self.folder / "good.json"
         if not path.exists():
-            await self.record("good", await self.start("good", EAGLE3), self.chat)
+            await self.record("good", await self.start("good", self.head), self.chat)
         return path
 
     async def ask(self, url: str, baseline: Path, *arguments: object, streams: int = STREAMS) -> dict[str, Any]:
@@ -79,19 +80,20 @@ class VllmLab(Lab):
     def write_setup(self, spec: SpecConfig) -> Path:
         """Write the command of a server, for `--setup`."""
         path = self.folder / f"{Path(spec.model or '').name}.sh"
-        path.write_text(f"vllm serve {BUNDLE / 'target'} {' '.join(SERVE)} --speculative-config '{spec.to_json()}'\n")
+        words = ["vllm", "serve", self.target, *self.flags, "--speculative-config", spec.to_json()]
+        path.write_text(shlex.join(map(str, words)) + "\n")
         return path
 
 
 async def ask_idle(lab: VllmLab) -> dict[str, Any]:
     """Ask the good server with nothing else to do."""
     baseline = await lab.find_baseline()
-    return await lab.ask(await lab.start("good", EAGLE3), baseline, "--interval", 5, streams=0)
+    return await lab.ask(await lab.start("good", lab.head), baseline, "--interval", 5, streams=0)
 
 
 async def ask_loaded(lab: VllmLab) -> dict[str, Any]:
     """Ask the good server while it answers others."""
-    baseline, url = await lab.find_baseline(), await lab.start("good", EAGLE3)
+    baseline, url = await lab.find_baseline(), await lab.start("good", lab.head)
     async with traffic(url, lab.chat, STREAMS):
         return await lab.watch(url, "--baseline", baseline, "--probe")
 
@@ -99,7 +101,7 @@ async def ask_loaded(lab: VllmLab) -> dict[str, Any]:
 async def ask_restarted(lab: VllmLab) -> dict[str, Any]:
     """Ask another process with the same weights."""
     baseline = await lab.find_baseline()
-    return await lab.ask(await lab.start("good again", EAGLE3), baseline)
+    return await lab.ask(await lab.start("good again", lab.head), baseline)
 
 
 async def ask_noised(lab: VllmLab) -> dict[str, Any]:

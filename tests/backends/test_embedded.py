@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.backends import EmbeddedBackend
+from draftwise.backends.gpus import Placement
 from draftwise.core import BackendError, InvalidSetup, Setup, SpecConfig
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2)
@@ -24,6 +25,22 @@ def test_the_users_mistake_is_told_as_the_server_tells_it(tmp_path: Path) -> Non
     with pytest.raises(InvalidSetup, match=r"^arm: .*nowhere.* is not a directory") as caught:
         start(tmp_path, str(tmp_path / "nowhere"))
     assert "Traceback" not in str(caught.value)
+
+
+def test_it_runs_on_the_gpu_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = Placement(gpus=("3",), sharing=2, utilization=0.45)
+    backend = EmbeddedBackend("arm", Setup(target="t", spec=NGRAM), log=tmp_path / "arm.log", placement=placement)
+    seen = {}
+
+    def spawn(command: list[str], environment: dict[str, str]) -> None:
+        seen.update(environment, command=" ".join(command))
+        raise BackendError("looked at")
+
+    monkeypatch.setattr(backend, "_spawn", spawn)
+    with pytest.raises(BackendError, match="looked at"):
+        asyncio.run(backend.start())
+    assert seen["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "--gpu-memory-utilization 0.45" in seen["command"]
 
 
 def test_any_other_end_shows_the_last_lines_and_the_command(tmp_path: Path) -> None:

@@ -104,6 +104,16 @@ def test_what_is_judged_is_what_runs(tmp_path: Path) -> None:
     assert {finding.severity for finding in judge_backends([plain, candidate])} == {Severity.WARNING}
 
 
+def test_embedded_servers_share_a_gpu_as_well(tmp_path: Path) -> None:
+    spec = spec_of(candidates=(Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=3)),))
+    context = RunContext(launch=LaunchOptions(gpus=("1",)))
+    backends = build_backends(make_arms(spec), context, RunDirectory(tmp_path))
+    assert all("--gpu-memory-utilization 0.45" in str(each.command) for each in backends)
+    without = RunContext(launch=LaunchOptions(gpus=()))
+    backends = build_backends(make_arms(spec), without, RunDirectory(tmp_path))
+    assert not any("--gpu" in str(each.command) for each in backends)
+
+
 def test_a_config_that_its_release_rejects_stops_with_the_findings_of_check(tmp_path: Path) -> None:
     wrong = Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=3, options={"no_such_key": 1}))
     with pytest.raises(InvalidSetup, match=r"ngram k=3 .*no_such_key"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftwise.measure.context import describe_hardware
 from draftwise.measure.device_state import DeviceWatch, read_cpu_state, read_device_state, read_gpu_states
 
 HERTZ = os.sysconf("SC_CLK_TCK")
@@ -91,6 +92,15 @@ def write_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTool:
         tool.chmod(0o755)
 
     return write_script
+
+
+@pytest.mark.parametrize(
+    ("used", "cards"),
+    [(None, ["H100", "H200"]), (["1"], ["H200"]), (["GPU-a"], ["H100"]), ([], [])],
+)
+def test_hardware_is_what_the_servers_use(write_tool: WriteTool, used: list[str] | None, cards: list[str]) -> None:
+    write_tool("echo '0, GPU-a0, H100, 81559 MiB, 580.1'; echo '1, GPU-b0, H200, 143771 MiB, 580.1'; echo No more")
+    assert [each.split(",")[0] for each in describe_hardware(used).gpus] == cards
 
 
 def test_a_new_driver(write_tool: WriteTool) -> None:

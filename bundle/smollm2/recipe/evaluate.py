@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     settings: dict[str, Any] = {"dtype": args.dtype, "device": args.device, "max_model_len": 1024, "max_num_seqs": 128}
+    settings["kv_cache_memory_bytes"] = 2 << 30  # several engines share a GPU
     files = {file.stem: file for file in sorted(args.heldout.glob("*.jsonl"))}
     plain = LLM(args.target, **settings)
     asked = {name: read_prompts(plain, file, args.prompts) for name, file in files.items()}

@@ -7,9 +7,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
+from draftwise.backends.gpus import Placement
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.setups.write import write_words
 
@@ -27,8 +30,12 @@ class EmbeddedBackend(ChildBackend):
         name: of the arm.
         setup: what to serve; its target is the directory of a checkpoint.
         log: file that receives what the server prints.
+        placement: the GPU it runs on, and its share of the memory; None for what it finds.
         timeout_s: how long loading may take.
         on_wait: called with the server's latest line while it loads.
+
+    Attributes:
+        setup: what is served, with its share of the GPU's memory.
     """
 
     def __init__(
@@ -37,17 +44,26 @@ class EmbeddedBackend(ChildBackend):
         setup: Setup,
         *,
         log: Path,
+        placement: Placement | None = None,
         timeout_s: float = 600,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        self._arguments = write_words(setup, ["serve"])
+        self.setup = setup if placement is None else placement.apply(setup)
+        self._placement = placement
+        self._arguments = write_words(self.setup, ["serve"])
         command = shlex.join(["draftwise", *self._arguments])
         super().__init__(name, command=command, log=log, timeout_s=timeout_s, on_wait=on_wait)
+
+    async def describe(self) -> ServerInfo:
+        """Return what the server says, and where it runs."""
+        info = await super().describe()
+        return info if self._placement is None else replace(info, started={**info.started, **self._placement.told})
 
     async def _launch(self) -> None:
         serve = [sys.executable, "-m", "draftwise", *self._arguments, "--host", "127.0.0.1", "--port", "0"]
         # A key meant for the operator's own server would lock this one.
-        self._spawn(serve, {name: value for name, value in os.environ.items() if name != "DRAFTWISE_API_KEY"})
+        wanted = {name: value for name, value in os.environ.items() if name != "DRAFTWISE_API_KEY"}
+        self._spawn(serve, wanted | ({} if self._placement is None else self._placement.env))
         while not (found := _URL.search("\n".join(self._tail.lines))):
             await self._wait()
         self.url = found[0]

@@ -39,6 +39,11 @@ class Placement:
         """Variables of the server."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
 
+    @property
+    def told(self) -> dict[str, object]:
+        """What a run keeps of it."""
+        return {"gpus": ",".join(self.gpus), "servers_on_these_gpus": self.sharing}
+
     def apply(self, setup: Setup) -> Setup:
         """Return a setup as it runs there: with the share of memory that it may take."""
         if self.utilization is None:

@@ -102,7 +102,7 @@ class VllmBackend(ChildBackend):
         if (tokens := parse_cache_tokens(metrics)) is not None:
             started.setdefault("kv_cache_tokens", tokens)
         if self._placement is not None:
-            started |= {"gpus": ",".join(self._placement.gpus), "servers_on_these_gpus": self._placement.sharing}
+            started |= self._placement.told
         return replace(info, version=version, started=started)
 
     def complaint(self) -> str:

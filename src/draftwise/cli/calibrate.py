@@ -69,7 +69,7 @@ _LARGE_ERROR = 0.10
 @click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND", help="What starts vLLM.")
-@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for vLLM's servers  [default: all]")
+@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]")
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`.")
 @click.option("--one-at-a-time", is_flag=True, help="Start and stop the servers in turn, for one GPU.")
 @context_option

@@ -64,7 +64,7 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
               help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
-@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for vLLM's servers  [default: all]")
+@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]")
 @click.option("--one-at-a-time", is_flag=True,
               help="Start and stop the servers in turn (A B, B A ...), for one GPU.")  # fmt: skip
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")

@@ -106,7 +106,7 @@ class LaunchOptions:
     vllm: str = "vllm"
     """Command that starts vLLM, up to `serve`."""
     gpus: tuple[str, ...] | None = None
-    """GPUs for vLLM's servers, as CUDA_VISIBLE_DEVICES names them; None for all that there are."""
+    """GPUs for the servers, as CUDA_VISIBLE_DEVICES names them; None for all that there are."""
     switch: str | None = None
     """Command that replaces one running server by another arm's, `{arm}` in it; None where draftwise starts them."""
     leave: str | None = None

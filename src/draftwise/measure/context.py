@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from draftwise.backends import Backend
-from draftwise.backends.gpus import ask_driver
+from draftwise.backends.gpus import ask_driver, find_gpus
 from draftwise.backends.listener import is_served_here
 from draftwise.checkpoints.gguf import is_gguf, read_gguf
 from draftwise.checkpoints.gguf_config import list_tensors, make_config
@@ -53,7 +53,10 @@ def build_context(
     _check_notes(notes, [arm.name for arm in arms])
     here = all(map(runs_here, arms))
     embedded = any(arm.url is None and arm.setup.engine == "draftwise" for arm in arms)
-    hardware = describe_hardware() if here and "hardware" not in notes else Hardware(told=notes.get("hardware"))
+    started_here = arms[0].url is None
+    hardware = Hardware(told=notes.get("hardware"))
+    if here and "hardware" not in notes:
+        hardware = describe_hardware((launch.gpus or find_gpus()) if started_here else None)
     return RunContext(
         started=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         hardware=hardware,
@@ -102,10 +105,18 @@ def describe_machine(hardware: Hardware) -> str:
     return hardware.told or ", ".join(hardware.gpus) or own
 
 
-def describe_hardware() -> Hardware:
-    """Return processor, usable cores, memory and GPUs of this machine."""
-    gpus = tuple(ask_driver("name,memory.total,driver_version"))
-    return Hardware(cpu=_cpu_name(), cores=count_cores(), memory_gib=_memory_gib(), gpus=gpus)
+def describe_hardware(used: Sequence[str] | None = None) -> Hardware:
+    """Return processor, usable cores, memory and GPUs of this machine.
+
+    Args:
+        used: the GPUs that count, as CUDA_VISIBLE_DEVICES names them; None for all.
+    """
+    gpus = []
+    for line in ask_driver("index,uuid,name,memory.total,driver_version"):
+        index, uuid, told = (*line.split(", ", 2), "", "")[:3]
+        if told and (used is None or any(each == index or uuid.startswith(each) for each in used)):
+            gpus.append(told)
+    return Hardware(cpu=_cpu_name(), cores=count_cores(), memory_gib=_memory_gib(), gpus=tuple(gpus))
 
 
 def _cpu_name() -> str:

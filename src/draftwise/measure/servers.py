@@ -51,12 +51,18 @@ def build_backends(
             for arm in arms
         ]
     reports = {arm.name: partial(_report, on_wait, arm.name) for arm in arms}
+    placements = _place(arms, context) if not one_at_a_time else _place(arms[:1], context) * len(arms)
     if arms[0].setup.engine != "vllm":
         return [
-            EmbeddedBackend(arm.name, arm.setup, log=directory.log_of(arm.name), on_wait=reports[arm.name])
-            for arm in arms
+            EmbeddedBackend(
+                arm.name,
+                arm.setup,
+                log=directory.log_of(arm.name),
+                placement=placement,
+                on_wait=reports[arm.name],
+            )
+            for arm, placement in zip(arms, placements, strict=True)
         ]
-    placements = _place(arms, context) if not one_at_a_time else _place(arms[:1], context) * len(arms)
     in_turn = asyncio.Lock() if _must_start_in_turn(arms[0].setup, placements) else None
     return [
         VllmBackend(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
 from draftwise.engine.models.families import get_family
 from draftwise.train.checkpoint import new_folder, read_tensor
 
-__all__ = ["assemble_mtp", "check_expressible", "join_mtp"]
+__all__ = ["assemble_mtp", "check_expressible", "join_mtp", "write_shards"]
 
 _SHARD_BYTES = 4 * 2**30
 _COPIED = (
@@ -85,7 +85,7 @@ def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) ->
     target, modules = Checkpoint(target_path), Checkpoint(modules_path)
     check_expressible(target.config, where=str(target.path / "config.json"))
     check_identity(modules.path, target.path)
-    _write_shards(_tensors(target, modules), folder)
+    write_shards(_tensors(target, modules), folder, _SHARD_BYTES)
     config = _join_configs(target, modules)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for source, patterns in ((target.path, _COPIED), (modules.path, (IDENTITY_FILE,))):
@@ -126,8 +126,8 @@ def _tensors(target: Checkpoint, modules: Checkpoint) -> Iterator[tuple[str, Ten
         yield name, read_tensor(modules, name)
 
 
-def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Write the tensors to files of a few GiB, and the index of them."""
+def write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path, most_bytes: int) -> None:
+    """Write tensors by name to files of at most so many bytes (a larger tensor has its own), and the index of them."""
     shards: list[list[str]] = []
     total, held, held_bytes = 0, dict[str, Tensor](), 0
 
@@ -137,7 +137,7 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         held.clear()
 
     for name, tensor in tensors:
-        if held and held_bytes + tensor.nbytes > _SHARD_BYTES:
+        if held and held_bytes + tensor.nbytes > most_bytes:
             flush()
             held_bytes = 0
         held[name] = tensor

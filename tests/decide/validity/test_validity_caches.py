@@ -30,14 +30,16 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_of(tmp_path_factory.mktemp("runs") / "good")
 
 
-def with_hits(window: TurnRecord, share: float) -> TurnRecord:
-    hits = int(share * (window.counters.prefix_queries or 0))
-    return replace(window, counters=replace(window.counters, prefix_hits=hits))
+def with_hits(window: TurnRecord, share: float, longer: int = 1) -> TurnRecord:
+    queries = longer * (window.counters.prefix_queries or 0)
+    return replace(window, counters=replace(window.counters, prefix_queries=queries, prefix_hits=int(share * queries)))
 
 
-def test_lost_prefix_hits(good: Run) -> None:
-    bent = bend_turns(good, lambda w: with_hits(w, 0.5 if w.arm == "plain" else 0.1))
-    assert graded(bent) == {"prefix-hits-lost": Severity.ERROR}
+@pytest.mark.parametrize(("longer", "severity"), [(1, Severity.WARNING), (100, Severity.ERROR)])
+def test_lost_prefix_hits(good: Run, longer: int, severity: Severity) -> None:
+    """A block that heads compute again is in the times; of longer prompts the same share is more than that."""
+    bent = bend_turns(good, lambda w: with_hits(w, 0.5 if w.arm == "plain" else 0.1, longer))
+    assert graded(bent) == {"prefix-hits-lost": severity}
 
 
 def test_hits_that_only_a_warm_cache_can_give(good: Run) -> None:

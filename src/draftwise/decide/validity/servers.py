@@ -241,6 +241,7 @@ def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
     return DraftingEvidence(
         baseline=cell.counters[cell.baseline],
         candidate=cell.counters[arm],
+        num_requests=(len(cell.requests[cell.baseline]), len(cell.requests[arm])),
         elsewhere=reduce(add, counters, Counters(generation_tokens=0)),
         resolved=find_resolved_config(run, arm),
         is_counted=_is_counted(run, arm, counters),
