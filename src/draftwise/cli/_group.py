@@ -24,7 +24,7 @@ _EXIT_FINDINGS, _EXIT_USAGE, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 def _import(name: str) -> ModuleType:
-    """Import a verb's module without looking for garbage, of which it leaves none: a tenth of a short command's time."""
+    """Import a verb's module without looking for garbage, of which it leaves none: a tenth of a short verb's time."""
     if name in sys.modules or not gc.isenabled():
         return importlib.import_module(name)
     gc.disable()
