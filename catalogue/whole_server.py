@@ -167,23 +167,13 @@ def _play_kubelet(server: WholeServer) -> None:
     """Say of every pod that it runs and is ready, as a kubelet does."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for pod in json.loads(server.run_kubectl("get", "pods", "-o", "json"))["items"]:
-        container = pod["spec"]["containers"][0]
-        state = {
-            "name": container["name"],
-            "image": container["image"],
-            "imageID": "",
-            "ready": True,
-            "restartCount": 0,
-        }
+        container = {key: pod["spec"]["containers"][0][key] for key in ("name", "image")}
+        running = {"ready": True, "restartCount": 0, "imageID": "", "state": {"running": {"startedAt": now}}}
         conditions = [
             {"type": each, "status": "True", "lastTransitionTime": now}
             for each in ("Initialized", "Ready", "ContainersReady", "PodScheduled")
         ]
-        status = {
-            "phase": "Running",
-            "conditions": conditions,
-            "containerStatuses": [{**state, "restartCount": 0, "state": {"running": {"startedAt": now}}}],
-        }
+        status = {"phase": "Running", "conditions": conditions, "containerStatuses": [{**container, **running}]}
         path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}/status"
         code, answer = server.call("PUT", path, {**pod, "status": {**pod["status"], **status}})
         if code != 200:

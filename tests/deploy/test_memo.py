@@ -31,7 +31,9 @@ def test_it_is_the_one_that_was_read_over() -> None:
     evidence = replace(EVIDENCE, expected=expected, not_adopted=("Traffic like chat: the run says reject (0.93x).",))
     order = make_order(SETUP, name="llama", cold_start_s=431, evidence=evidence)
     order = replace(order, owner="Team Inference", platform=Platform(layout=read_layout("pvc:models")))
-    assert deploy(order, "kserve").files["MEMO.md"] == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
+    files = deploy(order, "kserve").files
+    assert files["MEMO.md"] == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
+    assert "draftwise.dev/owner: Team Inference\n" in files["spec.yaml"]
 
 
 @pytest.mark.parametrize("to", TARGETS)
