@@ -148,4 +148,4 @@ def open_templates() -> Environment:
 def _split_clauses(clauses: Sequence[str]) -> list[str]:
     """Return the clauses of a sentence, one by one where all of it is too long to be read as one."""
     whole = f"{'; '.join(clauses)}."
-    return [whole] if len(whole) <= _LONGEST else [f"{each[0].upper()}{each[1:]}." for each in clauses]
+    return [whole] if len(whole) <= _LONGEST else [f"{each}." for each in clauses]
