@@ -15,7 +15,7 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo demo-real test check unit light kernels apiserver whole-apiserver e2e coverage format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -70,6 +70,9 @@ light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built whe
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
+
+every-case: $(VENV)/.installed ## The engine and its kernels with every combination of methods, situations and parameters
+	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine tests/plan/pick $(PARALLEL) $(CORES)
 
 # Programs that stages run beside the package are built or unpacked there, once.
 TOOLS ?= $(HOME)/.cache/draftwise/tools

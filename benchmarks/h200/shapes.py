@@ -114,6 +114,17 @@ SCALES = {
         large_batches=(256, 128, 192, 96),
         max_model_len=4096,
     ),
+    "1.5b": Scale(  # Qwen2.5-1.5B's sizes
+        target=_llama(1536, 28, 12, 2, 128, 8960, 151936, tie_word_embeddings=True),
+        draft_model=_llama(896, 24, 14, 2, 64, 4864, 151936, tie_word_embeddings=True),
+        draft_vocab_size=32000,
+        dflash_taps=(1, 7, 13, 19, 25),
+        prompt_tokens=512,
+        output_tokens=256,
+        batches=(1, 8, 64),
+        large_batches=(128,),
+        max_model_len=4096,
+    ),
     "moe": Scale(  # Qwen3-30B-A3B, a third of its layers, so that several engines fit on a card
         target=_llama(2048, 16, 32, 4, 128, 6144, 151936, **_EXPERTS),
         draft_model=_llama(1024, 28, 16, 8, 128, 3072, 151936, tie_word_embeddings=True),

@@ -21,6 +21,12 @@ def test_help_does_not_import_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_the_servers_own_process_does_not_import_torch():
+    code = "import sys, draftwise.serve.server; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -194,7 +194,7 @@ def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 
     return found
 
 
-@pytest.mark.parametrize(("num_prompts", "streams"), [(8, 1), (16, 1), (8, 4)])
+@pytest.mark.parametrize(("num_prompts", "streams"), [(8, 1), (16, 4)])
 def test_a_against_a_is_inconclusive_at_least_19_times_in_20(num_prompts: int, streams: int) -> None:
     found = verdicts(1.0, num_prompts, streams=streams)
     assert found.count(Verdict.INCONCLUSIVE) >= 0.95 * len(found)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.combinations import taking_turns
 from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
@@ -149,8 +150,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     assert stats.kv_cache_usage == 0
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", [*METHODS, "plain"])
+@pytest.mark.parametrize(("name", "situation"), taking_turns([*METHODS, "plain"], [*SITUATIONS], each=2))
 def test_a_step_behind_nothing_changes(
     name: str,
     situation: str,
@@ -255,8 +255,7 @@ def sampled(tiny_target: Path) -> tuple[list[SamplingParams], list[list[int]]]:
     return mixed, tokens_of(make_llm(tiny_target).generate(PROMPTS, mixed))
 
 
-@pytest.mark.parametrize("situation", ["plenty", "preempted", "unequal k"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "situation"), taking_turns(METHODS, ["plenty", "preempted", "unequal k"]))
 def test_deterministic_drafts_keep_the_sampled_text_too(
     name: str,
     situation: str,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from tests.support.combinations import taking_turns
 from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
@@ -43,17 +44,30 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize(
-    ("name", "drafts"), [*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")]
-)
+SETTINGS: dict[str, Any] = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
+
+
+@pytest.fixture(scope="module")
+def distribution(tiny_target: Path) -> dict[tuple[int, int], float]:
+    """The target's own probabilities of the first two tokens."""
+    return exact_distribution(LLM(str(tiny_target), **SETTINGS, **SITUATIONS["plenty"]))
+
+
+CASES = taking_turns([*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")], [*SITUATIONS])
+
+
+@pytest.mark.parametrize(("name", "drafts", "situation"), [(*case, situation) for case, situation in CASES])
 def test_pairs_of_tokens_follow_the_targets_distribution(
-    name: str, drafts: str, situation: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
+    name: str,
+    drafts: str,
+    situation: str,
+    distribution: dict[tuple[int, int], float],
+    tiny_target: Path,
+    tiny_draft: Path,
+    tmp_path: Path,
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
-    settings = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
-    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **settings, **SITUATIONS[situation])
-    distribution = exact_distribution(LLM(str(tiny_target), **settings, **SITUATIONS["plenty"]))
+    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **SETTINGS, **SITUATIONS[situation])
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
     seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import torch
 from scipy import stats
+from tests.support.combinations import taking_turns
 from tests.support.every_method import METHODS, WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
@@ -90,7 +91,7 @@ def test_requests_beside_structured_ones_notice_nothing(tiny_target: Path, plain
 @pytest.mark.parametrize(
     ("name", "situation"),
     [
-        *product(METHODS, ["plenty", "a step behind"]),
+        *taking_turns(METHODS, ["plenty", "a step behind"]),
         *product(["ngram", "draft_model", "eagle3", "mtp"], ["preempted"]),
     ],
 )

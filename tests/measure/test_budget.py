@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.combinations import taking_turns
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeScript, virtual_time
@@ -98,8 +99,7 @@ def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_pa
     assert all(line.startswith(("So far: ", "First verdict: ")) for line in timed.told)
 
 
-@pytest.mark.parametrize("begin_s", [0.0, 12.0, 30.0])
-@pytest.mark.parametrize("end_s", [40.0, FOREVER])
+@pytest.mark.parametrize(("begin_s", "end_s"), taking_turns([0.0, 12.0, 30.0], [40.0, FOREVER]))
 def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, begin_s: float, end_s: float) -> None:
     spells = ((begin_s, end_s, 4.0),)
     timed = Timed(tmp_path / "run", plan_of(), replace(NOISY, spells=spells), replace(CANDIDATE, spells=spells))

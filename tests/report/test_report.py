@@ -1,6 +1,7 @@
 """The report: made of the raw files alone, the same every time, and no evidence without its context."""
 
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,10 +18,17 @@ from draftwise.report.sentences import describe_decision
 from draftwise.runs import RunDirectory
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("measured") / "run"
     plan = make_plan(workloads=(make_workload("code", 6), make_workload("rewrite", 6)), repeats=2)
-    virtual_time.run(make_session(tmp_path / "run", plan, (PLAIN, FASTER)).run())
+    virtual_time.run(make_session(path, plan, (PLAIN, FASTER)).run())
+    return path
+
+
+@pytest.fixture
+def run(measured: Path, tmp_path: Path) -> RunDirectory:
+    shutil.copytree(measured, tmp_path / "run")
     return RunDirectory(tmp_path / "run")
 
 

@@ -25,3 +25,13 @@ def covering(*axes: Sequence[Any], together: int = 2) -> list[tuple[Any, ...]]:
             chosen.append(max(every, key=lambda case: len(parts[case] & missing)))
             missing -= parts[chosen[-1]]
     return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in sorted(chosen)]
+
+
+def taking_turns(names: Sequence[Any], situations: Sequence[Any], *, each: int = 1) -> list[tuple[Any, Any]]:
+    """Return every name with `each` of the situations, which take turns; with EVERY_CASE with all of them.
+
+    For what holds of names and of situations apart: every one of both is met, and not every meeting of two.
+    """
+    if EVERY_CASE:
+        return list(product(names, situations))
+    return [(name, situations[(each * i + j) % len(situations)]) for i, name in enumerate(names) for j in range(each)]

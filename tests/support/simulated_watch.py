@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -52,7 +52,25 @@ class Watched:
 
 
 def watch(server: Server, *, pool: str, instance: str, seed: int, seconds: float, settle_s: float = 120.0) -> Window:
-    """Return the recent past of one server, from its pages."""
+    """Return the recent past of one server, from its pages; that of servers that others watch too is kept."""
+    return _watch(_freeze(server), pool, instance, seed, seconds, settle_s)
+
+
+Frozen = tuple[tuple[str, object], ...]
+
+
+def _freeze(server: Server) -> Frozen:
+    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
+    return tuple((name, tuple(value.items()) if name == "mix" else value) for name, value in values.items())
+
+
+def _thaw(key: Frozen) -> Server:
+    return Server(**{name: dict(value) if isinstance(value, tuple) else value for name, value in key})  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _watch(key: Frozen, pool: str, instance: str, seed: int, seconds: float, settle_s: float) -> Window:
+    server = _thaw(key)
     recent = Recent(span_s=seconds + 1)
     before = None
     for at_s, page in scrape(server, seed=seed, seconds=seconds, settle_s=settle_s):
@@ -73,8 +91,8 @@ def run_cell(server: Server, streams: int, seed: int, seconds: float = 60.0) -> 
 
 
 @cache
-def _measure(key: tuple[tuple[str, object], ...], seed: int) -> Baseline:
-    server = Server(**{name: dict(value) if isinstance(value, tuple) else value for name, value in key})  # type: ignore[arg-type]
+def _measure(key: Frozen, seed: int) -> Baseline:
+    server = _thaw(key)
     cells = {(arm, n): run_cell(each, n, seed) for arm, each in _arms(server).items() for n in STREAMS}
     seconds = {at: cell["decode_s"] / (cell["finished_tokens"] - cell["finished"]) for at, cell in cells.items()}
     tokens = {at: cell["generated"] / (cell["generated"] - cell["accepted"]) for at, cell in cells.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,8 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file
+from torch.distributed.launcher.api import LaunchConfig
 
+from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.train.launch import train_on_gpus
 from draftwise.train.memory import Memory
@@ -65,6 +70,14 @@ def settings(tiny_target, tmp_path_factory):
     )
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Ranks are forked off a process that has imported torch, once for all tests."""
+    multiprocessing.set_forkserver_preload(["draftwise.train.launch", "draftwise.train.target", "transformers"])
+    api = "torch.distributed.launcher.api.LaunchConfig"
+    monkeypatch.setattr(api, functools.partial(LaunchConfig, start_method="forkserver"))
+
+
 def losses(out):
     rows = [json.loads(line) for line in (Path(out) / "training" / "log.jsonl").read_text().splitlines()]
     return [row.get("loss", row.get("heldout_loss")) for row in rows]
@@ -82,6 +95,7 @@ def distance(a, b):
         pytest.param("eagle3", True, {"optimizer": "adamw"}, id="fsdp"),
     ],
 )
+@pytest.mark.usefixtures("forked")
 def test_two_processes_take_the_steps_of_one_with_the_same_batches(method, shard, changed, settings, tmp_path):
     base = dataclasses.replace(settings, options=SMALL[method], **changed)
     alone, together = (dataclasses.replace(base, out=str(tmp_path / name)) for name in ("alone", "together"))
@@ -105,8 +119,8 @@ def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path)
     assert killed.returncode != 0
     assert (tmp_path / "killed" / "training" / "checkpoint.pt").exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
-    again = subprocess.run([sys.executable, "-m", "draftwise", *words], capture_output=True, text=True)  # now alone
-    assert again.returncode == 0, again.stderr
+    again = CliRunner().invoke(main, words)  # now alone
+    assert again.exit_code == 0, again.stderr
     assert "resuming at step 2" in again.stderr
     assert "memory of each process: target 0.00 + drafter and optimizer 0.00 + hidden states" in again.stderr
     alone = dataclasses.replace(settings, options=SMALL["eagle3"], out=str(tmp_path / "alone"))

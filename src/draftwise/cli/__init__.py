@@ -31,6 +31,7 @@ _VERBS = {
     "train": "draftwise.cli.train",
     "upgrade": "draftwise.cli.upgrade",
     "verify": "draftwise.cli.verify",
+    "warm-up": "draftwise.cli.warm_up",
     "watch": "draftwise.cli.watch",
 }
 

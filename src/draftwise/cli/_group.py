@@ -62,7 +62,7 @@ class VerbGroup(click.Group):
         """Import a verb's file and return its command; None for an unknown verb."""
         if cmd_name not in self._verbs:
             return None
-        command: click.Command = getattr(_import(self._verbs[cmd_name]), cmd_name)
+        command: click.Command = getattr(_import(self._verbs[cmd_name]), cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -14,6 +14,7 @@ from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
+from draftwise.engine.step.rehearsal import Rehearsal
 from draftwise.engine.step.scheduler import Schedule
 from draftwise.engine.step.sequence import Request, Sequence
 from draftwise.engine.text.stopping import Stop, find_stop
@@ -122,6 +123,16 @@ class Engine:
         if not self.lag:
             pending, launched = pending + launched, ()
         return launched, deltas + self._collect(pending)
+
+    def rehearsal(self) -> Rehearsal:
+        """Return all kinds of steps, to be run before the first request."""
+        return Rehearsal(
+            self.runner,
+            self.config,
+            k_for=self.spec.k_for if self.spec else lambda _: 0,
+            make_sequence=lambda request: self._admission.make_sequence(request, 0),
+            kvs=[kv for kv in (self.runner.kv, self.proposer.kv) if kv is not None],
+        )
 
     def stats(self) -> EngineStats:
         """Return a snapshot of counters and gauges."""

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from draftwise.checkpoints.gguf import is_gguf
 from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.compilers import Compilers
 from draftwise.engine.config import EngineConfig
+from draftwise.engine.kernel_cache import (
+    KERNEL_CACHE,
+    KernelCache,
+    describe_platform,
+    known_setups,
+    may_have_gpu,
+    name_setup,
+)
 from draftwise.engine.startup import Startup
+from draftwise.machine.cores import count_cores
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["EngineHandle", "build_engine", "start_process", "start_thread"]
+__all__ = ["EngineHandle", "build_engine", "start_process", "start_thread", "unpack"]
+
+logger = logging.getLogger("draftwise.serve")
 
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
@@ -44,12 +60,50 @@ class EngineHandle(Protocol):
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
-    """Return the engine; this imports torch, which the server's own process does not need."""
-    try:
-        from draftwise.engine.core import Engine
-    except ModuleNotFoundError as error:
-        raise make_missing_error(error) from None
-    return Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+    """Return the engine; this imports torch, which the server's own process does not need.
+
+    With a folder of kernels it is ready for any request. (Without one too, once that has been seen to work on GPUs.)
+    """
+    setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
+    with ExitStack() as ends:
+        compilers = None
+        if folder and may_have_gpu(config.device) and setup not in known_setups(folder):
+            compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
+        try:
+            from draftwise.engine.core import Engine
+            from draftwise.engine.warm_up import warm_up
+        except ModuleNotFoundError as error:
+            raise make_missing_error(error) from None
+        kernels = _open_kernels(config)
+        engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+        is_warm = warm_up(engine, compilers, startup) if folder else False
+    if kernels is not None and is_warm:
+        kernels.add(setup)
+    return engine
+
+
+def _open_kernels(config: EngineConfig) -> KernelCache | None:
+    """Return the folder of compiled kernels, if the environment names one."""
+    folder = os.environ.get(KERNEL_CACHE)
+    if not folder:
+        return None
+    from draftwise.engine.models.loading import find_device
+
+    return KernelCache.open(folder, describe_platform(find_device(config.device).type))
+
+
+def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig, SpecConfig | None]:
+    """Return what to build with checkpoint folders in place of GGUF files; torch is imported only where there are any.
+
+    Raises:
+        InvalidSetup: a file cannot be used.
+        StorageError: the cache has no room for it.
+    """
+    if not any(model and is_gguf(model) for model in (config.model, spec.model if spec else None)):
+        return config, spec
+    from draftwise.engine.models.gguf import unpack_models
+
+    return unpack_models(config, spec, logger.info)
 
 
 def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
@@ -61,12 +115,18 @@ def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     )
 
 
-def start_process(build: Build) -> EngineHandle:
-    """Start an engine in a new process; `build` must be picklable (a function of a module, or a partial of one)."""
+def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineHandle:
+    """Start an engine in a new process.
+
+    Args:
+        build: picklable (a function of a module, or a partial of one).
+        environment: variables of the process, beside those of this one.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        variables = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
     channel = Channel(ours)
     with suppress(ConnectionError):  # waiting for the engine reports that it ended
         channel.send(build)

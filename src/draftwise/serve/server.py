@@ -19,11 +19,11 @@ import uvicorn
 from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.models.gguf import unpack_models
+from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
-from draftwise.serve.launch import build_engine, start_process
+from draftwise.serve.launch import build_engine, start_process, unpack
 from draftwise.serve.messages import Phase, Ready
 from draftwise.serve.worker import EngineWorker
 
@@ -57,6 +57,8 @@ class ServerOptions:
     allow_remote: bool = False
     max_waiting: int = 1024
     """Maximum number of sequences that wait while the engine is full."""
+    kernel_cache: str | None = None
+    """Folder of compiled kernels; None: where Triton and numba keep theirs."""
 
 
 def serve(
@@ -87,10 +89,12 @@ def serve(
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
-    config, spec = unpack_models(config, spec, logger.info)
+    config, spec = unpack(config, spec)
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     spec_json = None if spec is None else spec.to_json()
-    worker = EngineWorker(start_process(partial(build, config, spec_json)), max_waiting=options.max_waiting)
+    environment = make_environment(options.kernel_cache) if options.kernel_cache else None
+    process = start_process(partial(build, config, spec_json), environment=environment)
+    worker = EngineWorker(process, max_waiting=options.max_waiting)
     try:
         tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
         worker.wait_until_built(name, on_phase=on_phase)

@@ -108,7 +108,7 @@ def test_acceptance_that_is_drawn_by_lot_is_no_memory(tmp_path: Path) -> None:
     """The same text each time, and now these drafts of it stand, now those."""
     drawn = replace(QUICKER, rates=(0.7, 0.5, 0.3))
     conditions = (closed(1), closed(2), closed(4))
-    runs = [run_of(tmp_path / str(n), replace(drawn, seed=n), conditions=conditions, repeats=2) for n in range(6)]
+    runs = [run_of(tmp_path / str(n), replace(drawn, seed=n), conditions=conditions, repeats=2) for n in range(3)]
     found = set().union(*map(codes, runs))
     assert not found & {"repeated-prompts-warm-cache", "warmed-by-other-loads", "warmed-within-a-turn"}
 

@@ -102,7 +102,7 @@ def test_arrivals_faster_than_answers(tmp_path: Path) -> None:
     assert message.startswith("plain cannot keep up with 9/s")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_busy_queue_that_does_not_grow(tmp_path: Path, seed: int) -> None:
     """Two thirds of what plain can do: bursts queue up and drain again."""
     run = run_of(

@@ -174,7 +174,7 @@ def test_of_processes_that_start_together_one_packs(save_tiny, cache):
         "print(len(calls))\n"
     )
     command = [sys.executable, "-c", code, str(path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     calls = sorted(int(process.communicate()[0]) for process in processes)
-    assert calls[:2] == [0, 0]
-    assert calls[2] > 4
+    assert calls[0] == 0
+    assert calls[1] > 4

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.combinations import taking_turns
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
@@ -28,6 +29,7 @@ from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[3] / "bundle"
 PROMPTS, ANSWER = 4, 24
+TEMPERATURES = (0.0, 1.0)
 HEADS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "p_eagle")
 KMAX = {"medusa": 3, "mlp_speculator": 3, "mtp": 3}
 
@@ -63,7 +65,13 @@ def prompts() -> tuple[tuple[int, ...], ...]:
     texts = [
         prompt.text or tokenizer.apply_chat_template(prompt.messages) for prompt in (*code.prompts, *rewrite.prompts)
     ]
-    return tuple(tuple(tokenizer.encode(text, False)[-256:]) for text in texts)
+    return tuple(tuple(tokenizer.encode(text, False)[-128:]) for text in texts)
+
+
+@cache
+def served(name: str, temperature: float) -> tuple[list[Transcript], list[list[Step]]]:
+    """Return what the engine of a method answers, and the steps that it took."""
+    return serve(make_llm(name), temperature)
 
 
 def serve(llm: LLM, temperature: float) -> tuple[list[Transcript], list[list[Step]]]:
@@ -114,8 +122,7 @@ def walked(anchors: Anchors, k: int) -> list[tuple[int, int, int, int]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize(("k", "temperature"), taking_turns([1, 3, 5, 8], TEMPERATURES))
 def test_ngram_from_text_is_what_was_served(k: int, temperature: float) -> None:
     options = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     requests, steps = serve(make_llm("ngram", k, **options), temperature)
@@ -124,9 +131,11 @@ def test_ngram_from_text_is_what_was_served(k: int, temperature: float) -> None:
     assert sum(accepted for *_, accepted in shape(requests, steps)) > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("k", "in_flight"), [(1, 1), (3, 1), (5, 1), (8, 1), (5, PROMPTS)])
-def test_suffix_from_text_is_what_was_served(k: int, in_flight: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("asked", "temperature"), taking_turns([(1, 1), (3, 1), (5, 1), (8, 1), (5, PROMPTS)], TEMPERATURES)
+)
+def test_suffix_from_text_is_what_was_served(asked: tuple[int, int], temperature: float) -> None:
+    k, in_flight = asked
     # An engine of its own: it remembers what it answered.
     llm = make_llm.__wrapped__("suffix", k, in_flight)
     requests, steps = serve(llm, temperature)
@@ -135,12 +144,15 @@ def test_suffix_from_text_is_what_was_served(k: int, in_flight: int, temperature
     assert sum(accepted for *_, accepted in shape(requests, steps)) > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["ngram", "ngram_gpu", *HEADS])
+OF_HEADS = [pytest.param(*turn, marks=pytest.mark.xdist_group(turn[0])) for turn in taking_turns(HEADS, TEMPERATURES)]
+"""Heads, greedy or sampled: the tests of one share its engine."""
+
+
+@pytest.mark.parametrize(("name", "temperature"), [*OF_HEADS, *taking_turns(["ngram", "ngram_gpu"], TEMPERATURES)])
 def test_forced_decoding_is_what_was_served(name: str, temperature: float) -> None:
     llm = make_llm(name)
     k = KMAX.get(name, 5)
-    requests, steps = serve(llm, temperature)
+    requests, steps = served(name, temperature)
     assert force(llm.engine, requests, k) == steps
     assert walked(replay(ForcedReplayer(llm.engine, (k,)), requests), k) == shape(requests, steps)
     assert sum(step.accepted for taken in steps for step in taken) > 0
@@ -152,11 +164,10 @@ def test_forced_decoding_of_suffix_is_what_was_served() -> None:
     assert force(make_llm.__wrapped__("suffix").engine, requests, 5) == steps
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "temperature"), OF_HEADS)
 def test_dense_replay_gives_the_steps_of_forced_decoding_at_every_k(name: str, temperature: float) -> None:
     llm = make_llm(name)
-    requests, _ = serve(llm, temperature)
+    requests, _ = served(name, temperature)
     ks = tuple(range(1, KMAX.get(name, 5) + 1))
     anchors = replay(DenseReplayer(llm.engine, ks), requests)
     assert anchors.ks == ks

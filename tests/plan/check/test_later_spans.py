@@ -6,8 +6,7 @@ import pytest
 from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine, find_later, spans_of
 
 from draftwise.facts.rules import get_rule
-from draftwise.plan.check.engine import complete
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.engine.features import find_unfit
 
 NEWEST = "0.33.0"
 
@@ -313,7 +312,7 @@ def test_two_vocabularies_keep_a_draft_model_off_v2_but_in_the_release_that_forg
 def test_metrics_per_request_need_speculation():
     context, _ = EAGLE.but(args={"per_request_spec_decode_metrics": "summary"}).seen_in(NEWEST)
     plain = replace(context, spec=None)
-    assert codes(collect(complete(plain, None))[0]) == ["request-metrics-without-speculation"]
+    assert codes(find_unfit(plain, None)) == ["request-metrics-without-speculation"]
     assert "request-metrics-without-speculation" not in codes(find_engine(context, EAGLE.seen_in(NEWEST)[1]))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.combinations import EVERY_CASE
 
 from draftwise.core import Effect, Ruling, Severity, SpecConfig
 from draftwise.facts.advice import read_traffic_kinds
@@ -79,7 +80,7 @@ def keeps_its_promise(advice: Advice) -> None:
 _FIELDS = ("target", "engine", "engine_version", "device", "args", "env")
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120 if EVERY_CASE else 40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requirements=REQUIREMENTS)
 def test_every_recommendation_starts_and_fits_and_every_method_is_answered_once(requirements: Requirements) -> None:
     advice = pick(requirements)

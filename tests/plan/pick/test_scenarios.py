@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.support.combinations import covering
 from tests.support.requirements import LLAMA, QWEN, advise, candidate, methods, refusal
 
 from draftwise.core import InvalidSetup
@@ -42,10 +43,16 @@ def test_releases_before_the_common_name_take_their_own_name_for_mtp() -> None:
     assert candidate(advice, "mtp").setup.spec.method == "deepseek_mtp"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", ["chat", "code", "code-editing", "rag"])
-@pytest.mark.parametrize("target", [LLAMA, QWEN, "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3"])
-@pytest.mark.parametrize(("load", "temperature"), [(1, 0.0), (64, 0.0), (8, 1.0)])
-def test_the_order_is_that_of_the_speedups_shown(target: str, kind: str, load: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("target", "kind", "traffic"),
+    covering(
+        [LLAMA, QWEN, "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3"],
+        ["chat", "code", "code-editing", "rag"],
+        [(1, 0.0), (64, 0.0), (8, 1.0)],
+    ),
+)
+def test_the_order_is_that_of_the_speedups_shown(target: str, kind: str, traffic: tuple[int, float]) -> None:
+    load, temperature = traffic
     advice = advise(target, gpus=8, kind=kind, concurrency=load, temperature=temperature)
     shown = [each.estimate.gain for each in advice.ranked if each.estimate is not None and each.estimate.gain]
     assert len(shown) == len(advice.ranked)

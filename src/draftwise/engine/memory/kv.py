@@ -28,6 +28,7 @@ class PagedKV:
         device: where.
 
     Attributes:
+        shape: as given.
         layers: for each layer [num_pages + 1, block_size, 2, G, D]; a token's keys and values lie beside each
             other, so that one copy gathers both.
         num_bytes: memory of all layers.
@@ -36,7 +37,7 @@ class PagedKV:
     def __init__(
         self, shape: ModelShape, *, num_pages: int, block_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        self.num_pages, self.block_size = num_pages, block_size
+        self.shape, self.num_pages, self.block_size = shape, num_pages, block_size
         self.num_bytes = (num_pages + 1) * block_size * shape.kv_bytes_per_token(dtype.itemsize)
         size = (num_pages + 1, block_size, 2, shape.num_kv_heads, shape.head_dim)
         self.layers = [_zeros(size, dtype, torch.device(device)) for _ in range(shape.num_layers)]

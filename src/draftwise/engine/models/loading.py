@@ -64,7 +64,7 @@ def load_model(
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
-    kind, place = _resolve_dtype(dtype, config), _resolve_device(device)
+    kind, place = _resolve_dtype(dtype, config), find_device(device)
     as_stored = checkpoint.files and quantization is None
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
     with open_packed(files, kind, place) as packed:
@@ -99,7 +99,12 @@ def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch
     return _DTYPES[name]
 
 
-def _resolve_device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
+    """Return the device that a setting means.
+
+    Raises:
+        InvalidSetup: it cannot be had.
+    """
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["Confirmed", "Proposer"]
@@ -86,6 +87,8 @@ class Proposer(ABC):
     """Decoder layers of its network."""
     kv_bytes_per_token: int = 0
     """Size of its state in pages; 0: it keeps none."""
+    kv: PagedKV | None = None
+    """Its keys and values, once they are allocated; None: it keeps none."""
     needs_history: bool = False
     """Whether it must be notified of all tokens of a sequence from position 0, also those that are prefix-cached."""
     needs_every_state: bool = False

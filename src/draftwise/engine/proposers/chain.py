@@ -107,4 +107,4 @@ class ChainProposer(PagedProposer):
     ) -> tuple[Tensor, Tensor | None]:
         """Run the drafter over the rows of `spans`; return hidden_NH and what the next rows get."""
         plan = self._plan(new, spans)
-        return self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self._kv, plan)
+        return self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self.kv, plan)

@@ -82,7 +82,7 @@ class DFlashProposer(PagedProposer):
         assert new.features_NF is not None
         # The states beside a token are those of the position before it.
         context = self._plan(new, new.spans.shift(-1))
-        self._drafter.store_context(new.features_NF, context.positions_N, self._kv, context.slots_N)
+        self._drafter.store_context(new.features_NF, context.positions_N, self.kv, context.slots_N)
         counts_B = new.limits_B.clamp(0, k)
         draft = self._begin(new, counts_B, k)
         if draft.num_steps > 0:
@@ -97,5 +97,5 @@ class DFlashProposer(PagedProposer):
         tokens_N = blocks.pack(F.pad(last_B1, (0, num_steps), value=settings.mask_token_id))
         plans = {causal: self._plan(new, blocks, causal=causal) for causal in sorted(set(settings.causal_layers))}
         positions_N = plans[settings.causal_layers[0]].positions_N
-        hidden_NH = self._drafter.forward(tokens_N, positions_N, self._kv, plans)
+        hidden_NH = self._drafter.forward(tokens_N, positions_N, self.kv, plans)
         return self._drafter.logits(blocks.unpack(hidden_NH)[:, 1:].flatten(0, 1))

@@ -27,6 +27,8 @@ class PagedProposer(Proposer):
         max_model_len: the target's longest context.
     """
 
+    kv: PagedKV
+
     def __init__(self, network: DraftNetwork, *, probabilistic: bool, max_model_len: int) -> None:
         self.taps = network.taps
         self.num_layers = network.kv_shape.num_layers
@@ -37,7 +39,7 @@ class PagedProposer(Proposer):
     def allocate(self, *, num_pages: int, block_size: int) -> None:
         """Make the network's cache."""
         network = self._network
-        self._kv = PagedKV(
+        self.kv = PagedKV(
             network.kv_shape, num_pages=num_pages, block_size=block_size, dtype=network.dtype, device=network.device
         )
 
@@ -46,9 +48,7 @@ class PagedProposer(Proposer):
 
     def _plan(self, new: Confirmed, spans: Spans, *, causal: bool = True) -> AttentionPlan:
         """Return the plan for rows of the sequences of `new`; those out of the network's reach are computed in vain."""
-        return plan_attention(
-            spans, new.page_table_BP, block_size=self._kv.block_size, limit=self._reach, causal=causal
-        )
+        return plan_attention(spans, new.page_table_BP, block_size=self.kv.block_size, limit=self._reach, causal=causal)
 
     def _begin(self, new: Confirmed, counts_B: Tensor, k: int) -> DraftBuilder:
         """Return the draft to be made."""

@@ -32,14 +32,14 @@ class Graphs:
     """
 
     def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
-        if not self._enabled:
+        if not self.enabled:
             return work()
         captured = self._captured.get(key)
         if captured is None:

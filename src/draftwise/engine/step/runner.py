@@ -97,7 +97,7 @@ class Runner:
         self._end_ids = end_ids
         self.grammars = grammars
         self._uniform = uniform
-        self._capture_sizes = capture_sizes
+        self.capture_sizes = capture_sizes
         self.threads = threads or StepThreads()
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
@@ -132,7 +132,7 @@ class Runner:
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
         params = [sequence.params for sequence in sequences]
-        shape = _StepShape(bucket_of(len(sequences), self._capture_sizes), k, *Tempering.flags(params))
+        shape = _StepShape(bucket_of(len(sequences), self.capture_sizes), k, *Tempering.flags(params))
         slots_B = self._slots_in(shape.size, sequences)
         self.confirmations.prepare(sequences, k, shape.size)
         compute = partial(self._compute, slots_B, shape)
@@ -209,7 +209,7 @@ class Runner:
             return computed
         logits_BSV = computed.logits_BSV
         if self._kept is None:  # made by the first such step, which is not captured
-            num_rows = self._capture_sizes[-1] * self.table.width
+            num_rows = self.capture_sizes[-1] * self.table.width
             self._kept = logits_BSV.new_empty(num_rows * logits_BSV.shape[-1])
         kept_BSV = self._kept[: logits_BSV.numel()].view_as(logits_BSV)
         return replace(computed, logits_BSV=kept_BSV.copy_(logits_BSV))

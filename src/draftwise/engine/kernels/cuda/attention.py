@@ -16,11 +16,13 @@ from torch import Tensor
 from draftwise.engine.kernels.cuda import attention_kernels
 from draftwise.engine.kernels.cuda.launch import pdl
 
-__all__ = ["Tiling", "choose_tiling", "decode_attention"]
+__all__ = ["Tiling", "choose_tiling", "decode_attention", "find_forms"]
 
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 64
 _JOINED_AT_ONCE = 16
+_FEW = 64
+"""Sequences, and tokens of one, up to which `find_forms` looks at every number."""
 _SMS_OF_NO_GPU = 4
 """So few that the interpreter, for which every tile is work, sees some sequences split and others whole."""
 
@@ -77,6 +79,51 @@ def choose_tiling(
     elif rows == 16 and splits == 1:  # one or two programs on each, with more in flight
         stages = 4
     return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
+
+
+def find_forms(
+    *,
+    num_heads: int,
+    num_groups: int,
+    head_dim: int,
+    itemsize: int,
+    device: torch.device,
+    most_seqs: int,
+    most_tokens: int,
+    longest: int,
+) -> list[list[int]]:
+    """Return lengths of prompts for which the kernels are compiled differently, in as few tokens as show each form.
+
+    Args:
+        num_heads: A.
+        num_groups: G.
+        head_dim: D.
+        itemsize: bytes of an element of q.
+        device: the GPU.
+        most_seqs: prompts of a step at most.
+        most_tokens: tokens of a step at most.
+        longest: tokens of a prompt at most.
+    """
+    found: dict[tuple[int | bool, ...], tuple[int, list[int]]] = {}
+    widths = [*range(1, _FEW + 1), *(_FEW + 16 * 2**i for i in range(16))]
+    for width in (each for each in widths if each <= min(longest, most_tokens)):
+        for num_seqs in (*range(1, min(_FEW, most_seqs) + 1), *range(_FEW + 16, most_seqs + 1, 16)):
+            tiling = choose_tiling(
+                num_seqs=num_seqs,
+                num_groups=num_groups,
+                share=num_heads // num_groups,
+                width=width,
+                head_dim=head_dim,
+                itemsize=itemsize,
+                num_sms=_num_sms(device),
+            )
+            form = (tiling.rows, tiling.keys, tiling.warps, tiling.stages, triton.next_power_of_2(tiling.splits))
+            for uniform in (True, False) if num_seqs > 1 and width > 1 else (True,):
+                num_tokens = num_seqs * width if uniform else num_seqs - 1 + width
+                if num_tokens <= most_tokens and num_tokens < found.get((*form, uniform), (most_tokens + 1, []))[0]:
+                    lengths = [width] * num_seqs if uniform else [width, *[1] * (num_seqs - 1)]
+                    found[(*form, uniform)] = num_tokens, lengths
+    return [lengths for _, lengths in found.values()]
 
 
 def decode_attention(

@@ -112,7 +112,10 @@ def _take(
     return max_M, sum_MK, out_MD, pages_K
 
 
-@triton.jit(do_not_specialize=["width", "table_stride", "most_keys", "most"])
+@triton.jit(
+    do_not_specialize=["width", "table_stride", "most_keys", "most"],
+    do_not_specialize_on_alignment=["first_row_ptr", "starts_ptr", "lengths_ptr"],
+)
 def attend(
     q_ptr,  # [N, A, D], rows `q_stride` apart
     pages_ptr,  # [pages, PAGE, 2, G, D], pages `page_stride` apart
@@ -207,7 +210,10 @@ def attend(
         tl.store(logs_ptr + part_M, logs_M, mask=exists_M)
 
 
-@triton.jit(do_not_specialize=["width", "most_keys", "most"])
+@triton.jit(
+    do_not_specialize=["width", "most_keys", "most"],
+    do_not_specialize_on_alignment=["first_row_ptr", "starts_ptr", "lengths_ptr"],
+)
 def join(
     first_row_ptr,
     starts_ptr,

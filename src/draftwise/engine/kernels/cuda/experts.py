@@ -125,7 +125,7 @@ def _one_each(num_pairs: int, rows: int, device: torch.device) -> Tensor:
     return pairs_BR.to(device)
 
 
-@Kernel
+@Kernel.of_sizes("num_pairs", "most")
 def _group(
     chosen,
     pairs,

@@ -74,7 +74,7 @@ def _find_most(logits, row_stride, most, V, C, PART_SIZE: tl.constexpr, BLOCK: t
     tl.store(most + row * C + part, tl.max(largest, 0))
 
 
-@triton.jit(do_not_specialize=["index"])
+@triton.jit(do_not_specialize=["index", "R"])
 def _weigh_part(
     logits,
     row_stride,
@@ -138,7 +138,7 @@ def _weigh_part(
         tl.store(place + 3, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _find_floor(
     floors,
     temperatures,

@@ -53,12 +53,21 @@ class Kernel:
     """A Triton kernel whose compiled forms are kept by what they depend on: Triton's own search takes twice as long.
 
     The function's last parameter is `PDL`, and its constants stand behind its other parameters.
+
+    Args:
+        function: the kernel.
+        sizes: parameters that are numbers of any size, for which no code of their own is compiled.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._jit: Any = triton.jit(function)
+    def __init__(self, function: Callable[..., None], *, sizes: tuple[str, ...] = ()) -> None:
+        self.jit: Any = triton.jit(function, do_not_specialize=sizes)
         self._interpreted = interpreted()  # as Triton has decided now
         self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    @classmethod
+    def of_sizes(cls, *names: str) -> Callable[[Callable[..., None]], Kernel]:
+        """Return the decorator of a kernel with such parameters."""
+        return functools.partial(cls, sizes=names)
 
     def __call__(self, grid: tuple[int, int], *args: Tensor | float | None, num_warps: int, **constants: Any) -> None:
         """Launch it.
@@ -71,13 +80,13 @@ class Kernel:
         """
         constants["PDL"] = dependent = pdl()
         if self._interpreted:
-            self._jit[grid](*args, **constants)
+            self.jit[grid](*args, **constants)
             return
         values, key = _specialise(args)
         key += (num_warps, *constants.values())
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self._jit[grid](*args, **constants, num_warps=num_warps, launch_pdl=dependent)
+            self._compiled[key] = self.jit[grid](*args, **constants, num_warps=num_warps, launch_pdl=dependent)
             return
         device = torch.cuda.current_device()
         stream = triton.runtime.driver.active.get_current_stream(device)

@@ -52,7 +52,7 @@ def place_rows(
     return places_2N[0], places_2N[1]
 
 
-@Kernel
+@Kernel.of_sizes("num_rows")
 def _place_rows(
     starts,
     page_table,

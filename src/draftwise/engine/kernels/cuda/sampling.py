@@ -198,7 +198,7 @@ def _best_part(
     tl.store(keys + row * tl.num_programs(1) + part, tl.max(to_key(best, where), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["C"])
 def _best_of_parts(keys, ids, tokens, C, MAX_PARTS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr):
     """Write the token of one row's best key."""
     wait(PDL)

@@ -107,7 +107,7 @@ def advance_rows(
     return packed_B
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "k"])
 def _look_up(
     integers_ptr,
     shares_ptr,

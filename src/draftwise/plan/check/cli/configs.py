@@ -13,7 +13,7 @@ from draftwise.core import Ruling
 from draftwise.facts.rules import Rulebook, all_rules
 from draftwise.facts.vllm import Release
 from draftwise.plan.check.cli.conditions import UNKNOWN, decide, names_in
-from draftwise.plan.check.cli.schema import Mismatch, check_limits, coerce
+from draftwise.plan.check.cli.schema import Mismatch, coerce_field
 
 __all__ = ["Server", "find_refused"]
 
@@ -315,8 +315,7 @@ def _read(row: Mapping[str, Any], value: Any) -> Any:
     if "enum" in row:
         return _read_member(row, value)
     try:
-        read = coerce(value, row["type"], row.get("choices"))
-        return check_limits(row, read)
+        return coerce_field(row, value)
     except Mismatch as mismatch:
         raise _Refused(str(mismatch)) from None
 

@@ -54,15 +54,21 @@ def get_context(
         InvalidSetup: the version is unknown.
     """
     release = get_release(setup.engine_version or "newest", nearest=nearest)
+    rulings, context = collect(_look_up(setup, release, installed, origins))
+    return replace(context, rulings=rulings)
+
+
+def _look_up(
+    setup: Setup, release: Release, installed: frozenset[str] | None, origins: Mapping[str, str]
+) -> Step[Context]:
     rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
-    about_flags, given = collect(_read_flags(rules, release, setup.args))
+    given = yield from _read_flags(rules, release, setup.args)
     platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
-    server = Server(given=given, platform=platform, env=setup.env)
-    about_configs = tuple(find_refused(rules, release, server))
+    yield from find_refused(rules, release, Server(given=given, platform=platform, env=setup.env))
     written = None if setup.spec is None else setup.spec.to_dict()
-    about_served, (verifier, spec) = collect(_read_served(rules, release, setup.target, model, written))
+    verifier, spec = yield from _read_served(rules, release, setup.target, model, written)
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)
     target = model if verifier is None else _find_model(verifier, faults)
@@ -81,7 +87,6 @@ def get_context(
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
-        rulings=(*about_flags, *about_configs, *about_served),
         platform=platform,
         env=setup.env,
         origins=origins,

@@ -18,7 +18,7 @@ from draftwise.facts.vllm import Span, history
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.steps import Step
 
-__all__ = ["Fields", "Mismatch", "check_limits", "coerce", "read_fields"]
+__all__ = ["Fields", "Mismatch", "coerce", "coerce_field", "read_fields"]
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
@@ -111,11 +111,12 @@ def _read_value(context: Context, key: str, value: Any, row: Mapping[str, Any]) 
         return value
     if key == "attention_backend" and isinstance(value, str):
         value = None if value.lower() == "auto" else value.upper()
-    return check_limits(row, coerce(value, row["type"], row.get("choices")))
+    return coerce_field(row, value)
 
 
-def check_limits(row: Mapping[str, Any], value: Any) -> Any:
-    """Return a value that is within the limits of its field; _OutOfRange for another."""
+def coerce_field(row: Mapping[str, Any], value: Any) -> Any:
+    """Return a value as its field holds it; Mismatch for one of another type, _OutOfRange beyond the field's limits."""
+    value = coerce(value, row["type"], row.get("choices"))
     for name, (words, is_within) in _LIMITS.items():
         limit = row.get(name)
         if limit is not None and isinstance(value, (int, float)) and not is_within(value, limit):

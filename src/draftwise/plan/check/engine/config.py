@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine.budget import fit_steps
-from draftwise.plan.check.engine.features import find_uncarried, find_unfit_parts
+from draftwise.plan.check.engine.features import find_unfit
 from draftwise.plan.check.engine.runner import find_runner_alone, settle_runner
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.spec import resolve
 from draftwise.plan.check.steps import Step
 
-__all__ = ["complete", "configure", "fill_in_batch", "find_early", "find_v0", "judge_engine"]
+__all__ = ["configure", "fill_in_batch", "find_early", "find_v0", "judge_engine"]
 
 _TOKENS = "max_num_batched_tokens"
 _SEQS = "max_num_seqs"
@@ -45,8 +45,8 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
     yield from _find_batch(context, target)
     if target is not None:
         yield from find_target(context, target, None if resolved is None else resolved.method)
-        yield from find_uncarried(context, target)
-    return context, (yield from complete(context, resolved))
+    yield from find_unfit(context, target)
+    return context, (yield from _complete(context, resolved))
 
 
 def fill_in_batch(context: Context, target: Model | None) -> Context:
@@ -128,10 +128,8 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from context.rules.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")
 
 
-def complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
+def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
     """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
-    yield from _find_idle_flags(context)
-    yield from find_unfit_parts(context)
     yield from find_v0(context, resolved)
     if context.spec is None:
         yield from find_runner_alone(context)
@@ -139,19 +137,6 @@ def complete(context: Context, resolved: Resolved | None) -> Step[Resolved | Non
         return None
     resolved = yield from settle_runner(context, resolved)
     return resolved if context.runs_on_v0 else (yield from judge_engine(context, resolved))
-
-
-def _find_idle_flags(context: Context) -> Iterator[Ruling]:
-    """Yield flags about requests that need speculation and do not have it."""
-    flag = "--per-request-spec-decode-metrics"
-    given = context.given.get("per_request_spec_decode_metrics")
-    if context.spec is None and given not in (None, "none"):
-        yield from context.rules.ruling(
-            "request-metrics-without-speculation",
-            f"{flag} {given} needs speculation, and there is none.",
-            where=flag,
-            fix=f"Leave it out, or give {SPEC}.",
-        )
 
 
 def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:

@@ -8,11 +8,11 @@ from math import prod
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.model.model_config import has_interface
 
-__all__ = ["find_uncarried", "find_unfit_parts"]
+__all__ = ["find_unfit"]
 
 _SHARDED = "enable_batch_sharded_sampling"
 _LARGEST_GRAPH = "max_cudagraph_capture_size"
@@ -24,15 +24,30 @@ _DEEP_EP = ("deepep", "nixl")
 """How the names of all-to-all backends begin that exchange tokens while another microbatch computes."""
 
 
-def find_uncarried(context: Context, target: Model) -> Iterator[Ruling]:
-    """Yield the refusal of features that the target, or the flags beside them, do not carry."""
-    yield from _find_media_adapters(context, target)
-    yield from _find_replay(context, target)
-    yield from _find_routed_experts(context, target)
-    yield from _find_ngram_embeddings(context, target)
-    yield from _find_sharded_sampling(context)
-    yield from _find_no_graphs(context)
-    yield from _find_metrics_release(context)
+def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
+    """Yield the refusal of what the target, the other flags or the server as a whole do not carry.
+
+    Args:
+        context: the setup.
+        target: the served model; None where its config.json cannot be read here.
+    """
+    if target is not None:
+        yield from _find_media_adapters(context, target)
+        yield from _find_replay(context, target)
+        yield from _find_routed_experts(context, target)
+        yield from _find_ngram_embeddings(context, target)
+        yield from _find_sharded_sampling(context)
+        yield from _find_no_graphs(context)
+        yield from _find_metrics_release(context)
+    yield from _find_idle_flags(context)
+    yield from _find_executor(context)
+    yield from _find_no_executor(context)
+    yield from _find_connector(context)
+    yield from _find_parser(context)
+    yield from _find_mask(context)
+    if context.platform == "cuda":
+        yield from _find_microbatches(context)
+        yield from _find_rounding(context)
 
 
 def _find_media_adapters(context: Context, target: Model) -> Iterator[Ruling]:
@@ -128,16 +143,17 @@ def _find_metrics_release(context: Context) -> Iterator[Ruling]:
         )
 
 
-def find_unfit_parts(context: Context) -> Iterator[Ruling]:
-    """Yield what is refused of executor, KV connector, parsers, sampling masks, microbatches and Mamba's cache."""
-    yield from _find_executor(context)
-    yield from _find_no_executor(context)
-    yield from _find_connector(context)
-    yield from _find_parser(context)
-    yield from _find_mask(context)
-    if context.platform == "cuda":
-        yield from _find_microbatches(context)
-        yield from _find_rounding(context)
+def _find_idle_flags(context: Context) -> Iterator[Ruling]:
+    """Yield flags about requests that need speculation and do not have it."""
+    flag = "--per-request-spec-decode-metrics"
+    given = context.given.get("per_request_spec_decode_metrics")
+    if context.spec is None and given not in (None, "none"):
+        yield from context.rules.ruling(
+            "request-metrics-without-speculation",
+            f"{flag} {given} needs speculation, and there is none.",
+            where=flag,
+            fix=f"Leave it out, or give {SPEC}.",
+        )
 
 
 def _find_executor(context: Context) -> Iterator[Ruling]:

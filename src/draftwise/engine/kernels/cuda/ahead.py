@@ -1,0 +1,99 @@
+"""Which kernels a rehearsal of the engine's steps would launch, and how one of them is compiled without launching it.
+
+They are compiled into Triton's cache (`compilers`), and so is the C code that Triton makes for each signature.
+Afterwards every launch finds its kernel there. What a recording misses is compiled by its first launch, as ever.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from draftwise.engine.compilers import Job
+
+__all__ = ["compile_job", "note_late_compilations", "recording"]
+
+logger = logging.getLogger("draftwise.engine")
+
+
+@contextmanager
+def recording(jobs: dict[Job, None]) -> Iterator[None]:
+    """Launch no kernel inside; add to `jobs` those that would have to be compiled.
+
+    New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
+    """
+    target: Any = driver.active.get_current_target()
+    seen = set[object]()
+    launch = JITFunction.run
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
+        form = compile["specialization_data"]
+        jobs[Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))] = None
+        return True  # Triton goes on without compiling or launching
+
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        # A model's layers launch the same kernels: Triton would take half a millisecond to see that for each.
+        form = (id(self), *map(_form, args), *((name, value) for name, value in options.items() if name != "grid"))
+        if form not in seen:
+            seen.add(form)
+            launch(self, *args, **options)
+
+    runtime, before = triton.knobs.runtime, triton.knobs.runtime.jit_cache_hook
+    runtime.jit_cache_hook, JITFunction.run = note, run
+    try:
+        with _zeros():
+            yield
+    finally:
+        runtime.jit_cache_hook, JITFunction.run = before, launch
+
+
+def _form(value: Any) -> object:
+    """Return what Triton can compile different code for."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        return value == 1, value % 16 == 0, value.bit_length() < 32
+    if hasattr(value, "block_shape"):  # a descriptor for the copy engine, of either kind
+        return value.base.dtype, tuple(value.block_shape), str(getattr(value, "layout", None))
+    return type(value)
+
+
+@contextmanager
+def _zeros() -> Iterator[None]:
+    """Let new tensors hold zeros."""
+    makers = torch.empty, torch.empty_like, Tensor.new_empty
+    module: Any = torch
+    kind: Any = Tensor
+    module.empty, module.empty_like, kind.new_empty = torch.zeros, torch.zeros_like, Tensor.new_zeros
+    try:
+        yield
+    finally:
+        module.empty, module.empty_like, kind.new_empty = makers
+
+
+def compile_job(job: Job) -> None:
+    """Compile a kernel into Triton's cache; the driver in use says for which GPU."""
+    function = getattr(importlib.import_module(job.module), job.name)
+    compiled = getattr(function, "jit", function).preload(job.form)  # a `launch.Kernel` wraps Triton's function
+    launcher = getattr(driver.active, "launcher_cls", None)
+    if compiled is not None and launcher is not None:
+        launcher(compiled.src, compiled.metadata)
+
+
+def note_late_compilations() -> None:
+    """Log every kernel that is compiled from now on: requests wait for it."""
+
+    def note(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            logger.warning("Kernel %s was compiled while requests wait (%s).", src.name, src.constants)
+
+    triton.knobs.compilation.listener = note

@@ -1,0 +1,207 @@
+"""Runs every kind of step once, on made-up sequences, before there are requests.
+
+On a GPU a step's kernels depend on how many sequences decode, on how their tokens are sampled, and on how long the
+prompts beside them are. `Rehearsal` goes through all that can come, so that afterwards nothing is compiled and each
+graph is captured. The sequences hold no pages: what they write goes to the scratch page, and nobody sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from draftwise.engine.attention import attend
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.capture import capture_sizes
+from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.runner import Runner
+from draftwise.engine.step.scheduler import Chunk, Schedule
+from draftwise.engine.step.sequence import Request, Sequence
+
+__all__ = ["Rehearsal"]
+
+_TOKEN = 0
+_FEW, _MANY = 64, 1024
+"""Rows of a pass beyond which only libraries see how many there are, without and with a mixture of experts."""
+_CHUNK = 8
+"""Tokens of half a prompt that is computed in two parts."""
+_GREEDY = SamplingParams(temperature=0)
+_SAMPLED = SamplingParams(temperature=1)
+_TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
+_PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
+"""Requests whose steps never meet the host, one for each kind of graph."""
+_ON_HOST = tuple(SamplingParams(temperature=p.temperature, top_k=p.top_k, logprobs=1) for p in _PLAIN)
+"""Requests of the same kinds whose logits the host has a part in: few, so that their steps are captured when they come.
+Their kernels are those of the others."""
+_ADJUSTED = tuple(
+    SamplingParams(
+        temperature=p.temperature, top_k=p.top_k, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=5, prompt_logprobs=1,
+    )
+    for p in _PLAIN
+)  # fmt: skip
+"""Requests of the same kinds for which the host changes the logits, which are wider from then on."""
+
+
+class Rehearsal:
+    """All kinds of steps of an engine that has no request yet.
+
+    Args:
+        runner: of the engine.
+        config: likewise, with what the checkpoint decides filled in.
+        k_for: how many tokens are drafted for each of so many sequences.
+        make_sequence: makes the sequence of a request.
+        kvs: keys and values of the target, and of the drafter if it has some.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        k_for: Callable[[int], int],
+        make_sequence: Callable[[Request], Sequence],
+        kvs: list[PagedKV],
+    ) -> None:
+        assert config.max_model_len is not None, "the engine fills it in"
+        self._runner, self._make_sequence, self._k_for, self._kvs = runner, make_sequence, k_for, kvs
+        self._most_seqs = config.max_num_seqs
+        self._most_tokens = config.max_num_batched_tokens
+        self._longest = max(1, config.max_model_len - 2)
+        self._made: dict[tuple[int, int, int], Sequence] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of sequences that decode together."""
+        return sorted({*(self._runner.capture_sizes or capture_sizes(self._most_seqs)), self._most_seqs})
+
+    def run(self, *, briefly: bool = False) -> None:
+        """Run all prompts and steps.
+
+        Args:
+            briefly: each kind of kernel once, and no graph captured: to record what there is to compile.
+        """
+        runner, model = self._runner, self._runner.model
+        graphs, weights = runner.graphs, model.weights
+        if briefly:
+            runner.graphs = Graphs(enabled=False)
+            if not runner.confirmations.taps:  # nobody looks at later layers, which launch what the first ones do
+                first = {type(layer.mlp): layer for layer in reversed(weights.layers)}
+                some_layers = {id(layer): layer for layer in (*weights.layers[:2], *first.values())}
+                model.weights = replace(weights, layers=tuple(some_layers.values()))
+        try:
+            sizes, times = self.sizes, 2 if runner.graphs.enabled else 1
+            for before, size in pairwise((0, *sizes)):
+                some = size in (*sizes[:2], 16, sizes[-1])
+                for k in sorted({self._k_for(count) for count in range(before + 1, size + 1)}):
+                    self._prefill([1] * size, _GREEDY)
+                    self._decode(size, k, _PLAIN if some or not briefly else _PLAIN[:1], times)
+                    if some:
+                        self._decode(size, k, _ON_HOST, 1)
+                if some:
+                    for params in (*_PLAIN[1:], *_ADJUSTED):
+                        self._prefill([1] * size, params)
+                    self._decode(size, self._k_for(size), _ADJUSTED, 1)
+            # Prompts come last: capturing a step gives back the memory that they leave for those to come.
+            with torch.inference_mode():
+                for kv in self._kvs:
+                    self._attend(kv)
+            self._prefill_in_part()
+            for lengths in self._prompts(briefly):
+                self._prefill(lengths, _GREEDY)
+            self._prefill([1], _GREEDY)
+            runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
+            self.forget()
+        finally:
+            runner.graphs, model.weights = graphs, weights
+
+    def _decode(self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int) -> None:
+        """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
+        for params in kinds:
+            sequences = [self._sequence(slot, 1, params) for slot in range(size)]
+            for _ in range(times):
+                self._run([], sequences, k)
+
+    def _prefill(self, lengths: list[int], params: SamplingParams) -> None:
+        """Compute whole prompts."""
+        made = [self._sequence(slot, length, params) for slot, length in enumerate(lengths)]
+        self._run([Chunk(sequence, 0, length) for sequence, length in zip(made, lengths, strict=True)], [], 0)
+
+    def _prefill_in_part(self) -> None:
+        """Compute prompts of which one is complete and the other is not, and then that one's rest."""
+        if min(self._longest, self._most_tokens) < 2 * _CHUNK:
+            return
+        part, whole = self._sequence(0, 2 * _CHUNK, _GREEDY), self._sequence(1, _CHUNK, _GREEDY)
+        beside = [Chunk(whole, 0, _CHUNK)] if self._most_seqs > 1 else []
+        self._run([Chunk(part, 0, _CHUNK), *beside], [], 0)
+        self._run([Chunk(part, _CHUNK, _CHUNK)], [], 0, keeps=True)
+
+    def _run(self, chunks: list[Chunk], decodes: list[Sequence], k: int, *, keeps: bool = False) -> None:
+        """Launch a step of sequences that are new to everybody, or, where `keeps`, are not."""
+        slots = [chunk.sequence.row for chunk in chunks] or [sequence.row for sequence in decodes]
+        released = [] if keeps else slots
+        self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+
+    def forget(self) -> None:
+        """Let go of all slots."""
+        slots = list(range(self._most_seqs))
+        nobody = Schedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
+        self._runner.run(nobody)
+        self._made.clear()
+
+    def _sequence(self, slot: int, length: int, params: SamplingParams) -> Sequence:
+        key = slot, length, id(params)
+        if key not in self._made:
+            request = Request(request_id=f"rehearsal-{slot}", prompt_token_ids=[_TOKEN] * length, params=params)
+            self._made[key] = self._make_sequence(request)
+            self._made[key].slot = slot
+        return self._made[key]
+
+    def _prompts(self, briefly: bool) -> Iterator[list[int]]:
+        """Yield the lengths of the prompts of each pass, from few tokens to as many as a step computes."""
+        most = min(self._most_tokens, self._most_seqs * self._longest)
+        for power in range(most.bit_length()):
+            rows = 1 << power
+            if rows <= (_MANY if self._runner.model.mixture else _FEW):
+                yield from (self._share_out(min(each, most)) for each in (rows, rows + 1, rows * 3 // 2 + 1))
+            elif rows <= _MANY or not briefly:
+                yield self._share_out(rows)
+        yield self._share_out(min(most, _MANY) if briefly else most)
+
+    def _share_out(self, rows: int) -> list[int]:
+        """Return prompts of so many tokens together, as few as there can be."""
+        whole, rest = divmod(rows, self._longest)
+        return [self._longest] * whole + [rest] * (rest > 0)
+
+    def _attend(self, kv: PagedKV) -> None:
+        """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""
+        model, shape = self._runner.model, kv.shape
+        if not kv.layers[0].is_cuda:
+            return
+        from draftwise.engine.kernels.cuda.attention import find_forms  # Triton is there where CUDA is
+
+        forms = find_forms(
+            num_heads=shape.num_heads,
+            num_groups=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            itemsize=model.dtype.itemsize,
+            device=model.device,
+            most_seqs=self._most_seqs,
+            most_tokens=self._most_tokens,
+            longest=self._longest,
+        )
+        for lengths in forms:
+            spans = Spans.of([0] * len(lengths), lengths, model.device)
+            pages_BP = self._runner.table.pages(upload(range(len(lengths)), model.device))
+            plan = plan_attention(spans, pages_BP, block_size=kv.block_size)
+            heads = shape.num_heads + 2 * shape.num_kv_heads
+            qkv_NSD = torch.zeros(spans.num_rows, heads, shape.head_dim, dtype=model.dtype, device=model.device)
+            attend(qkv_NSD[:, : shape.num_heads], kv, 0, plan)

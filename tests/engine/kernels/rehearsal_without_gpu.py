@@ -1,0 +1,99 @@
+"""Records what a rehearsal and then random steps would launch on a GPU; run as a program, for Triton without a GPU.
+
+Tensors of the CPU stand for those of a GPU: nothing is launched, so nobody looks at them. Prints the kernels of the
+rehearsal, and those that only the random steps need, which a server would compile while requests wait.
+
+Arguments: folder of the target, speculative config as JSON or an empty text, engine settings as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import launch_without_gpu  # noqa: F401  (puts its driver in the place of a GPU's)
+import torch
+from torch import Tensor
+
+from draftwise import SamplingParams
+from draftwise.core import SpecConfig
+from draftwise.engine.compilers import Job
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine
+from draftwise.engine.kernels.cuda import CudaKernels, attention, matmul, sampling
+from draftwise.engine.kernels.cuda.ahead import recording
+from draftwise.engine.models import decoder, dflash, draft_head
+from draftwise.engine.proposers import ngram_gpu
+from draftwise.engine.sampling import tempering, verify
+from draftwise.engine.step import launched
+from draftwise.engine.step.rehearsal import Rehearsal
+
+STEPS = 6
+KINDS = (
+    *(SamplingParams(temperature=t, top_k=k) for t, k in ((0, 0), (1, 0), (1, 5))),
+    SamplingParams(temperature=1, top_p=0.5, logprobs=2, presence_penalty=0.5),
+)
+
+
+class Readback:
+    """Stands for a copy on its way from the device."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+
+def pretend() -> None:
+    """Let the engine take tensors of the CPU for those of an H200."""
+    torch.Tensor.is_cuda = property(lambda self: True)
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, major=9, total_memory=0)
+    attention._num_sms = lambda device: 132
+    launched.Readback = Readback
+    tempering.kernels_for = verify.kernels_for = lambda logits: sampling
+    for module in (decoder, draft_head, dflash):
+        module.make_kernels = lambda shape, rope, *, eps, dtype, device: CudaKernels(shape, rope, eps, dtype)
+    library: Any = lambda x, weight, bias, scale: x.new_empty(len(x), len(weight))  # noqa: E731
+    matmul._library_matmul = library
+    ngram_gpu.torch = SimpleNamespace(**{**vars(torch), "device": lambda name: SimpleNamespace(type="cuda")})
+
+
+def run_random_steps(rehearsal: Rehearsal, engine: Engine, rng: random.Random) -> None:
+    """Run steps as requests make them: prompts of all lengths, and as many decoding as there may be."""
+    config = engine.config
+    for _ in range(STEPS):
+        room, lengths = config.max_num_batched_tokens, list[int]()
+        for _ in range(rng.randint(1, config.max_num_seqs)):
+            length = rng.choice((rng.randint(1, 5), rng.randint(1, 70), rng.randint(1, config.max_model_len - 2)))
+            if length <= room:
+                lengths.append(length)
+                room -= length
+        for params in KINDS:
+            rehearsal._prefill(lengths, params)
+        count = rng.randint(1, config.max_num_seqs)
+        rehearsal._prefill([rng.randint(1, 9)] * count, KINDS[0])
+        k = engine.spec.k_for(count) if engine.spec else 0
+        for params in KINDS:
+            rehearsal._run([], [rehearsal._sequence(slot, 1, params) for slot in range(count)], k)
+
+
+def main() -> None:
+    target, spec, settings = sys.argv[1:4]
+    pretend()
+    config = EngineConfig.from_settings(model=target, device="cpu", dtype="bfloat16", **json.loads(settings))
+    engine = Engine(config, SpecConfig.parse(spec) if spec else None, lag=1)
+    rehearsed: dict[Job, None] = {}
+    later: dict[Job, None] = {}
+    with recording(rehearsed):
+        engine.rehearsal().run(briefly=True)
+    with recording(later):
+        run_random_steps(engine.rehearsal(), engine, random.Random(3))
+    missed = [f"{job.name} {json.loads(job.form)['key']}" for job in later if job not in rehearsed]
+    told = {"rehearsed": Counter(job.name for job in rehearsed), "later": len(later), "missed": missed}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
