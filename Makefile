@@ -15,7 +15,7 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo demo-real test check unit light kernels every-case apiserver e2e coverage format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -80,6 +80,10 @@ TOOLS ?= $(HOME)/.cache/draftwise/tools
 apiserver: $(VENV)/.installed ## Build a current API server from Debian's packages, and ask it what it makes of our files
 	ci/platform/crd_server.sh $(TOOLS)/crd-server
 	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
+
+whole-apiserver: $(VENV)/.installed ## By hand: build a whole API server (13 minutes); ask it about Kubernetes' own kinds, and undo a roll-out
+	nice -n 19 ci/platform/whole_server.sh $(TOOLS)/whole-server
+	$(BIN)/python -m catalogue.whole_server $(TOOLS)/whole-server tests/support/kubectl > ci/platform/whole_server.json
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
 	ci/platform/service.sh $(TOOLS)/service

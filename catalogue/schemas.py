@@ -153,7 +153,7 @@ CORE = Core(
     folder="kubernetes_validate/kubernetes-json-schema/v1.37.0-local",
     kinds=(
         *("deployment-apps-v1", "statefulset-apps-v1", "job-batch-v1", "pod-v1"),
-        *("service-v1", "persistentvolumeclaim-v1", "configmap-v1"),
+        *("service-v1", "persistentvolumeclaim-v1", "configmap-v1", "serviceaccount-v1"),
     ),
 )
 _DEFINITIONS = "_definitions.json"

@@ -220,7 +220,30 @@ def test_accounts_are_named_and_no_secret_is_written() -> None:
     platform = Platform(layout=Layout(kind="pvc", store="models"), service_account="hub")
     folder = deploy(replace(make_order(HEAD), platform=platform), "kserve")
     assert service_of(folder)["spec"]["predictor"]["serviceAccountName"] == "hub"
-    assert yaml.safe_load(folder.files["stage-job.yaml"])["spec"]["template"]["spec"]["serviceAccountName"] == "hub"
+    job = yaml.safe_load(folder.files["stage-job.yaml"])["spec"]["template"]["spec"]
+    assert job["serviceAccountName"] == "hub"
+    account = yaml.safe_load(folder.files["account.yaml"])
+    assert (account["kind"], account["metadata"]["name"]) == ("ServiceAccount", "hub")
+    # KServe and the Job look for the same secret, which is the operator's to make.
+    (secret,) = account["secrets"]
+    assert {each["valueFrom"]["secretKeyRef"]["name"] for c in job["containers"] for each in c["env"]} == {
+        secret["name"]
+    }
+    assert not any("kind: Secret" in text for text in folder.files.values())
+
+
+def test_a_claim_has_room_for_both_checkpoints() -> None:
+    claim = yaml.safe_load(files_of(HEAD, layout="pvc:models").files["claim.yaml"])
+    job = yaml.safe_load(files_of(HEAD, layout="pvc:models").files["stage-job.yaml"])
+    (volume,) = job["spec"]["template"]["spec"]["volumes"]
+    assert claim["metadata"]["name"] == volume["persistentVolumeClaim"]["claimName"] == "models"
+    assert 17 < int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) < 30  # 8B in bfloat16, a head
+    unknown = replace(HEAD, target="somebody/else")
+    assert "claim.yaml" not in files_of(unknown, layout="pvc:models").files
+
+
+def test_an_image_needs_no_claim() -> None:
+    assert "claim.yaml" not in files_of(HEAD, layout="modelcar:registry/llama:1").files
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,33 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.adopted import FOUND, IMAGES, ORDER, SETUP
+from tests.support.adopted import EVIDENCE, FOUND, IMAGES, ORDER, SETUP
 from tests.support.made_runs import CONTEXT, arm, closed, gains, make_run, save_run, workload
 
 from draftwise.cli import main
-from draftwise.core import Arm, Setup, SpecConfig
-from draftwise.deploy import TARGETS, Platform, deploy, read_layout
+from draftwise.core import Arm, ClosedLoop, Condition, Counters, Expected, Setup, SpecConfig, SpecStats
+from draftwise.deploy import TARGETS, Platform, deploy, make_order, read_layout
 from draftwise.report.conditions import describe_rule
 
 LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
+
+
+def test_it_is_the_one_that_was_read_over() -> None:
+    """What, why, numbers, limits, where to leave it off, rollback, who: all sections, with what a run found."""
+    drafts = SpecStats(
+        num_drafts=1000, num_draft_tokens=3000, num_accepted_tokens=880, accepted_per_pos=(500, 250, 130)
+    )
+    expected = Expected(
+        workload="code",
+        condition=Condition(load=ClosedLoop(concurrency=32)),
+        counters=Counters(spec=drafts, generation_tokens=1900),
+    )
+    evidence = replace(EVIDENCE, expected=expected, not_adopted=("Traffic like chat: the run says reject (0.93x).",))
+    order = make_order(SETUP, name="llama", cold_start_s=431, evidence=evidence)
+    order = replace(order, owner="Team Inference", platform=Platform(layout=read_layout("pvc:models")))
+    files = deploy(order, "kserve").files
+    assert files["MEMO.md"] == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
+    assert "draftwise.dev/owner: Team Inference\n" in files["spec.yaml"]
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -23,6 +41,7 @@ def test_it_says_what_why_and_how_back(to: str) -> None:
     order = replace(ORDER, image=IMAGES.get(to, ORDER.image))
     memo = deploy(order, to).files["MEMO.md"]
     assert f"**Why.** {FOUND} (run `2026-11-22`)" in memo
+    assert "**Who.** Nobody is named to answer for it (--owner)." in memo
     assert "--speculative-config" in memo.split("## Files")[0]
     assert "Requests with min_p: vLLM 0.26.0 refuses it while speculating." in memo.split("## Where to leave it off")[1]
     assert f"## When to go back\n\n- {describe_rule(order.evidence.rollback[0])}" in memo

@@ -12,7 +12,7 @@ from tests.support.adopted import EVIDENCE, IMAGES, LOAD, MODEL, ORDER, SPEED
 from tests.support.production import CROSSOVER
 
 from draftwise.core import InvalidSetup
-from draftwise.deploy import TARGETS, Platform, deploy
+from draftwise.deploy import TARGETS, Platform, deploy, read_layout
 from draftwise.deploy.order import Evidence, Order, Scale
 
 MEASURED = replace(
@@ -54,8 +54,30 @@ def test_what_is_scaled_is_an_object_of_the_files_without_a_number_of_its_own(to
     names = {(each["apiVersion"], each["kind"], each["metadata"]["name"]): each for each in objects}
     for scaler in yaml.safe_load_all(files["scaling.yaml"]):
         target = scaler["spec"]["scaleTargetRef"]
-        assert "replicas" not in names[target["apiVersion"], target["kind"], target["name"]]["spec"]
-    assert "Its ScaledObject stays" in files["MEMO.md"]
+        if to == "kserve":  # whose controller makes the Deployment, with no number where the autoscaler is another's
+            service = names["serving.kserve.io/v1beta1", "InferenceService", target["name"].removesuffix("-predictor")]
+            assert service["metadata"]["annotations"]["serving.kserve.io/autoscalerClass"] == "external"
+        else:
+            assert "replicas" not in names[target["apiVersion"], target["kind"], target["name"]]["spec"]
+    assert f"`kubectl delete scaledobject {order.name}`" in files["MEMO.md"]
+
+
+@pytest.mark.parametrize("release", ["0.15", "0.20"])
+def test_knative_scales_both_twins_by_fields_of_their_own(release: str) -> None:
+    order = scaled()
+    platform = replace(order.platform, mode="Knative", release=release, layout=read_layout("pvc:models"))
+    files = deploy(replace(order, platform=platform), "kserve").files
+    assert "scaling.yaml" not in files
+    assert "ScaledObject" not in files["MEMO.md"]
+    for side, threshold in (("spec", CROSSOVER), ("plain", 96), ("canary", CROSSOVER)):
+        _, service = yaml.safe_load_all(files[f"{side}.yaml"])
+        predictor = service["spec"]["predictor"]
+        assert (predictor["minReplicas"], predictor["maxReplicas"]) == (1, 8)
+        assert (predictor["scaleMetric"], predictor["scaleTarget"]) == ("concurrency", threshold)
+        # All of the target, which is what was measured; and a start's 1200 s before a replica goes.
+        notes = {name.partition("/")[2]: value for name, value in predictor["annotations"].items()}
+        assert notes["target-utilization-percentage"] == "100"
+        assert notes["scale-down-delay"] == f"{order.startup_s}s"
 
 
 @pytest.mark.parametrize(

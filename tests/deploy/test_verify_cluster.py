@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.support.adopted import ORDER
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
-from draftwise.deploy import deploy, make_order
+from draftwise.deploy import Folder, deploy, make_order
 
 SETUP = Setup(
     target="meta-llama/Llama-3.1-8B-Instruct",
@@ -22,6 +23,9 @@ SETUP = Setup(
     args={"max_num_seqs": 64},
 )
 FOLDER = deploy(make_order(SETUP, name="llama"), "kubernetes")
+ORDERED = deploy(ORDER, "kubernetes")
+OBJECTS = Path(__file__).parents[1] / "support/kubectl"
+RESULTS = Path(__file__).parents[2] / "ci/platform/whole_server.json"
 READY = {
     "phase": "Running",
     "conditions": [{"type": "Ready", "status": "True"}],
@@ -52,15 +56,15 @@ def pod(side: str = "spec") -> dict[str, Any]:
     }
 
 
-def run(folder: Path, text: str, *more: str) -> Result:
-    (folder / "setup.json").write_text(FOLDER.files["setup.json"])
+def run(folder: Path, text: str, *more: str, ordered: Folder = FOLDER) -> Result:
+    (folder / "setup.json").write_text(ordered.files["setup.json"])
     words = ["verify", "--kubectl", "-", "--setup", str(folder / "setup.json"), *more]
     return CliRunner().invoke(main, words, input=text, catch_exceptions=False)
 
 
-def found(folder: Path, *objects: dict[str, Any]) -> list[tuple[str, str]]:
+def found(folder: Path, *objects: dict[str, Any], ordered: Folder = FOLDER) -> list[tuple[str, str]]:
     whole = objects[0] if len(objects) == 1 else {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-    result = run(folder, yaml.safe_dump(whole), "--json")
+    result = run(folder, yaml.safe_dump(whole), "--json", ordered=ordered)
     findings = [each for row in json.loads(result.stdout) for each in row["findings"]]
     assert result.exit_code == any(each["severity"] == "error" for each in findings)
     return [(each["code"], each["message"]) for each in findings if each["severity"] != "info"]
@@ -145,6 +149,49 @@ def test_a_rollout_that_was_undone_comes_back_with_the_next_apply(tmp_path: Path
     assert {code for code, _ in found(tmp_path, value)} == {"runs-otherwise", "applied-otherwise"}
 
 
+@pytest.mark.parametrize(
+    ("step", "codes"),
+    [
+        ("starting", {"runs-otherwise", "not-ready"}),  # without the config, and no kubelet has the pod yet
+        ("applied", set()),
+        ("undone", {"runs-otherwise", "applied-otherwise"}),
+        ("applied-again", set()),
+    ],
+)
+def test_what_kubectl_printed_of_a_real_cluster_is_read(step: str, codes: set[str], tmp_path: Path) -> None:
+    """`make whole-apiserver` recorded it: Kubernetes' controllers made the pods and said when the Deployment was up."""
+    objects = yaml.safe_load((OBJECTS / f"{step}.yaml").read_text(encoding="utf-8"))["items"]
+    assert {each["kind"] for each in objects} == {"Deployment", "Pod"}
+    assert {code for code, _ in found(tmp_path, *objects, ordered=ORDERED)} == codes
+
+
+def test_undoing_a_roll_out_lasts_until_the_next_apply() -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert [step["speculates"] for step in results["undo"]] == [False, True, False, True]
+    assert results["refused_or_changed"] == []
+    assert {"v1 ServiceAccount", "v1 PersistentVolumeClaim", "batch/v1 Job", "apps/v1 Deployment"} <= set(
+        results["kinds"]
+    )
+
+
+def test_a_pod_that_no_kubelet_has_taken_is_not_ready(tmp_path: Path) -> None:
+    value = pod()
+    value["status"] = {"phase": "Pending", "qosClass": "Burstable"}
+    assert found(tmp_path, value) == [("not-ready", "pod/llama-spec-7d9f is not ready: its phase is Pending.")]
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU is free"}
+    value["status"]["conditions"] = [unscheduled]
+    ((_, message),) = found(tmp_path, value)
+    assert "no GPU is free" in message
+
+
+def test_without_a_condition_it_is_not_said_to_be_ready(tmp_path: Path) -> None:
+    value = pod()
+    value["status"] = {"phase": "Running"}
+    result = run(tmp_path, yaml.safe_dump(value))
+    assert "is ready." not in result.stdout
+    assert "no condition says it" in result.stdout
+
+
 def test_a_roll_out_that_is_not_done_is_not_ready(tmp_path: Path) -> None:
     value = deployment()
     value["status"] = {
@@ -165,11 +212,17 @@ def test_a_pod_of_kserve_says_where_the_model_lies(tmp_path: Path) -> None:
 
 
 def test_commands_to_look_further_have_the_names_filled_in(tmp_path: Path) -> None:
-    shown = run(tmp_path, yaml.safe_dump(pod())).stdout
+    value = pod()
+    assert "The weights" not in run(tmp_path, yaml.safe_dump(value)).stdout  # they are in a cache, under other names
+    words = args(value)
+    words[words.index(SETUP.target)] = f"/mnt/models/{SETUP.target}"
+    words.append("--port=8080")
+    shown = run(tmp_path, yaml.safe_dump(value)).stdout
     for line in (
         "kubectl describe pod/llama-spec-7d9f -n models",
         "kubectl exec pod/llama-spec-7d9f -n models -- python3 -c 'import vllm; print(vllm.__version__)'",
         "cd /mnt/models && sha256sum -c CHECKSUMS",
+        "draftwise verify http://localhost:8080 --setup setup.json",
         "kubectl logs pod/llama-spec-7d9f -n models --previous",
     ):
         assert line in shown

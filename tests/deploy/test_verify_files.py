@@ -3,16 +3,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from tests.support.adopted import IMAGES
+from tests.support.adopted import IMAGES, ORDER
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
-from draftwise.deploy import TARGETS, deploy, make_order
+from draftwise.deploy import TARGETS, Platform, deploy, make_order, read_layout
 
 SETUP = Setup(
     target="meta-llama/Llama-3.1-8B-Instruct",
@@ -64,6 +65,12 @@ def test_either_twin_is_held_against_its_own_setup(folder: Path, side: str) -> N
     assert "not-as-ordered" in codes(file)
     assert codes(folder) >= {"file-changed", "not-as-ordered"}
     assert run(folder).exit_code == 1
+
+
+def test_where_files_put_the_weights_they_are_judged_by_their_names(tmp_path: Path) -> None:
+    platform = Platform(layout=read_layout("pvc:models"))
+    deploy(replace(ORDER, platform=platform), "kserve").write(tmp_path / "out")
+    assert "target-not-here" not in codes(tmp_path / "out")
 
 
 def test_files_that_go_come_and_change_are_named(folder: Path) -> None:

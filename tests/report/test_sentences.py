@@ -7,7 +7,7 @@ from tests.support.made_comparisons import adopted, around, compared, decision_o
 from tests.support.made_runs import gains, make_run
 
 from draftwise.core import Arm, Band, Crossover, Scope, Verdict
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.report.actions import describe_way_back, list_actions
 from draftwise.report.sentences import describe_decision, list_clauses
 

@@ -4,7 +4,7 @@ from tests.support.made_comparisons import ALONE, LOADED, adopted, compared, dec
 from tests.support.made_runs import closed, gains, make_run
 
 from draftwise.core import Band, Finding, Severity
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.report.tables import group_findings, list_band_rows, list_context_rows, make_grids, sort_comparisons
 
 

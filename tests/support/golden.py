@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy import TARGETS, Mode, Platform, deploy, read_layout
 from draftwise.deploy.order import Scale
+from draftwise.deploy.proxies import Wanted
 from tests.support.adopted import IMAGES, ORDER
 
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")
@@ -21,26 +22,36 @@ class Golden:
     name: str
     text: str
     release: str
-    """Of KServe."""
+    """Of KServe; empty where the file does not depend on it."""
 
 
-def make_golden(release: str) -> Iterator[Golden]:
-    """Yield the YAML files of all targets, for one release of KServe."""
-    for to in TARGETS:  # those that are not KServe's are the same for every release of it
+def make_golden(release: str, targets: Iterable[str] = TARGETS) -> Iterator[Golden]:
+    """Yield the YAML files of targets, for one release of KServe; those of other targets do not depend on it."""
+    for to in targets:
         for platform in _list_platforms(to, release):
+            order = replace(ORDER, platform=platform, image=IMAGES.get(to, ORDER.image))
             try:
-                folder = deploy(replace(ORDER, platform=platform, image=IMAGES.get(to, ORDER.image)), to)
+                folder = deploy(order, to, proxy=Wanted(kind="httproute") if to == "kubernetes" else None)
             except InvalidSetup:
                 continue  # the release has no such layout
             for name, text in folder.files.items():
                 if name.endswith(".yaml"):
-                    yield Golden(name=f"{to} {platform.layout} {platform.mode} {name}", text=text, release=release)
+                    title = f"{to} {platform.layout} {platform.mode} {name}"
+                    yield Golden(name=title, text=text, release=release if to == "kserve" else "")
 
 
 def _list_platforms(to: str, release: str) -> Iterator[Platform]:
     if to != "kserve":
-        yield Platform(scale=Scale(most=4, per_replica=64) if TARGETS[to].scaled else None)
+        scale = Scale(most=4, per_replica=64) if TARGETS[to].scaled else None
+        yield Platform(scale=scale, verifier="registry.local/draftwise:1" if to == "argo-rollouts" else "")
         return
     for mode in get_args(Mode):
         for layout in LAYOUTS:
-            yield Platform(release=release, mode=mode, layout=None if layout is None else read_layout(layout))
+            scale = Scale(most=4, per_replica=64) if layout == "pvc:models" else None
+            yield Platform(
+                release=release,
+                mode=mode,
+                layout=read_layout(layout) if layout else None,
+                scale=scale,
+                service_account="hub",
+            )

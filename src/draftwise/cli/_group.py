@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import time
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import click
@@ -19,6 +21,19 @@ __all__ = ["BEGAN", "VerbGroup"]
 BEGAN = "draftwise.began_s"
 """In a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
 _EXIT_FINDINGS, _EXIT_USAGE, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+def _import(name: str) -> ModuleType:
+    """Import a verb's module without looking for garbage, of which it leaves none: a tenth of a short verb's time."""
+    if name in sys.modules or not gc.isenabled():
+        return importlib.import_module(name)
+    gc.disable()
+    try:
+        module = importlib.import_module(name)
+        gc.freeze()
+    finally:
+        gc.enable()
+    return module
 
 
 class VerbGroup(click.Group):
@@ -47,7 +62,7 @@ class VerbGroup(click.Group):
         """Import a verb's file and return its command; None for an unknown verb."""
         if cmd_name not in self._verbs:
             return None
-        command: click.Command = getattr(importlib.import_module(self._verbs[cmd_name]), cmd_name.replace("-", "_"))
+        command: click.Command = getattr(_import(self._verbs[cmd_name]), cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -6,19 +6,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
-from draftwise.core import Baseline, Decision, Device, InvalidSetup, Run, Setup, Severity, Verdict
+from draftwise.core import Baseline, Device, InvalidSetup, Setup, Severity
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
 from draftwise.deploy.files import Folder
 from draftwise.deploy.order import Scale
-from draftwise.deploy.proxies import PROXIES, Wanted
+from draftwise.deploy.proxies import ProxyKind, Wanted
 from draftwise.facts.gpus import get_gpu
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision, Run
 
 __all__ = ["deploy"]
 
@@ -33,6 +35,7 @@ __all__ = ["deploy"]
 @click.option("--vllm", "version", metavar="VERSION", help="Release to run  [default: the source's]")
 @nearest_option
 @click.option("--name", default="", metavar="NAME", help="Of the service  [default: after the model]")
+@click.option("--owner", default="", metavar="NAME", help="Who answers for it, for the memo and the objects.")
 @click.option("--image", default="", metavar="IMAGE", help="[default: vllm/vllm-openai of the release]")
 @click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -50,7 +53,7 @@ __all__ = ["deploy"]
     "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
 )
 @click.option("--max-replicas", type=click.IntRange(min=2), metavar="N",
-              help="Write what scales both twins up to N replicas, by requests in flight (KEDA).")  # fmt: skip
+              help="Write what scales both twins up to N replicas, by requests in flight (KEDA, Knative).")  # fmt: skip
 @click.option("--requests-per-replica", type=click.IntRange(min=1), metavar="N",
               help="In flight, for which there is one  [default: as far as the run saw that it pays]")  # fmt: skip
 @click.option("--observe/--no-observe", default=True, show_default=True,
@@ -59,7 +62,7 @@ __all__ = ["deploy"]
               help="How its metrics' names begin  [default: vllm:, or as on the platform]")  # fmt: skip
 @click.option("--verifier", default="", metavar="IMAGE",
               help="With draftwise in it: the analysis of a canary runs `draftwise verify` there.")  # fmt: skip
-@click.option("--proxy", "kind", type=click.Choice(list(PROXIES)),
+@click.option("--proxy", "kind", type=click.Choice(get_args(ProxyKind)),
               help="Write a proxy in front of both twins, which keeps from each what it must not get.")  # fmt: skip
 @click.option("--share", type=click.IntRange(0, 100), default=10, show_default=True, metavar="PERCENT",
               help="Of the proxy's requests, for the pool that speculates.")  # fmt: skip
@@ -87,6 +90,7 @@ def deploy(
     version: str | None,
     nearest: bool,
     name: str,
+    owner: str,
     image: str,
     gpu: str | None,
     cold_start_s: float | None,
@@ -100,7 +104,7 @@ def deploy(
     observe: bool,
     metrics_prefix: str,
     verifier: str,
-    kind: str | None,
+    kind: ProxyKind | None,
     share: int,
     spec_address: str,
     plain_address: str,
@@ -151,11 +155,13 @@ def deploy(
     platform = replace(platform, verifier=verifier, scale=_read_scale(max_replicas, requests_per_replica))
     prefix = metrics_prefix if observe else None
     proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
-    folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix, proxy=proxy)
+    folder = write_files(replace(order, platform=platform, owner=owner), to, metrics_prefix=prefix, proxy=proxy)
     if canary is not None:
         folder = _add_probe(folder, setup, canary, access)
     folder.write(out)
     if as_json:
+        from draftwise.cli._findings import finding_to_dict
+
         click.echo(
             json.dumps(
                 {
@@ -237,6 +243,8 @@ def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, wri
     if writes and changed.difference:
         replace_text(path, changed.text)
     if as_json:
+        from draftwise.cli._findings import finding_to_dict
+
         row = {"file": str(path), "difference": changed.difference, "written": writes and bool(changed.difference)}
         click.echo(json.dumps(row | {"findings": list(map(finding_to_dict, changed.findings))}))
         return
@@ -307,7 +315,7 @@ def _read_run(
 
 def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:
     """Return what was measured of each workload alone, under its heaviest load."""
-    from draftwise.decide.comparison.cell import ALL
+    from draftwise.core.comparison import ALL
 
     found = [each for each in decision.comparisons if each.candidate == candidate and each.workload != ALL]
     found.sort(key=lambda each: each.condition.place or ("", 0.0))
@@ -316,7 +324,8 @@ def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:
 
 def _list_not_adopted(decision: Decision, candidate: str) -> Iterator[str]:
     """Yield where the run does not say that a candidate pays."""
-    from draftwise.decide.comparison.cell import ALL
+    from draftwise.core import Verdict
+    from draftwise.core.comparison import ALL
     from draftwise.report.units import describe_load
 
     for each in decision.comparisons:

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
+    from draftwise.core.counters import Counters, ServerLoad
     from draftwise.core.decision import (
         Band,
         Crossover,
         Decision,
         Recommendation,
-        Relation,
-        Rollback,
-        RollbackBasis,
         Schedule,
         Scope,
         SingleSetting,
@@ -50,19 +48,18 @@ if TYPE_CHECKING:
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
+    from draftwise.core.rollback import Relation, Rollback, RollbackBasis
     from draftwise.core.ruling import Effect, Ruling, Stage
     from draftwise.core.run import (
         Answer,
         Arm,
         ClientHealth,
-        Counters,
         Disturbance,
         Divergence,
         Expectation,
         Omission,
         Run,
         RunPlan,
-        ServerLoad,
         Settled,
         TurnRecord,
     )
@@ -168,8 +165,8 @@ _MODULES = {
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
-    "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
-    "UnmeasuredCell",
+    "counters": "Counters ServerLoad",
+    "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",
     "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
@@ -177,8 +174,8 @@ _MODULES = {
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
-    "run": "Answer Arm ClientHealth Counters Disturbance Divergence Expectation Omission Run RunPlan ServerLoad "
-    "Settled TurnRecord",
+    "rollback": "Relation Rollback RollbackBasis",
+    "run": "Answer Arm ClientHealth Disturbance Divergence Expectation Omission Run RunPlan Settled TurnRecord",
     "setup": "Device Setup",
     "shape": "ModelShape",
     "stats": "SpecStats",

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any
 
-from draftwise.core.decision import Relation, Rollback, RollbackBasis
+from draftwise.core.counters import Counters, ServerLoad
 from draftwise.core.finding import UnreadableSource
 from draftwise.core.load import Condition
-from draftwise.core.run import Counters, ServerLoad
+from draftwise.core.rollback import Relation, Rollback, RollbackBasis
 from draftwise.core.stats import SpecStats
 from draftwise.core.window import Sums, Window
 

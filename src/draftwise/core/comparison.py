@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from draftwise.core.counters import Counters
 from draftwise.core.finding import Finding
 from draftwise.core.load import ClosedLoop, Condition
 from draftwise.core.reason import Reason
-from draftwise.core.run import Counters
 
-__all__ = ["Comparison", "DecidingMeasure", "Interval", "Verdict"]
+__all__ = ["ALL", "Comparison", "DecidingMeasure", "Interval", "Verdict"]
 
+ALL = "all"
+"""Name of the row that pools every workload: what one setting for all traffic would do."""
 _UNKNOWN = 100.0
 """Ratio from which the upper end of an interval, and by whose inverse the lower one, is no knowledge: too few readings
 for more."""

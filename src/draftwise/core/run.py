@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from draftwise.core.config import SpecConfig
 from draftwise.core.context import RunContext
+from draftwise.core.counters import Counters, ServerLoad
 from draftwise.core.load import Condition
 from draftwise.core.setup import Setup
-from draftwise.core.stats import SpecStats
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
 
@@ -19,14 +19,12 @@ __all__ = [
     "Answer",
     "Arm",
     "ClientHealth",
-    "Counters",
     "Disturbance",
     "Divergence",
     "Expectation",
     "Omission",
     "Run",
     "RunPlan",
-    "ServerLoad",
     "Settled",
     "TurnRecord",
 ]
@@ -119,61 +117,6 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """Values of a server's counters, or their growth over a turn; None where it does not report them."""
-
-    spec: SpecStats = field(default_factory=SpecStats)
-    generation_tokens: int | None = None
-    prefix_queries: int | None = None
-    prefix_hits: int | None = None
-
-    def __sub__(self, before: Counters) -> Counters:
-        return self._combine(before, -1)
-
-    def __add__(self, other: Counters) -> Counters:
-        return self._combine(other, 1)
-
-    def _combine(self, other: Counters, sign: int) -> Counters:
-        def each(a: int | None, b: int | None) -> int | None:
-            return None if a is None or b is None else a + sign * b
-
-        return Counters(
-            spec=self.spec + other.spec if sign > 0 else self.spec - other.spec,
-            generation_tokens=each(self.generation_tokens, other.generation_tokens),
-            prefix_queries=each(self.prefix_queries, other.prefix_queries),
-            prefix_hits=each(self.prefix_hits, other.prefix_hits),
-        )
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        """Output tokens per decoding step of a sequence: generated / (generated - accepted).
-
-        Every step emits one token more than it accepts, so this also counts the steps for which nothing
-        was drafted, which `SpecStats.acceptance_length` leaves out.
-        """
-        if not self.generation_tokens or self.generation_tokens <= self.spec.num_accepted_tokens:
-            return None
-        return self.generation_tokens / (self.generation_tokens - self.spec.num_accepted_tokens)
-
-    @property
-    def coverage(self) -> float | None:
-        """Drafts / (generated - accepted): the share of the steps that verified a draft.
-
-        At most 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
-        """
-        if self.tokens_per_step is None or self.generation_tokens is None:
-            return None
-        if self.spec.num_accepted_tokens and not self.spec.num_drafts:
-            return None  # TGI and SGLang tell what was accepted, and not of how many drafts
-        return min(1.0, self.spec.num_drafts / (self.generation_tokens - self.spec.num_accepted_tokens))
-
-    @property
-    def prefix_hit_rate(self) -> float | None:
-        """Share of the prompt tokens looked up in the prefix cache that were found there."""
-        return self.prefix_hits / self.prefix_queries if self.prefix_queries and self.prefix_hits is not None else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What one request brought back."""
 
@@ -218,17 +161,6 @@ class ClientHealth:
     send_lag_max_s: float = 0.0
     clock_jump_s: float = 0.0
     """Wall clock minus monotonic clock, change over the turn: not 0 when the clock was set or the machine slept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
-    """Gauges of a server's /metrics; None where it does not report them."""
-
-    running: float | None = None
-    """Requests being decoded."""
-    waiting: float | None = None
-    kv_usage: float | None = None
-    """Share of the KV cache in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

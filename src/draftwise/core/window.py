@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 
-from draftwise.core.run import Counters, ServerLoad
+from draftwise.core.counters import Counters, ServerLoad
 
 __all__ = ["Sums", "Window"]
 

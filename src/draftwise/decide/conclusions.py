@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Comparison, Decision, Finding, Run
+from draftwise.core.comparison import ALL
 from draftwise.decide.bands import divide_loads
 from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace_acceptance
-from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
 from draftwise.decide.disturbance import set_aside_disturbed

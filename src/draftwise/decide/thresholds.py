@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
-from draftwise.core import InvalidSetup, Run
+from draftwise.core import InvalidSetup
+
+if TYPE_CHECKING:
+    from draftwise.core import Run
 
 __all__ = ["Thresholds", "get_thresholds"]
 

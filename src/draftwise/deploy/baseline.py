@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
-from draftwise.core import NO_PROBE, Baseline, Decision, Expected
+from draftwise.core import NO_PROBE, Baseline, Expected
 from draftwise.deploy.observe.promise import find_strictest
 from draftwise.deploy.order import Evidence
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision
 
 __all__ = ["find_expected", "make_baseline"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
 from shlex import quote
 from typing import Any
 
@@ -28,12 +29,16 @@ from draftwise.deploy.layout import (
 from draftwise.deploy.observe import Observation
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kserve import get_release, has_canaries, render_canary
+from draftwise.deploy.render.kubernetes import to_gib
 from draftwise.deploy.render.words import dump_yaml
 from draftwise.facts.kinds import list_kinds
 
 __all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
 
-CANARY, MODELCAR, STAGE = "canary.yaml", "Dockerfile.modelcar", "stage-job.yaml"
+CANARY, MODELCAR = "canary.yaml", "Dockerfile.modelcar"
+ACCOUNT, CLAIM, STAGE = "account.yaml", "claim.yaml", "stage-job.yaml"
+_SECRET, _TOKEN = "hf-secret", "HF_TOKEN"
+"""The secret that KServe finds by its account, and its key: a token of the hub (pkg/credentials/hf)."""
 _PERCENT = 10
 _DEADLINE_S = 600
 """Of a Deployment that KServe makes; no field of an InferenceService changes it (deployment_reconciler.go)."""
@@ -43,6 +48,8 @@ name, folder, revision = sys.argv[1:]
 huggingface_hub.snapshot_download(name, local_dir=folder, revision=revision)
 """
 _STAGING = "/models"
+_SPARE = 1.25
+"""Room for weights, times what they take: what is downloaded is first put beside what is there."""
 
 
 def prepare(order: Order) -> Order:
@@ -84,10 +91,14 @@ def _read_release(text: str) -> Version:
 def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str, Step]:
     """Return the files that stage the weights, and the canary where KServe shares traffic."""
     steps: dict[str, Step] = {}
-    layout = spec.platform.layout
+    layout, account = spec.platform.layout, spec.platform.service_account
+    if account:
+        steps[ACCOUNT] = _make_account(account)
     if layout is not None and layout.kind == "modelcar":
         steps[MODELCAR] = _build_modelcar(spec, layout.store)
     elif layout is not None and list(_list_fetched(spec)):
+        if spec.host.weights_bytes:
+            steps[CLAIM] = _make_claim(spec, layout.store)
         steps[STAGE] = _fill_claim(spec, layout.store)
     if has_canaries(spec):
         steps[CANARY] = Step(
@@ -97,6 +108,18 @@ def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str,
             command=f"kubectl apply -f {CANARY}",
         )
     return steps
+
+
+def _make_account(name: str) -> Step:
+    secrets = [{"name": _SECRET}]
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}, "secrets": secrets}
+    return Step(
+        text=dump_yaml(account),
+        about=f"the account {name}, for a namespace that has none of that name; it names the secret, and holds none",
+        does=f"Make the account {name} where there is none, with a token of the hub that lies in a file",
+        command=f"kubectl create secret generic {_SECRET} --from-file={_TOKEN}=TOKEN-FILE\n"
+        f"kubectl get serviceaccount {name} || kubectl apply -f {ACCOUNT}",
+    )
 
 
 def _build_modelcar(order: Order, image: str) -> Step:
@@ -114,6 +137,22 @@ def _build_modelcar(order: Order, image: str) -> Step:
         about=f"the image {image}, which holds the weights",
         does="Build the image of the weights",
         command="\n".join([*fetch, f"docker build -f {MODELCAR} -t {image} . && docker push {image}"]),
+    )
+
+
+def _make_claim(order: Order, claim: str) -> Step:
+    spec = {
+        # One Job writes, replicas on any node read.
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": to_gib(ceil(_SPARE * order.host.weights_bytes))}},
+    }
+    return Step(
+        text=dump_yaml(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec}
+        ),
+        about=f"the claim {claim}, for a cluster that has none of that name",
+        does=f"Make the claim {claim} where there is none",
+        command=f"kubectl get pvc {claim} || kubectl apply -f {CLAIM}",
     )
 
 
@@ -137,8 +176,8 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
     """Return the Job that downloads the weights onto a claim."""
     mounts = [{"name": "models", "mountPath": _STAGING}]
     token = {
-        "name": "HF_TOKEN",
-        "valueFrom": {"secretKeyRef": {"name": "hf-secret", "key": "HF_TOKEN", "optional": True}},
+        "name": _TOKEN,
+        "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": _TOKEN, "optional": True}},
     }
     containers = [
         {

@@ -14,6 +14,7 @@ from draftwise.facts.methods import find_method, find_placeholder
 
 __all__ = [
     "LAYOUTS",
+    "MODEL_ROOTS",
     "SINGLE",
     "STORAGE_URIS",
     "Checkpoint",
@@ -30,6 +31,7 @@ __all__ = [
     "name_upstream",
     "place",
     "read_layout",
+    "rename_upstream",
 ]
 
 Kind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
@@ -37,6 +39,8 @@ _MODELS = "/mnt/models"
 """Where KServe puts what `storageUri` names."""
 _CLAIM = "/mnt/claim"
 """Beside the directories that are downloaded, which may lie on a volume of their own."""
+MODEL_ROOTS = (_MODELS, _CLAIM)
+"""Where the server's directories of weights begin."""
 _STORES: Mapping[str, str] = {"modelcar": "IMAGE", "pvc": "CLAIM", "mixed": "CLAIM"}
 """Layouts that need the name of what holds the weights."""
 SINGLE: frozenset[Kind] = frozenset({"one", "modelcar", "pvc"})
@@ -185,8 +189,16 @@ def name_directory(checkpoint: str) -> str:
 
 def name_upstream(path: str) -> str:
     """Return the checkpoint that a path on the server holds, as it is named elsewhere; other names as they are."""
-    root = next((each for each in (_MODELS, _CLAIM) if path.startswith(f"{each}/")), None)
+    root = next((each for each in MODEL_ROOTS if path.startswith(f"{each}/")), None)
     return path if root is None else path.removeprefix(f"{root}/")
+
+
+def rename_upstream(setup: Setup) -> Setup:
+    """Return a setup with the names by which its checkpoints are known, for the directories that hold them there."""
+    spec = setup.spec
+    if spec is not None and spec.model:
+        spec = replace(spec, model=name_upstream(spec.model))
+    return replace(setup, target=name_upstream(setup.target), spec=spec)
 
 
 def is_directory(checkpoint: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from draftwise.core import Finding
+from draftwise.core import Expected, Finding
 from draftwise.deploy.order import Order
 from draftwise.report.conditions import describe_rule
+from draftwise.report.units import describe_load
 from draftwise.setups.write import write_shell
 
 __all__ = ["write_memo"]
+
+_NOBODY = "**Who.** Nobody is named to answer for it (--owner)."
 
 
 def write_memo(
@@ -44,6 +47,7 @@ def write_memo(
             _list_commands(apply),
             _list_points("Limits", map(str, limits)),
             _list_points("Where to leave it off", leave_off),
+            _list_points("What to expect", _tell_expected(order.evidence.expected)),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
             _list_points("What going back leaves behind", [leaves] if leaves else []),
             _list_points("Not watched", unwatched),
@@ -75,6 +79,21 @@ def _tell(order: Order) -> Iterator[str]:
         f"It takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
         f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
     )
+    yield ""
+    yield f"**Who.** {order.owner} answers for it." if order.owner else _NOBODY
+
+
+def _tell_expected(expected: Expected | None) -> Iterator[str]:
+    """Yield what the counters of the run said, where its break-even is the highest."""
+    if expected is None:
+        return
+    counters, drafts = expected.counters, expected.counters.spec
+    place = f"{expected.workload}, {describe_load(expected.condition)}"
+    if counters.tokens_per_step is not None:
+        yield f"{place}: {counters.tokens_per_step:.2f} tokens per step."
+    if drafts.acceptance_length is not None:
+        rates = ", ".join(f"{100 * rate:.0f} %" for rate in drafts.rate_per_pos)
+        yield f"{place}: {drafts.acceptance_length:.2f} tokens of output for a draft; accepted by position {rates}."
 
 
 def _list_files(files: Mapping[str, str]) -> Iterator[str]:

@@ -113,6 +113,8 @@ class Host:
     cpus: int
     memory_bytes: int
     shm_bytes: int
+    weights_bytes: int = 0
+    """Of target and drafter, on a volume; 0 where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ class Order:
     host: Host
     startup_s: int
     """How long a start may take before it counts as failed."""
+    owner: str = ""
+    """Who answers for it; empty where nobody is named."""
     evidence: Evidence = field(default_factory=Evidence)
     placement: Placement = field(default_factory=Placement)
     platform: Platform = field(default_factory=Platform)
@@ -195,6 +199,7 @@ class Order:
             "setup": sha256(write_json(self.setup).encode()).hexdigest()[:16],
             "run": evidence.run,
             "found": evidence.headline,
+            "owner": self.owner,
             "not-measured": " ".join(evidence.unmeasured),
         }
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
@@ -310,5 +315,10 @@ def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
             raise InvalidSetup(errors)
     # Weights pass through the page cache on their way to the GPUs; a limit below them makes every start slow.
     memory = weights + _PROCESS_BYTES + gpus * _WORKER_BYTES
-    host = Host(cpus=2 + 2 * gpus, memory_bytes=_GIB * ceil(memory / _GIB), shm_bytes=gpus * _SHM_BYTES)
+    host = Host(
+        cpus=2 + 2 * gpus,
+        memory_bytes=_GIB * ceil(memory / _GIB),
+        shm_bytes=gpus * _SHM_BYTES,
+        weights_bytes=weights,
+    )
     return host, tuple(remarks)

@@ -19,7 +19,7 @@ from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.observe.naming import name_for
 from draftwise.deploy.order import Order
-from draftwise.deploy.proxies import Front, Wanted, put_in_front
+from draftwise.deploy.proxies import Front, Wanted
 from draftwise.deploy.proxies.policy import find_policy
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
@@ -35,7 +35,7 @@ from draftwise.deploy.render import (
     systemd,
     vllm_runtime,
 )
-from draftwise.deploy.scaling import scale
+from draftwise.deploy.scaling import SCALING, scale, settle
 from draftwise.deploy.twin import Pool, without_speculation
 from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
@@ -78,7 +78,7 @@ class Target:
     """What stays behind on the platform after the service with speculation was taken away, a sentence; empty where that
     depends on the layout of the weights."""
     scaled: str = ""
-    """What an autoscaler of the cluster scales, as apiVersion and kind; empty where the platform does it itself."""
+    """What an autoscaler of the cluster scales: apiVersion, kind and name; empty where the platform does it itself."""
     brings_weights: bool = False
     """Whether its files put the weights where the server looks for them."""
     in_cluster: bool = False
@@ -102,7 +102,7 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     "kubernetes": Target(
         render=kubernetes.render,
-        scaled="apps/v1 Deployment",
+        scaled="apps/v1 Deployment {name}",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
@@ -113,6 +113,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "kserve": Target(
         render=kserve.render,
+        scaled="apps/v1 Deployment {name}-predictor",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready inferenceservice/{name} "
         "--timeout={startup}s",
@@ -161,7 +162,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "argo-rollouts": Target(
         render=rollouts.render,
-        scaled="argoproj.io/v1alpha1 Rollout",
+        scaled="argoproj.io/v1alpha1 Rollout {name}",
         address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
@@ -241,7 +242,8 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     target = TARGETS[to]
     warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
-    sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    twins: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
     files: dict[str, str] = {}
     for side, each in sides.items():
         name, text = f"{side}{target.suffix}", target.render(each)
@@ -249,10 +251,14 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
             raise InvalidSetup(found)
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
-    front = Front() if proxy is None else put_in_front(order, proxy, target.address, policy)
+    front = Front()
+    if proxy is not None:
+        from draftwise.deploy.proxies import put_in_front  # most folders have none
+
+        front = put_in_front(order, proxy, target.address, policy)
     more = {
         **target.write_more(sides["spec"], sides["plain"], watched),
-        **_scale(order, target, metrics_prefix),
+        **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
         **front.steps,
     }
     files |= {name: step.text for name, step in more.items()}
@@ -263,15 +269,17 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     limits = (*warned, *target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
-    record = _make_record(to, target, sides)
+    record = _make_record(to, target, sides, is_scaled=SCALING in more)
     files[DEPLOYMENT] = write_record(record)
     files["MEMO.md"] = write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
+            "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
             **{step.does: step.command for step in more.values()},
             **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
+            **watched.commands,
             **_list_commands(target, record),
         },
         weights=tuple(target.describe(order)),
@@ -283,12 +291,12 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     return Folder(files, limits)
 
 
-def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
+def _make_record(to: str, target: Target, sides: Mapping[Pool, Order], *, is_scaled: bool) -> Record:
     order = sides["spec"]
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
-        leaves=f"{leaves} Its ScaledObject stays, too: delete it." if order.platform.scale else leaves,
+        leaves=f"{leaves} Its ScaledObject, too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
         to=to,
         platform_release=order.platform.release,
         startup_s=order.startup_s,
@@ -301,13 +309,6 @@ def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
-
-
-def _scale(order: Order, target: Target, prefix: str | None) -> Mapping[str, Step]:
-    if order.platform.scale is None:
-        return {}
-    naming = name_for(order, prefix or target.metrics_prefix)
-    return scale(order, naming, target.scaled, order.platform.scale)
 
 
 def _describe(target: Target) -> Mapping[str, str]:
@@ -355,7 +356,6 @@ def _list_commands(target: Target, record: Record) -> dict[str, str]:
         "send the traffic elsewhere, as the twin takes its place" if target.stop else "start the twin, move the traffic"
     )
     return {
-        "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
         "Start it": fill_in(target.apply, spec, record),
         f"Go back (`draftwise rollback` says it step by step): {how}, then": (
             f"{start_twin(target, record)}\n{fill_in(target.remove, spec, record)}"

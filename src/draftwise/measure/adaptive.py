@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled, Verdict
+from draftwise.core.comparison import ALL
 from draftwise.decide.bands import gather_load_points
-from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import estimate_cells
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.decide.disturbance import set_aside_disturbed

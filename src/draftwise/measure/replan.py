@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from math import log
 
 from draftwise.core import Omission, Run, RunPlan, TurnRecord
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn

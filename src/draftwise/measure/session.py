@@ -12,7 +12,8 @@ from typing import Any
 
 from draftwise.backends import Backend, LineUp
 from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan
-from draftwise.decide.comparison.cell import ALL, make_cells
+from draftwise.core.comparison import ALL
+from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
+from typing import TYPE_CHECKING
 
-from draftwise.core import (
-    ClosedLoop,
-    Condition,
-    Decision,
-    Omission,
-    OpenLoop,
-    Rollback,
-    RollbackBasis,
-    Scope,
-    SingleSetting,
-    UnmeasuredCell,
-)
+from draftwise.core import ClosedLoop, Condition, OpenLoop, Rollback, RollbackBasis
 from draftwise.decide.validity.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.tables import name_workload
 from draftwise.report.units import LOAD_UNITS, count_load, format_load
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision, Omission, Scope, SingleSetting, UnmeasuredCell
 
 __all__ = [
     "describe_missing",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.decide.validity.finding import join_names
 from draftwise.report.reasons import describe_reason
 from draftwise.report.units import (

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Band, Comparison, Crossover, Decision, Finding, Run, Severity
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core import Finding, Severity
+from draftwise.core.comparison import ALL
 from draftwise.report.units import LOAD_UNITS, format_load
+
+if TYPE_CHECKING:
+    from draftwise.core import Band, Comparison, Crossover, Decision, Run
 
 __all__ = [
     "Grid",

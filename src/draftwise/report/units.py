@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from draftwise.core import Condition, Interval
+from draftwise.core import Condition
 from draftwise.decide.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from draftwise.core import Interval
 
 __all__ = [
     "LATE_FIRST_TOKEN",
@@ -67,7 +71,7 @@ def format_number(value: float | None) -> str:
 
 def format_change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage, a dash for None."""
-    value = ratio.value if isinstance(ratio, Interval) else ratio
+    value = ratio if ratio is None or isinstance(ratio, float) else ratio.value
     return "-" if value is None else f"{round(value - 1, 2) + 0.0:+.0%}"
 
 

@@ -7,7 +7,8 @@ import pytest
 from tests.support.made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Run
-from draftwise.decide.comparison.cell import ALL, Cell, make_cells
+from draftwise.core.comparison import ALL
+from draftwise.decide.comparison.cell import Cell, make_cells
 from draftwise.runs.schedule import Turn
 
 CANDIDATE = "ngram k=3"

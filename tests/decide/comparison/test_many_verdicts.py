@@ -4,7 +4,7 @@ import numpy as np
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, make_run, workload
 
 from draftwise.core import Arm, Comparison, Run, Verdict
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.decide.conclusions import gather_evidence
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]

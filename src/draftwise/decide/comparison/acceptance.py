@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer, Comparison, SpecStats
-from draftwise.decide.comparison.cell import ALL, Cell, Unit
+from draftwise.core.comparison import ALL
+from draftwise.decide.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, Estimate
 
 __all__ = [

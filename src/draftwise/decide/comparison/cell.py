@@ -9,9 +9,9 @@ from itertools import groupby, product, takewhile
 from operator import add
 
 from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
+from draftwise.core.comparison import ALL
 
 __all__ = [
-    "ALL",
     "Cell",
     "OutputDifference",
     "PairedRequest",
@@ -20,9 +20,6 @@ __all__ = [
     "has_synthetic_acceptance",
     "make_cells",
 ]
-
-ALL = "all"
-"""Name of the row that pools every workload: what one setting for all traffic would do."""
 
 Unit = tuple[str, str]
 """Workload and prompt id."""

@@ -11,8 +11,8 @@ from statistics import median
 import numpy as np
 
 from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
+from draftwise.core.comparison import ALL
 from draftwise.decide.comparison.cell import (
-    ALL,
     Cell,
     PairedRequest,
     Unit,

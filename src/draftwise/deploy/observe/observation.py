@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draftwise.deploy.observe.analysis import (
     find_window,
@@ -37,6 +37,8 @@ class Observation:
     """What each file is for and its text, by its name."""
     missing: tuple[str, ...]
     """What a reader could look for in vain, a sentence each."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """What puts them into force, by what it does."""
 
     def describe(self) -> Mapping[str, str]:
         """Return what each file is for, by its name."""
@@ -71,7 +73,26 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | N
             missing.append(_UNVERIFIED)
     elif in_cluster:
         missing.append(_UNJUDGED)
-    return Observation(files={f"observe/{name}": file for name, file in files.items()}, missing=tuple(missing))
+    return Observation(
+        files={f"observe/{name}": file for name, file in files.items()},
+        missing=tuple(missing),
+        commands=_list_commands(order, in_cluster=in_cluster),
+    )
+
+
+def _list_commands(order: Order, *, in_cluster: bool) -> Mapping[str, str]:
+    if not in_cluster:
+        does = "Watch it: the rules go under Prometheus' rule_files, what it scrapes under its scrape_configs"
+        return {does: "promtool check rules observe/rules.yaml"}
+    return {
+        "Watch it, by the Prometheus operator": (
+            "kubectl apply -f observe/prometheusrule.yaml -f observe/podmonitor.yaml"
+        ),
+        "See it, where Grafana looks for ConfigMaps with the label grafana_dashboard": (
+            f"kubectl create configmap {order.service}-dashboard --from-file=observe/dashboard.json --dry-run=client "
+            "-o yaml | kubectl label --local -f - grafana_dashboard=1 -o yaml | kubectl apply -f -"
+        ),
+    }
 
 
 _ROUTES = """\

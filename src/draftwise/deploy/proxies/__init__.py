@@ -4,6 +4,17 @@ Routing by load is none of it: with the same servers, two equal pools were bette
 (docs/deploying.md has the numbers).
 """
 
-from draftwise.deploy.proxies.proxy import PROXIES, Front, Wanted, put_in_front
+from __future__ import annotations
 
-__all__ = ["PROXIES", "Front", "Wanted", "put_in_front"]
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from draftwise.deploy.proxies.pools import Front, ProxyKind, Wanted
+    from draftwise.deploy.proxies.proxy import PROXIES, put_in_front
+
+__all__ = ["PROXIES", "Front", "ProxyKind", "Wanted", "put_in_front"]
+
+_MODULES = {"pools": "Front ProxyKind Wanted", "proxy": "PROXIES put_in_front"}
+__getattr__ = import_on_use(__name__, _MODULES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.deploy.files import Step
@@ -11,35 +11,9 @@ from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import cluster, envoy, haproxy
 from draftwise.deploy.proxies.classes import judge_split
 from draftwise.deploy.proxies.policy import POOL_HEADER, Policy
-from draftwise.deploy.proxies.pools import Pools
+from draftwise.deploy.proxies.pools import Front, Pools, ProxyKind, Wanted
 
-__all__ = ["PROXIES", "Front", "Wanted", "put_in_front"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A proxy, as it is asked for."""
-
-    kind: str
-    """One of `PROXIES`."""
-    share: int = 10
-    """Percent of the requests for the pool that speculates."""
-    spec: str = ""
-    """Where that pool is, as the proxy reaches it: host and port; empty for what the platform calls it."""
-    plain: str = ""
-    """And its twin."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
-    """What stands in front of both twins."""
-
-    steps: Mapping[str, Step] = field(default_factory=dict)
-    """Its files by name."""
-    commands: Mapping[str, str] = field(default_factory=dict)
-    """What changes it while it runs, by what that does."""
-    limits: tuple[Finding, ...] = ()
-    """What it does not do."""
+__all__ = ["PROXIES", "put_in_front"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +30,7 @@ class _Proxy:
     """The command that gives the speculative pool of a service another share; None where there is no such command."""
 
 
-PROXIES: Mapping[str, _Proxy] = {
+PROXIES: Mapping[ProxyKind, _Proxy] = {
     "haproxy": _Proxy(
         file="haproxy.cfg",
         render=haproxy.render,

@@ -11,7 +11,14 @@ from typing import Any
 from packaging.version import Version
 
 from draftwise.deploy.order import Order
-from draftwise.deploy.render.kubernetes import list_env, list_resources, list_volumes, make_metadata, make_probes
+from draftwise.deploy.render.kubernetes import (
+    find_lull_s,
+    list_env,
+    list_resources,
+    list_volumes,
+    make_metadata,
+    make_probes,
+)
 from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
 
 __all__ = ["CONTAINER", "get_release", "has_canaries", "render", "render_canary"]
@@ -104,6 +111,8 @@ def _make_service(order: Order, predictor: dict[str, Any]) -> dict[str, Any]:
     metadata["annotations"] = {
         "serving.kserve.io/deploymentMode": mode if get_release(order) >= _RENAMED else _MODES[mode],
         "serving.kserve.io/enable-prometheus-scraping": "true",
+        # No autoscaler of KServe's own beside the ScaledObject that is written, which knows more than its fields say.
+        **({"serving.kserve.io/autoscalerClass": "external"} if order.platform.scale and mode == "Standard" else {}),
         **metadata["annotations"],
     }
     return {
@@ -125,14 +134,26 @@ def _make_predictor(order: Order) -> dict[str, Any]:
         "resources": list_resources(order),
     }
     uris = [{"uri": mount.uri, "mountPath": mount.path} for mount in (*place.mounts, *place.drafts)]
-    deadline = {"serving.knative.dev/progress-deadline": f"{order.startup_s + 60}s"}
     return {
         "labels": dict(order.labels),
-        **({"annotations": deadline} if platform.mode == "Knative" else {}),
+        **(_make_knative(order) if platform.mode == "Knative" else {}),
         "minReplicas": 1,
-        "maxReplicas": 1,
+        "maxReplicas": platform.scale.most if platform.scale else 1,
         **({"serviceAccountName": platform.service_account} if platform.service_account else {}),
         **({"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}} if order.gpu_product else {}),
         **({"storageUris": uris} if uris else {}),
         "model": model,
     }
+
+
+def _make_knative(order: Order) -> dict[str, Any]:
+    """Return how long Knative waits for a start, and by what it scales: requests in flight, those that wait, too."""
+    annotations, scale = {"serving.knative.dev/progress-deadline": f"{order.startup_s + 60}s"}, order.platform.scale
+    if scale is None:
+        return {"annotations": annotations}
+    annotations |= {
+        # By default it adds a replica at 70 % of the target, and takes it away after a minute.
+        "autoscaling.knative.dev/target-utilization-percentage": "100",
+        "autoscaling.knative.dev/scale-down-delay": f"{find_lull_s(order)}s",
+    }
+    return {"annotations": annotations, "scaleMetric": "concurrency", "scaleTarget": scale.per_replica}

@@ -11,6 +11,7 @@ from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
 
 __all__ = [
     "PERIOD_S",
+    "find_lull_s",
     "list_env",
     "list_resources",
     "list_volumes",
@@ -25,6 +26,8 @@ __all__ = [
 _GIB = 1 << 30
 PERIOD_S = 10
 """Between two probes of a start."""
+_SHORTEST_S, _LONGEST_S = 300, 3600
+"""Of lulls: Kubernetes' own, and the longest that its autoscalers and Knative's take."""
 
 
 def render(order: Order) -> str:
@@ -128,3 +131,8 @@ def make_metadata(order: Order) -> dict[str, Any]:
 def to_gib(num_bytes: int) -> str:
     """Return a size as Kubernetes writes it, in whole GiB."""
     return f"{ceil(num_bytes / _GIB)}Gi"
+
+
+def find_lull_s(order: Order) -> int:
+    """Return for how long fewer replicas have to do: one that took so long to come up is not given away for less."""
+    return min(max(_SHORTEST_S, order.startup_s), _LONGEST_S)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
-from draftwise.deploy.layout import name_upstream
+from draftwise.deploy.layout import MODEL_ROOTS, name_upstream
 from draftwise.deploy.twin import without_speculation
 from draftwise.setups.read import NoServer, SourceText, read_setups
 from draftwise.setups.read.manifests.parts import get_mapping
@@ -21,6 +21,11 @@ _REFUSALS = ("error", "unable to connect", "the connection to the server", "bash
 """How what kubectl, or the shell that does not find it, writes on its standard error begins."""
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POOL = "draftwise.dev/pool"
+_PORT = 8000
+"""vLLM's default."""
+_RUNNING = "Running"
+_CONDITIONS = ("Ready", "Available", "Progressing", "PodScheduled")
+"""Those that are false where an object is not ready."""
 
 
 def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
@@ -141,10 +146,14 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: it has no status.", where)
         return
     reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
+    if not reasons and status.get("phase", _RUNNING) != _RUNNING:
+        reasons = [f"its phase is {status['phase']}"]
     for reason in reasons:
         yield _finding("not-ready", Severity.ERROR, f"{where} is not ready: {reason}.", where)
-    if not reasons:
+    if not reasons and _is_ready(value, status):
         yield _finding("seen", Severity.INFO, f"{where} is ready.", where)
+    elif not reasons:
+        yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: no condition says it.", where)
     for each in status.get("containerStatuses") or ():
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
@@ -165,8 +174,14 @@ def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _list_conditions(status: Mapping[str, Any]) -> Iterator[str]:
     for each in status.get("conditions") or ():
-        if each.get("type") in ("Ready", "Available", "Progressing") and each.get("status") == "False":
+        if each.get("type") in _CONDITIONS and each.get("status") == "False":
             yield f"{each['type']} is false ({each.get('reason')}) {each.get('message', '')}".strip().rstrip(".")
+
+
+def _is_ready(value: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Say whether a condition tells it, or the number of replicas, in which no reason against it was seen."""
+    told = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    return bool(told & {"Ready", "Available"}) or (value["kind"] == "Deployment" and "availableReplicas" in status)
 
 
 def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
@@ -185,25 +200,27 @@ def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
     metadata, name = get_mapping(value, "metadata"), _name(value)
     space = f" -n {metadata['namespace']}" if metadata.get("namespace") else ""
     pod = name if value["kind"] in ("Pod", "Deployment") else f"POD-OF-{metadata.get('name', '')}"
-    container = _find_container(value)
-    at = f"{pod}{space}" + (f" -c {container}" if container else "")
+    containers = _list_containers(value)
+    at = f"{pod}{space}" + (f" -c {containers[0].get('name')}" if len(containers) > 1 else "")
+    found = _read(value, name)
+    port = found.args.get("port", _PORT) if found is not None else _PORT
     yield "What happened to it", f"kubectl describe {name}{space}"
     yield "The release", f"kubectl exec {at} -- python3 -c 'import vllm; print(vllm.__version__)'"
     yield "What it made of the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
     yield "The log of the container before", f"kubectl logs {at} --previous"
-    yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR /mnt/models && cd /mnt/models && sha256sum -c CHECKSUMS'"
-    yield "Its counters", f"kubectl exec {at} -- curl -s localhost:8000/metrics | grep spec_decode"
+    if root := next((each for each in MODEL_ROOTS if found is not None and found.target.startswith(each)), ""):
+        yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR {root} && cd {root} && sha256sum -c CHECKSUMS'"
+    yield "Its counters", f"kubectl exec {at} -- curl -s localhost:{port}/metrics | grep spec_decode"
     yield (
         "What it does",
-        (f"kubectl port-forward {pod}{space} 8000 & draftwise verify http://localhost:8000 --setup setup.json"),
+        f"kubectl port-forward {pod}{space} {port} & draftwise verify http://localhost:{port} --setup setup.json",
     )
 
 
-def _find_container(value: Mapping[str, Any]) -> str:
+def _list_containers(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     spec = get_mapping(value, "spec")
     containers = get_mapping(spec, "template", "spec").get("containers") or spec.get("containers") or ()
-    names = [str(each.get("name")) for each in containers if isinstance(each, Mapping)]
-    return names[0] if len(names) > 1 else ""
+    return [each for each in containers if isinstance(each, Mapping)]
 
 
 def _finding(code: str, severity: Severity, message: str, where: str, fix: str = "") -> Finding:

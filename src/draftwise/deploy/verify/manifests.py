@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploy.files import prove
+from draftwise.deploy.layout import rename_upstream
 from draftwise.deploy.read_back import compare_setups
 from draftwise.deploy.record import DEPLOYMENT, SETUP, read_record
 from draftwise.deploy.twin import Pool, count_device, without_speculation
@@ -100,8 +101,10 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, p
     lost = tuple(_find_lost(found))
     device = ordered.device or (None if found.device is None else count_device(ordered).device)
     differences = compare_setups(replace(ordered, device=device), found, name=name, lost=lost)
-    report = judge(replace(reading, setup=replace(found, engine_version=ordered.engine_version)))
-    findings = (*refused, *differences, *_tell_lost(name, lost), *report.findings, *_size(found, ordered, gpu))
+    # Where files put the checkpoints, there is nothing here to be looked at: their names are known.
+    judged = replace(rename_upstream(found), engine_version=ordered.engine_version)
+    report = judge(replace(reading, setup=judged))
+    findings = (*refused, *differences, *_tell_lost(name, lost), *report.findings, *_size(judged, gpu))
     return replace(report, findings=findings)
 
 
@@ -136,7 +139,7 @@ def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
         yield Finding(code="not-told", severity=Severity.INFO, message=text, where=name)
 
 
-def _size(found: Setup, ordered: Setup, gpu: str | None) -> Iterator[Finding]:
+def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
     """Yield why a server does not fit its GPUs; where these are not known, or its model is not, that is not known."""
     device = found.device
     if gpu is None and (device is None or device.name == "GPU"):
@@ -144,7 +147,7 @@ def _size(found: Setup, ordered: Setup, gpu: str | None) -> Iterator[Finding]:
     from draftwise.plan.size import size  # most files do not name a GPU
 
     try:
-        sizing = size(replace(found, engine_version=ordered.engine_version), gpu=gpu)
+        sizing = size(found, gpu=gpu)
     except InvalidSetup as error:
         text = f"Whether it fits its GPUs is not known. {error.findings[0].message}"
         yield Finding(code="not-told", severity=Severity.INFO, message=text, where=error.findings[0].where)

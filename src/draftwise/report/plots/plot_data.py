@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer, Comparison, Condition, Timing
-from draftwise.decide.comparison.cell import ALL
+from draftwise.core.comparison import ALL
 from draftwise.decide.comparison.latency import Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.report.plots.style import Style, style_arms

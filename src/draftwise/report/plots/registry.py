@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from draftwise.core import Comparison, Condition
+from draftwise.core.comparison import ALL
 from draftwise.decide.comparison.acceptance import DEFINITION
-from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.conclusions import Conclusions
 from draftwise.report.plots.acceptance import draw_by_position, draw_by_temperature
 from draftwise.report.plots.conversion import draw_conversions
