@@ -69,6 +69,14 @@ def test_a_directory_that_nobody_brings_is_told(to: str) -> None:
     assert "weights-not-brought" not in [limit.code for limit in deploy(ORDER, to).limits]
 
 
+@pytest.mark.parametrize(
+    ("target", "told"), [("models/org/llama", True), ("./llama", True), ("org/llama", False), ("s3://b/c/llama", False)]
+)
+def test_a_directory_of_another_machine_is_told_by_its_name(target: str, told: bool) -> None:
+    codes = [limit.code for limit in deploy(replace(ORDER, setup=replace(SETUP, target=target)), "kubernetes").limits]
+    assert ("weights-not-brought" in codes) == told
+
+
 @pytest.mark.parametrize("to", TARGETS)
 def test_there_is_a_way_to_try_it_on_a_part_of_the_requests(
     to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

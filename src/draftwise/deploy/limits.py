@@ -22,7 +22,8 @@ def find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
     drafter = None if setup.spec is None else setup.spec.model
     for name in filter(None, () if brings_weights else (setup.target, drafter)):
         path = Path(name)
-        if path.is_absolute() or path.is_dir():
+        is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
+        if path.is_absolute() or path.is_dir() or is_no_name:
             yield Finding(
                 code="weights-not-brought",
                 severity=Severity.WARNING,
