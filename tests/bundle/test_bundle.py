@@ -31,8 +31,10 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_files_stay_small() -> None:
     sizes = {path: path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()}
+    of_smollm2 = sum(size for path, size in sizes.items() if path.is_relative_to(BUNDLE / "smollm2"))
     assert max(sizes.values()) < 15_000_000
-    assert sum(sizes.values()) < 120_000_000
+    assert of_smollm2 < 60_000_000
+    assert sum(sizes.values()) - of_smollm2 < 120_000_000
 
 
 def test_weights_tokenizers_and_prompts_are_those_of_the_provenance() -> None:
