@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from draftwise.checkpoints.gguf import is_gguf
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
@@ -94,9 +96,10 @@ def replay(
           --candidate '{"method": "suffix", "num_speculative_tokens": 8}'
     """  # fmt: skip
     prompts = tuple(prompt for workload in load_workloads(log, takes_ids=True) for prompt in workload.prompts)
+    checkpoint = _unpack(target)
     transcripts = read_transcripts(
         prompts,
-        _find_encoder(target, prompts),
+        _find_encoder(checkpoint, prompts),
         name=Path(log.partition("#")[0]).name,
         default_temperature=default_temperature,
         group_by=None if group_by is None else Grouping(group_by),
@@ -104,7 +107,7 @@ def replay(
     )
     seen, transcripts = _split_off(transcripts, warm)
     workshop = Workshop(
-        target=target,
+        target=checkpoint,
         ks=ks,
         longest=max(request.num_tokens for request in (*seen, *transcripts.requests)),
         in_flight=in_flight,
@@ -133,7 +136,7 @@ def replay(
             directory,
             transcripts,
             chosen,
-            target=_describe(target),
+            target=_describe(target.name or str(target.resolve()), checkpoint),
             rows=len(prompts),
             limited=not to_the_end,
             advance=advance,
@@ -168,10 +171,21 @@ def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:
     return Tokenizer.from_pretrained(target)
 
 
-def _describe(target: Path) -> ReplayedTarget:
-    file = target / "tokenizer.json"
+def _unpack(target: Path) -> Path:
+    """Return a target's checkpoint: for a GGUF file the folder that it is unpacked into, if the engine is there."""
+    if not is_gguf(target):
+        return target
+    try:
+        from draftwise.engine.models.gguf import checkpoint_of
+    except ModuleNotFoundError:
+        return target
+    return Path(checkpoint_of(str(target), partial(click.echo, err=True)))
+
+
+def _describe(name: str, checkpoint: Path) -> ReplayedTarget:
+    file = checkpoint / "tokenizer.json"
     digest = sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    return ReplayedTarget(name=target.name or str(target.resolve()), tokenizer_sha256=digest)
+    return ReplayedTarget(name=name, tokenizer_sha256=digest)
 
 
 @contextmanager

@@ -197,7 +197,8 @@ def _encode_prompt(prompt: Prompt, encoder: Encoder | None) -> tuple[int, ...]:
 def needs_encoder(prompts: Sequence[Prompt]) -> bool:
     """Whether some row has an answer, and not all of its tokens."""
     recorded = [prompt.recorded for prompt in prompts]
-    return any(each.answer and not (each.token_ids and each.prompt_token_ids) for each in recorded)
+    answered = [each for each in recorded if each.answer or each.token_ids]
+    return not all(each.token_ids and each.prompt_token_ids for each in answered)
 
 
 def _length_group(length: int) -> str:

@@ -10,11 +10,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from tests.support.made_gguf import write_gguf
 from tokenizers import Tokenizer as Backend
 
 from draftwise import LLM, SamplingParams
+from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
@@ -120,6 +122,21 @@ def test_quantized_weights_are_what_the_library_makes_of_them(
     dtype = torch.float16 if quantization == "F16" else torch.bfloat16
     assert torch.equal(unpacked[name], torch.from_numpy(expected).to(dtype))
     assert unpacked.keys() == original.keys()
+
+
+def test_a_log_is_replayed_with_it(tiny_target: Path, tmp_path: Path) -> None:
+    file, out = _convert(tiny_target, tmp_path / "m.gguf"), tmp_path / "profile"
+    spec = {"method": "draft_model", "model": checkpoint_of(str(file)), "num_speculative_tokens": 2}
+    answer = LLM(str(file), dtype="float32").generate("def f(", SamplingParams(temperature=0, max_tokens=12))[0]
+    row = {"prompt": "def f(", "answer_token_ids": answer.outputs[0].token_ids, "temperature": 0, "max_tokens": 12}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    arguments = [tmp_path / "log.jsonl", "--target", file, "--candidate", json.dumps(spec), "--out", out, "--json"]
+    result = CliRunner().invoke(main, ["replay", *map(str, arguments), "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
+    profile = json.loads(result.stdout)
+    assert profile["target"]["name"] == "m.gguf"
+    assert profile["target"]["tokenizer_sha256"]
+    assert profile["entries"][0]["by_k"]["2"]["tokens_per_step"][0] > 2  # its own drafter
 
 
 def test_tokens_and_conversations_are_those_of_the_checkpoint(tiny_target: Path, tmp_path: Path) -> None:
