@@ -138,19 +138,26 @@ class ApiServer:
 
     def list_flags(self, store: int) -> list[str]:
         """Return the server's flags; `store` is the port of its etcd."""
+        own = {
+            "authentication-kubeconfig": "none.kubeconfig",
+            "authorization-kubeconfig": "none.kubeconfig",
+            "kubeconfig": "none.kubeconfig",
+            "disable-admission-plugins": _NEEDS_CORE,
+        }
+        return [*self.write_flags(store, own), "--authentication-skip-lookup"]
+
+    def write_flags(self, store: int, own: Mapping[str, str]) -> list[str]:
+        """Return the flags of any API server here, and its own."""
         flags = {
             "etcd-servers": f"http://127.0.0.1:{store}",
             "bind-address": "127.0.0.1",
             "secure-port": str(self.port),
             "cert-dir": "certificates",
             "client-ca-file": "ca.crt",
-            "authentication-kubeconfig": "none.kubeconfig",
-            "authorization-kubeconfig": "none.kubeconfig",
-            "kubeconfig": "none.kubeconfig",
             "enable-priority-and-fairness": "false",
-            "disable-admission-plugins": _NEEDS_CORE,
+            **own,
         }
-        return [*(f"--{name}={value}" for name, value in flags.items()), "--authentication-skip-lookup"]
+        return [f"--{name}={value}" for name, value in flags.items()]
 
     def is_ready(self) -> bool:
         """Say whether the server answers."""

@@ -61,21 +61,15 @@ class WholeServer(ApiServer):
 
     def list_flags(self, store: int) -> list[str]:
         """Return the server's flags; `store` is the port of its etcd."""
-        flags = {
-            "etcd-servers": f"http://127.0.0.1:{store}",
-            "bind-address": "127.0.0.1",
-            "secure-port": str(self.port),
-            "cert-dir": "certificates",
-            "client-ca-file": "ca.crt",
+        own = {
             "service-cluster-ip-range": "10.0.0.0/24",
             "service-account-issuer": "https://none.invalid",
             "service-account-key-file": "client.crt",
             "service-account-signing-key-file": "client.key",
             "endpoint-reconciler-type": "none",
             "disable-admission-plugins": "ServiceAccount",
-            "enable-priority-and-fairness": "false",
         }
-        return [f"--{name}={value}" for name, value in flags.items()]
+        return self.write_flags(store, own)
 
     def is_ready(self) -> bool:
         """Say whether the server answers, and objects have a place."""

@@ -80,13 +80,8 @@ class GpuLab(VllmLab):
         return VllmBackend(name, setup, log=self.folder / f"{name}.log", vllm=self._vllm)
 
     async def start(self, name: str, spec: SpecConfig | None) -> str:
-        """Return the URL of a server, started once."""
-        if name not in self._started:
-            backend = self.make(name, spec)
-            self._stack.push_async_callback(backend.stop)
-            await backend.start()
-            self._started[name] = backend
-        return self._started[name].url
+        """Return the URL of a server, started once, beside the others."""
+        return await Lab.start(self, name, spec)
 
     async def watch(self, *arguments: object) -> dict[str, Any]:
         """Return what the command prints, with its exit code."""
