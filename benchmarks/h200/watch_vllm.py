@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shlex
 import sys
 import time
@@ -45,7 +46,7 @@ from draftwise.core import Baseline, Setup, SpecConfig, Window
 FLAGS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes 4294967296 --max-model-len 2048"
 FEW_GRAPHS = ["--max-cudagraph-capture-size", "64"]
 INTERVAL_S, IDLE_S, SETTLE_S = 6, 2, 1.5
-ANSWER = 192
+ANSWER = 256
 """Tokens of an answer at most: with shorter ones, the API server is busy with requests before the GPU is with steps."""
 ROUNDS = 3
 """Answers of each stream that a measurement of the sweep waits for."""
@@ -346,6 +347,7 @@ async def run(given: argparse.Namespace) -> None:
     """Look at each, and write what was said."""
     record = Record(out=given.out, limit_s=given.seconds)
     lines = [line for file in sorted(given.heldout.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    random.Random(0).shuffle(lines)  # every window sees all kinds
     bodies = [{"messages": json.loads(line)["messages"], "max_tokens": ANSWER} for line in lines]
     with TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch)
