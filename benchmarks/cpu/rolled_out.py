@@ -36,7 +36,7 @@ CPU_FLAGS = "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 -
 SCRAPE_S, SPAN_S = 5, 40.0
 READY_S = 300
 RELEASES = ("0.26.0", "0.32.0")
-JUDGED = frozenset({"probe-same", "probe-differs", "drafter-changed", "drafter-noise"})
+JUDGED = frozenset({"probe-same", "probe-differs", "after-upgrade", "drafter-changed", "drafter-noise"})
 """Codes of what is judged; the others are what `upgrade` says of the step, and notes."""
 
 
@@ -165,7 +165,7 @@ async def run(given: argparse.Namespace) -> None:
             await stack.enter_async_context(service.record(given.prometheus))
             cases = (
                 ("the same weights", frozenset({"probe-same"}), lab.head),
-                ("a noised head", frozenset({"drafter-changed", "drafter-noise"}), noised),
+                ("a noised head", frozenset({"after-upgrade", "drafter-changed"}), noised),
             )
             rows = []
             for name, wanted, spec in cases:
