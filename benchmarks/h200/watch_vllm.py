@@ -267,14 +267,17 @@ def find_gain(seen: Mapping[tuple[str, int], Window], streams: int) -> float:
 
 
 def judge_cliff(sweep: Mapping[tuple[str, int], Window], streams: int, seen: Seen) -> frozenset[str]:
-    """Return what to name on a server with few graphs: they are named where steps are slower than in the sweep."""
-    beyond, step_s, good_s = frozenset({"beyond-graphs"}), seen["pools"][0]["step_s"], sweep["spec", streams].step_s
-    ratio = (step_s or 0) / (good_s or 1)
-    return beyond if ratio > SLOWER else NONE if ratio < 1 else beyond | NONE
+    """Return what to name on a server with few graphs: them, where steps are slower than in the sweep."""
+    ratio = (seen["pools"][0]["step_s"] or 0) / (sweep["spec", streams].step_s or 1)
+    at_this_load = judge_load(sweep, streams)
+    if ratio < 1:
+        return at_this_load
+    beyond = frozenset({"beyond-graphs"}) | (at_this_load - NONE)
+    return beyond if ratio > SLOWER else beyond | NONE
 
 
-def judge_most(sweep: Mapping[tuple[str, int], Window], streams: int) -> frozenset[str]:
-    """Return what to name at the most streams of the sweep: the crossover, where speculation lost there."""
+def judge_load(sweep: Mapping[tuple[str, int], Window], streams: int) -> frozenset[str]:
+    """Return what to name at a load of the sweep: the crossover, where speculation lost there."""
     crossover, gain = frozenset({"above-crossover"}), find_gain(sweep, streams)
     return crossover if gain < LOSES else NONE if gain > PAYS else crossover | NONE
 
@@ -311,7 +314,7 @@ def list_cases(
         case_of_times(
             "more tokens than its graphs hold", partial(judge_cliff, sweep, most // 4), "few graphs", most // 4, *few
         ),
-        case_of_times("the most of the sweep", lambda _: judge_most(sweep, most), "good", most),
+        case_of_times("the most of the sweep", lambda _: judge_load(sweep, most), "good", most),
         case_of_times("as measured", lambda _: NONE, "good", lab.load),
         case("the same server, idle, again", idle, "good", 0),
     ]
