@@ -45,7 +45,7 @@ from draftwise.core import Baseline, Setup, SpecConfig, Window
 
 FLAGS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes 4294967296 --max-model-len 2048"
 FEW_GRAPHS = ["--max-cudagraph-capture-size", "64"]
-INTERVAL_S, IDLE_S, SETTLE_S = 6, 2, 1.5
+RECORD_S, INTERVAL_S, IDLE_S, SETTLE_S = 12, 6, 2, 1.5
 ANSWER = 256
 """Tokens of an answer at most: with shorter ones, the API server is busy with requests before the GPU is with steps."""
 ROUNDS = 3
@@ -116,7 +116,7 @@ class GpuLab(VllmLab):
         path = self.folder / f"{name}.json"
         async with traffic(url, bodies, self.load):
             await asyncio.sleep(SETTLE_S)
-            await self.watch(url, "--record-baseline", path)
+            await self.watch(url, "--record-baseline", path, interval_s=RECORD_S)
         return path
 
     async def look(self, name: str, streams: int, *arguments: object) -> dict[str, Any]:
