@@ -231,8 +231,12 @@ def _count(run: Run, setting: CalibratedSetting, workload: str) -> Acceptance | 
     whole = reduce(add, turns)
     # The first token of an answer comes with its prompt, not with a step that decodes.
     emitted_T = np.array([each.counters.generation_tokens - num[each.turn] for each in same], float)
-    steps_T = emitted_T - np.array([each.spec.num_accepted_tokens for each in turns], float)
-    length, steps = ratio_of_totals(emitted_T, steps_T), max(float(steps_T.sum()), whole.spec.num_drafts)
+    accepted_T, drafts_T = (
+        np.array([getattr(each.spec, name) for each in turns], float) for name in ("num_accepted_tokens", "num_drafts")
+    )
+    # What stands behind an answer's end is counted as accepted: then the drafts tell the steps.
+    steps_T = np.maximum(emitted_T - accepted_T, drafts_T)
+    length, steps = ratio_of_totals(emitted_T, steps_T), float(steps_T.sum())
     found = AcceptanceAtK(
         steps=steps,
         emitted=float(emitted_T.sum()),
