@@ -1,14 +1,14 @@
 """The peer of `train_speed.py`: the trainer of `speculators` at the same shapes, with its own defaults.
 
-The hidden states are given to it on the GPU, as `train_speed.py --states given` gives them to ours: both are timed without
-a target and without loading. Its model, loss, optimizers and loop are used as they come; its defaults leave the output
-matrix frozen, which ours trains. Its wheels come from the package index, for a machine without a network
+The hidden states are given to it on the GPU, as `train_speed.py --states given` gives them to ours: both are timed
+without a target and without loading. Its model, loss, optimizers and loop are used as they come; its defaults leave the
+output matrix frozen, which ours trains. Its wheels come from the package index, for a machine without a network
 (Python 3.12 on x86-64):
 
-    pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_17_x86_64 \\
-        --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d WHEELS speculators==0.9.0 \\
-        hs-connectors==0.9.0 pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection pydantic-settings \\
-        python-dotenv datasets==5.1.0 dill multiprocess openai jiter distro sniffio loguru==0.7.3
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \\
+        --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 --dest WHEELS \\
+        speculators==0.9.0 hs-connectors==0.9.0 datasets==5.1.0 dill multiprocess openai jiter distro sniffio loguru \\
+        pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection pydantic-settings python-dotenv
     pip install --no-index --no-deps --target SITE WHEELS/*.whl && export PYTHONPATH=$PYTHONPATH:SITE
 """
 

@@ -1,9 +1,9 @@
 """How fast `draftwise train` learns drafters of an 8B target, on one GPU and on several: tokens/s and memory.
 
-Real shapes, random weights, random tokens; the target runs in each step (`--hidden-states online`), or random states lie
-ready on the GPU (`--states given`), so that the trainer alone is timed, beside that of speculators (`--peer speculators`,
-which says how to fetch its wheels). Started by torchrun it measures all ranks together. Steps before `--skip` hold the
-compilations and do not count.
+Real shapes, random weights, random tokens. The target runs in each step (`--hidden-states online`), or random states
+lie ready on the GPU (`--states given`): then the trainer alone is timed, beside that of speculators
+(`--peer speculators`; `speculators_trainer.py` says how to fetch its wheels). Started by torchrun it measures all ranks
+together. Steps before `--skip` hold the compilations and do not count.
 """
 
 from __future__ import annotations
@@ -59,14 +59,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl file; rows are added")
     args = parser.parse_args()
     if args.peer:
-        scale = SCALES[args.scale]
+        target = SCALES[args.scale].target
+        drafted = min(METHODS["eagle3"]["draft_vocab_size"], target["vocab_size"])
         with tempfile.TemporaryDirectory() as scratch:
-            if row := measure_speculators(
-                scale.target,
-                min(METHODS["eagle3"]["draft_vocab_size"], scale.target["vocab_size"]),
-                args,
-                Path(scratch),
-            ):
+            if row := measure_speculators(target, drafted, args, Path(scratch)):
                 write(row, args.out)
         return
     with joined(args.device) as ranks, tempfile.TemporaryDirectory() as scratch:
