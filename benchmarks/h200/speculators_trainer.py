@@ -7,8 +7,9 @@ output matrix frozen, which ours trains. Its wheels come from the package index,
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \\
         --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 --dest WHEELS \\
-        speculators==0.9.0 hs-connectors==0.9.0 datasets==5.1.0 dill multiprocess openai jiter distro sniffio loguru \\
-        pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection pydantic-settings python-dotenv
+        speculators==0.9.0 hs-connectors==0.9.0 datasets==4.4.2 dill==0.4.0 multiprocess==0.70.18 openai==2.54.0 \\
+        jiter distro sniffio loguru pydantic==2.14.3 pydantic-core==2.50.4 pydantic-settings python-dotenv \\
+        annotated-types typing-extensions typing-inspection
     pip install --no-index --no-deps --target SITE WHEELS/*.whl && export PYTHONPATH=$PYTHONPATH:SITE
 """
 

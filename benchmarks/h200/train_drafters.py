@@ -1,7 +1,7 @@
 """Which shape of a drafter is accepted most, at about the same size? Trains several side by side, on all GPUs.
 
-For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays in
-`--work`, so that a run which its time limit ended goes on when it is started again: answers one by one, training at
+For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays
+in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
 its last checkpoint. `--out` gets the best drafter of each family as far as there is one, and `rest.tar.gz`: logs,
 settings and acceptance of all. The prompts are `make prompts` of bundle/recipe and of bundle/smollm2/recipe.
 """
@@ -47,7 +47,7 @@ class Job:
     """A process on one GPU; done once `made` is there."""
 
     name: str
-    command: list[str]
+    command: tuple[str, ...]
     made: Path
     needs: tuple[Path, ...] = ()
 
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--smollm2-prompts", type=Path, help="a .jsonl.gz file")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shapes", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--parts", type=int, default=4, help="processes that answer one target's prompts")
@@ -86,7 +87,7 @@ def chat_job(chats: Path, args: argparse.Namespace) -> Job:
     heldout = args.work / "heldout-chat.jsonl"
     shutil.copy(SMOLLM2 / "heldout/chat.jsonl", heldout)
     script = [str(SMOLLM2 / "recipe/chats.py"), "--target", str(args.smollm2), "--count", str(args.chats)]
-    return Job(name="chats", command=[*script, "--out", str(chats), "--heldout", str(heldout)], made=chats)
+    return Job(name="chats", command=(*script, "--out", str(chats), "--heldout", str(heldout)), made=chats)
 
 
 def answer_jobs(
@@ -98,7 +99,7 @@ def answer_jobs(
         command = [str(BUNDLE / "recipe/answers.py"), "--target", str(target), "--prompts", str(prompts)]
         command += ["--cache", str(made.with_suffix(".cache")), "--out", str(made), "--new-tokens", str(tokens)]
         command += ["--part", f"{i}/{args.parts}", "--memory", "0.1", "--device", args.device]
-        jobs.append(Job(name=made.name.split(".")[0], command=command, made=made, needs=needs))
+        jobs.append(Job(name=made.name.split(".")[0], command=tuple(command), made=made, needs=needs))
     return jobs
 
 
@@ -106,13 +107,15 @@ def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.
     data = tuple(job.made for job in answers)
     jobs = []
     for shape, options in SHAPES[family].items():
+        if args.shapes and shape not in args.shapes:
+            continue
         out = args.work / family / shape
         command = ["-m", "draftwise", "train", "eagle3", "--target", str(target), "--answers", "given", "--seed", "7"]
         command += [f"--data={each}" for each in data] + ["--steps", str(args.steps), "--eval-every", "500"]
         command += ["--batch-tokens", str(BATCH_TOKENS[family] if args.device == "cuda" else 2048)]
         command += ["--out", str(out), "--device", args.device, *COMMON[family].split(), *options.split()]
-        made = out / "model.safetensors"
-        jobs.append(Job(name=f"{family}-{shape}", command=command, made=made, needs=data))
+        made = out / "config.json"  # what is moved into place last
+        jobs.append(Job(name=f"{family}-{shape}", command=tuple(command), made=made, needs=data))
         jobs.append(evaluation_job(family, out, made, target, args))
     return jobs
 
@@ -137,7 +140,7 @@ def evaluation_job(family: str, drafter: Path, weights: Path, target: Path, args
         script = [str(SMOLLM2 / "recipe/evaluate.py"), "--target", str(target), "--drafters", str(folder)]
         script += ["--heldout", str(SMOLLM2 / "heldout"), "--prompts", "40"]
     command = [*script, "--only", family, "--device", args.device, "--out", str(made)]
-    return Job(name=f"evaluate-{family}-{drafter.name}", command=command, made=made, needs=(weights,))
+    return Job(name=f"evaluate-{family}-{drafter.name}", command=tuple(command), made=made, needs=(weights,))
 
 
 def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
