@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwise.engine.models.gguf import checkpoint_of
+
 ROOT = Path(__file__).parents[2]
 BUNDLE, SMOLLM2 = ROOT / "bundle", ROOT / "bundle/smollm2"
 SHAPES = {
@@ -72,6 +74,7 @@ def main() -> None:
         answers = answer_jobs("eagle3", BUNDLE / "target", args.prompts, 160, args)
         jobs += answers + training_jobs("eagle3", BUNDLE / "target", answers, args)
     if args.smollm2:
+        args.smollm2 = Path(checkpoint_of(str(args.smollm2), say))  # once, before many processes need it
         chats = args.work / "chats.jsonl.gz"
         jobs += [chat_job(chats, args)]
         answers = answer_jobs("p_eagle", args.smollm2, args.smollm2_prompts, 256, args)
