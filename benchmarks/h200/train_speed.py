@@ -1,7 +1,9 @@
 """How fast `draftwise train` learns drafters of an 8B target, on one GPU and on several: tokens/s and memory.
 
-Real shapes, random weights, random tokens; the target runs in each step (`--hidden-states online`). Started by torchrun
-it measures all ranks together. Steps before `--skip` hold the compilations and do not count.
+Real shapes, random weights, random tokens. The target runs in each step (`--hidden-states online`), or random states
+lie ready on the GPU (`--states given`): then the trainer alone is timed, beside that of speculators
+(`--peer speculators`; `speculators_trainer.py` says how to fetch its wheels). Started by torchrun it measures all ranks
+together. Steps before `--skip` hold the compilations and do not count.
 """
 
 from __future__ import annotations
@@ -10,17 +12,21 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from shapes import SCALES
+from speculators_trainer import measure_speculators
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import draftwise
 from draftwise.train import get_training
-from draftwise.train.data import Corpus, Feed, Order
-from draftwise.train.features import OnlineStates
+from draftwise.train.batch import Batch, States
+from draftwise.train.data import Corpus, Feed, Order, Rows
+from draftwise.train.features import OnlineStates, StateSource
 from draftwise.train.loop import DataSource, TrainingRun
 from draftwise.train.memory import Memory
 from draftwise.train.options import resolve_options
@@ -46,17 +52,49 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--skip", type=int, default=10, help="steps that do not count")
     parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DDP")
+    parser.add_argument("--states", choices=("target", "given"), default="target")
+    parser.add_argument("--optimizer", choices=("muon", "adamw"), help="ours is muon, or adamw if sharded")
+    parser.add_argument("--peer", choices=("speculators",), help="time this one's eagle3 instead, with given states")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl file; rows are added")
     args = parser.parse_args()
+    if args.peer:
+        target = SCALES[args.scale].target
+        drafted = min(METHODS["eagle3"]["draft_vocab_size"], target["vocab_size"])
+        with tempfile.TemporaryDirectory() as scratch:
+            if row := measure_speculators(target, drafted, args, Path(scratch)):
+                write(row, args.out)
+        return
     with joined(args.device) as ranks, tempfile.TemporaryDirectory() as scratch:
         target = make_target(args, Path(scratch))
         for method in args.methods:
             row = measure(method, target, args, ranks, Path(scratch) / method)
             if ranks.is_first:
-                with args.out.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+                write(row, args.out)
+
+
+def write(row: dict[str, Any], out: Path) -> None:
+    """Add a row to the results, and print it."""
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+class GivenStates:
+    """Random states that lie ready on the device."""
+
+    def __init__(self, target: Target, num_taps: int, args: argparse.Namespace) -> None:
+        shape = (args.batch_tokens // args.length, args.length, target.hidden_size)
+        self._states = [torch.randn(shape, dtype=target.dtype, device=args.device) for _ in range(num_taps + 1)]
+
+    def prefetch(self, rows: Sequence[Rows]) -> None:
+        """Do nothing."""
+
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - any states will do
+        """Return the states of as many rows and tokens as the batch has."""
+        num_rows, length = batch.tokens_BT.shape
+        *taps, final = (each[:num_rows, :length] for each in self._states)
+        return States(taps_BTH=tuple(taps), final_BTH=final)
 
 
 def make_target(args: argparse.Namespace, folder: Path) -> Target:
@@ -84,6 +122,7 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
         options=resolve_options(kind.OPTIONS, METHODS[method], method=method),
         steps=args.steps,
         batch_tokens=args.batch_tokens,
+        optimizer=args.optimizer,
         eval_every=10**9,
         save_minutes=10**6,
         device=args.device,
@@ -102,7 +141,10 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
     assert settings.batch_tokens is not None
     order = Order(learnt, batch_tokens=settings.batch_tokens, accumulate=settings.accumulate)
     last = Order(held_out, batch_tokens=settings.batch_tokens, lengths=order.lengths)
-    states, folder = OnlineStates(target, trained.taps), RunFolder(out, writes=ranks.is_first)
+    states: StateSource = (
+        GivenStates(target, len(trained.taps), args) if args.states == "given" else OnlineStates(target, trained.taps)
+    )
+    folder = RunFolder(out, writes=ranks.is_first)
     folder.open(settings.fixed())
     started = time.monotonic()
     if args.device == "cuda":
@@ -124,13 +166,16 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
     peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else None
     return {
         "method": method,
+        "trainer": f"draftwise {draftwise.__version__}",
         "scale": args.scale,
         "ranks": ranks.size,
         "sharded": bool(settings.shard),
+        "states": args.states,
         "optimizer": settings.optimizer,
         "tokens_per_s": round(tokens / seconds),
         "seconds_a_step": round(seconds / (timed[-1]["step"] - timed[0]["step"]), 4),
         "step_tokens": rows[-1]["tokens"] // rows[-1]["step"],
+        "trained_parameters": sum(each.numel() for each in trained.network.parameters() if each.requires_grad),
         "stated_gb": round(memory.known / 1e9, 2),
         "peak_gb": None if peak is None else round(peak / 1e9, 2),
         "seconds": round(time.monotonic() - started, 1),

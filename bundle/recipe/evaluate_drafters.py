@@ -59,6 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     target = str(args.bundle / "target")
     settings: dict[str, Any] = {"dtype": args.dtype, "device": args.device, "max_model_len": 1024}
+    settings["kv_cache_memory_bytes"] = 2 << 30  # several engines share a GPU
     plain = LLM(target, **settings)
     asked = {name: read_prompts(plain, args.heldout / f"{name}.jsonl", args.prompts) for name in WORKLOADS}
     expected = {name: tokens_of(plain.generate(*asked[name])) for name in WORKLOADS}

@@ -35,6 +35,7 @@ KINDS = [
     pytest.param("eagle3", {K: 3}, id="eagle3"),
     pytest.param("eagle3", {K: 3, "norm_before_residual": True, "draft_vocab_size": 90}, id="eagle3-vocabulary"),
     pytest.param("eagle3", {K: 3, "num_layers": 2, "target_layers": (0, 1)}, id="eagle3-2-layers"),
+    pytest.param("eagle3", {K: 3, "lm_head": "target"}, id="eagle3-target-head"),
     pytest.param("mtp", {K: 3}, id="mtp"),
 ]
 PARALLEL = {K: 3, "parallel": True, "mask_token_id": 7}
@@ -147,3 +148,5 @@ def test_refuses_layers_and_tokens_that_the_target_lacks(target):
     with pytest.raises(InvalidSetup, match="100,000 is outside the vocabulary") as caught:
         build("eagle3", target, parallel=True, mask_token_id=100_000)
     assert [finding.code for finding in caught.value.findings] == ["mask-token-out-of-range"]
+    with pytest.raises(InvalidSetup, match="names all"):
+        build("eagle3", target, draft_vocab_size=3, lm_head="target")

@@ -18,7 +18,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24000, help="turns that are sampled; equal ones count once")
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl.gz file of requests to learn from")
-    parser.add_argument("--heldout", type=Path, required=True, help="a .jsonl file of requests to report on")
+    parser.add_argument(
+        "--heldout", type=Path, required=True, help="a .jsonl file of requests to report on; one that is there is kept"
+    )
     args = parser.parse_args()
     llm = LLM(args.target, max_model_len=256, max_num_seqs=256, seed=args.seed, enable_prefix_caching=False)
     tokenizer = llm.get_tokenizer()
@@ -29,11 +31,17 @@ def main() -> None:
     whole = [each.outputs[0] for each in outputs if each.outputs[0].finish_reason == "stop"]
     texts = list(dict.fromkeys(each.text.strip() for each in whole))
     kept = [{"role": "user", "content": text} for text in texts if len(text) >= SHORTEST and text.isprintable()]
-    rows = [{"id": f"chat-{i:03}", "messages": [each], "max_tokens": 256} for i, each in enumerate(kept[:HELD_OUT])]
-    args.heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with gzip.open(args.out, "wt", encoding="utf-8") as out:
-        out.writelines(json.dumps({"messages": [each]}) + "\n" for each in kept[HELD_OUT:])
-    print(f"chat: {len(kept) - HELD_OUT} requests to learn from, {len(rows)} held out, of {args.count} turns")
+    if not args.heldout.exists():
+        first = enumerate(kept[:HELD_OUT])
+        rows = [{"id": f"chat-{i:03}", "messages": [each], "max_tokens": 256} for i, each in first]
+        args.heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = {json.loads(row)["messages"][0]["content"] for row in args.heldout.read_text().splitlines()}
+    learnt = [each for each in kept if each["content"] not in held_out]
+    written = args.out.with_name(args.out.name + ".part")
+    with gzip.open(written, "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps({"messages": [each]}) + "\n" for each in learnt)
+    written.rename(args.out)
+    print(f"chat: {len(learnt)} requests to learn from, {len(held_out)} held out, of {args.count} turns")
 
 
 if __name__ == "__main__":

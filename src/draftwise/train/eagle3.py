@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.core import InvalidSetup
 from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
@@ -49,7 +50,8 @@ class _Network(ChainNetwork):
         )
         self.fc = make_linear(num_taps * hidden, hidden)
         self.norm = Norm(hidden, eps)
-        self.lm_head = make_linear(hidden, num_named)
+        if options["lm_head"] == "own":
+            self.lm_head = make_linear(hidden, num_named)
         self.norm_before_residual = bool(options["norm_before_residual"])
         if options["parallel"]:
             self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_taps * hidden) * 0.02)
@@ -89,6 +91,12 @@ class Eagle3Training(ChainTraining):
         Option(
             name="draft_vocab_size", default=0, least=0, help="Number of most frequent tokens to draft from; 0: all."
         ),
+        Option(
+            name="lm_head",
+            default="own",
+            choices=("own", "target"),
+            help="The last matrix: one of its own, or the target's (small checkpoint, all tokens).",
+        ),
         Option(name="norm_before_residual", default=False, help="The residual stream starts with the normed state."),
         Option(name="parallel", default=False, help="All draft tokens in one pass (P-EAGLE), from a learnt mask."),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
@@ -103,6 +111,14 @@ class Eagle3Training(ChainTraining):
         )
         vocab_size = target.vocab_size
         num_named = min(options["draft_vocab_size"] or vocab_size, vocab_size)
+        self._owns_head = options["lm_head"] == "own"
+        if num_named < vocab_size and not self._owns_head:
+            raise InvalidSetup.because(
+                "bad-option",
+                f"draft_vocab_size is {num_named}, and the target's lm_head names all {vocab_size:,} tokens.",
+                where="draft_vocab_size",
+                fix="Leave draft_vocab_size out, or lm_head.",
+            )
         network = _Network(target.embedding_VH, blueprint, len(self.taps), num_named, options)
         super().__init__(network, target, blueprint, options)
         self.parallel = options["parallel"]
@@ -115,14 +131,15 @@ class Eagle3Training(ChainTraining):
         self._name_tokens(counts_V.cpu().argsort(descending=True, stable=True)[:num_named].sort().values)
 
     def _name_tokens(self, target_ids_U: Tensor) -> None:
-        """Set the draft vocabulary; the head is initialized with its rows of the target's head."""
+        """Set the draft vocabulary; a head of its own starts with its rows of the target's."""
         target = self._target
         self._target_ids_U = target_ids_U.to(target.device)
         self._draft_ids_V = torch.full((target.vocab_size,), -1, device=target.device)
         self._draft_ids_V[self._target_ids_U] = torch.arange(len(target_ids_U), device=target.device)
         self._teacher_head_UH = target.head_VH if self._names_all else target.head_VH[self._target_ids_U]
-        with torch.no_grad():
-            self.network.lm_head.weight.copy_(self._teacher_head_UH)
+        if self._owns_head:
+            with torch.no_grad():
+                self.network.lm_head.weight.copy_(self._teacher_head_UH)
 
     @property
     def _names_all(self) -> bool:
@@ -144,8 +161,8 @@ class Eagle3Training(ChainTraining):
 
     @property
     def head_UH(self) -> Tensor:
-        """The drafter's own head, for its own vocabulary."""
-        return self.network.lm_head.weight
+        """The drafter's own head, for its own vocabulary, or the target's."""
+        return self.network.lm_head.weight if self._owns_head else self._teacher_head_UH
 
     def _answers(self, _batch: Batch, states: States) -> Answers:
         return answer_as_target(states, self._teacher_head_UH)

@@ -1,0 +1,222 @@
+"""Which shape of a drafter is accepted most, at about the same size? Trains several side by side, on all GPUs.
+
+For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays
+in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
+its last checkpoint. `--out` gets the best drafter of each family as far as there is one, and `rest.tar.gz`: logs,
+settings and acceptance of all. The prompts are `make prompts` of bundle/recipe and of bundle/smollm2/recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftwise.engine.models.gguf import checkpoint_of
+
+ROOT = Path(__file__).parents[2]
+BUNDLE, SMOLLM2 = ROOT / "bundle", ROOT / "bundle/smollm2"
+SHAPES = {
+    "eagle3": {
+        "as_before": "--target-layers 2,4,7 --draft-vocab-size 3072 --intermediate-size 1024",
+        "last_state": "--target-layers 2,5,8 --intermediate-size 1024",
+        "target_head": "--target-layers 2,5,8 --intermediate-size 2048 --lm-head target",
+    },
+    "p_eagle": {
+        "1_layer": "--num-layers 1 --intermediate-size 1024",
+        "2_layers": "--num-layers 2 --intermediate-size 256 --target-layers 2,15,30",
+        "3_layers": "--num-layers 3 --intermediate-size 128 --target-layers 30",
+    },
+}
+COMMON = {
+    "eagle3": "--num-speculative-tokens 4 --max-length 512 --heldout 0.01",
+    "p_eagle": "--num-speculative-tokens 5 --max-length 768 --heldout 0.005 --parallel --lm-head target",
+}
+
+BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A process on one GPU; done once `made` is there."""
+
+    name: str
+    command: tuple[str, ...]
+    made: Path
+    needs: tuple[Path, ...] = ()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=Path, help="for the bundled model: a .jsonl.gz file; none: no eagle3")
+    parser.add_argument("--smollm2", type=Path, help="the GGUF file; none: no p_eagle")
+    parser.add_argument("--smollm2-prompts", type=Path, help="a .jsonl.gz file")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shapes", nargs="+", help="only these")
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--parts", type=int, default=4, help="processes that answer one target's prompts")
+    parser.add_argument("--chats", type=int, default=24000)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    jobs = []
+    if args.prompts:
+        answers = answer_jobs("eagle3", BUNDLE / "target", args.prompts, 160, args)
+        jobs += answers + training_jobs("eagle3", BUNDLE / "target", answers, args)
+    if args.smollm2:
+        args.smollm2 = Path(checkpoint_of(str(args.smollm2), say))  # once, before many processes need it
+        chats = args.work / "chats.jsonl.gz"
+        jobs += [chat_job(chats, args)]
+        answers = answer_jobs("p_eagle", args.smollm2, args.smollm2_prompts, 256, args)
+        answers += answer_jobs("p_eagle_chats", args.smollm2, chats, 256, args, needs=(chats,))
+        jobs += answers + training_jobs("p_eagle", args.smollm2, answers, args)
+    left = run(jobs, args)
+    collect(args)
+    if left:
+        sys.exit(f"not finished within {args.minutes:g} minutes: {', '.join(left)}. The same command goes on.")
+
+
+def chat_job(chats: Path, args: argparse.Namespace) -> Job:
+    heldout = args.work / "heldout-chat.jsonl"
+    shutil.copy(SMOLLM2 / "heldout/chat.jsonl", heldout)
+    script = [str(SMOLLM2 / "recipe/chats.py"), "--target", str(args.smollm2), "--count", str(args.chats)]
+    return Job(name="chats", command=(*script, "--out", str(chats), "--heldout", str(heldout)), made=chats)
+
+
+def answer_jobs(
+    name: str, target: Path, prompts: Path, tokens: int, args: argparse.Namespace, needs: tuple[Path, ...] = ()
+) -> list[Job]:
+    jobs = []
+    for i in range(args.parts):
+        made = args.work / f"{name}-answers-{i}.jsonl.gz"
+        command = [str(BUNDLE / "recipe/answers.py"), "--target", str(target), "--prompts", str(prompts)]
+        command += ["--cache", str(made.with_suffix(".cache")), "--out", str(made), "--new-tokens", str(tokens)]
+        command += ["--part", f"{i}/{args.parts}", "--memory", "0.1", "--device", args.device]
+        jobs.append(Job(name=made.name.split(".")[0], command=tuple(command), made=made, needs=needs))
+    return jobs
+
+
+def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.Namespace) -> list[Job]:
+    data = tuple(job.made for job in answers)
+    jobs = []
+    for shape, options in SHAPES[family].items():
+        if args.shapes and shape not in args.shapes:
+            continue
+        out = args.work / family / shape
+        command = ["-m", "draftwise", "train", "eagle3", "--target", str(target), "--answers", "given", "--seed", "7"]
+        command += [f"--data={each}" for each in data] + ["--steps", str(args.steps), "--eval-every", "500"]
+        command += ["--batch-tokens", str(BATCH_TOKENS[family] if args.device == "cuda" else 2048)]
+        command += ["--out", str(out), "--device", args.device, *COMMON[family].split(), *options.split()]
+        made = out / "config.json"  # what is moved into place last
+        jobs.append(Job(name=f"{family}-{shape}", command=tuple(command), made=made, needs=data))
+        jobs.append(evaluation_job(family, out, made, target, args))
+    return jobs
+
+
+def evaluation_job(family: str, drafter: Path, weights: Path, target: Path, args: argparse.Namespace) -> Job:
+    made = drafter.with_suffix(".json")
+    folder = args.work / "evaluated" / drafter.name
+    folder.mkdir(parents=True, exist_ok=True)
+    links = {family: drafter, "target": target} if family == "eagle3" else {family: drafter}
+    for name, there in links.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(there.resolve())
+    if family == "eagle3":
+        script = [
+            str(BUNDLE / "recipe/evaluate_drafters.py"),
+            "--bundle",
+            str(folder),
+            "--heldout",
+            str(BUNDLE / "heldout"),
+        ]
+    else:
+        script = [str(SMOLLM2 / "recipe/evaluate.py"), "--target", str(target), "--drafters", str(folder)]
+        script += ["--heldout", str(SMOLLM2 / "heldout"), "--prompts", "40"]
+    command = [*script, "--only", family, "--device", args.device, "--out", str(made)]
+    return Job(name=f"evaluate-{family}-{drafter.name}", command=tuple(command), made=made, needs=(weights,))
+
+
+def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
+    """Run the jobs, each on the GPU with the fewest; return the names of those that are not done at the time limit."""
+    gpus = range(max(count_gpus(), 1))
+    until = time.monotonic() + 60 * args.minutes
+    running: dict[Job, tuple[subprocess.Popen[bytes], int, float]] = {}
+    failed: set[Job] = set()
+    while time.monotonic() < until:
+        for job, (process, _, started) in list(running.items()):
+            if process.poll() is not None:
+                del running[job]
+                if process.returncode:
+                    failed.add(job)
+                say(f"{job.name}: {'failed' if process.returncode else 'done'} in {time.monotonic() - started:.0f} s")
+        waiting = [job for job in jobs if not job.made.exists() and job not in running and job not in failed]
+        for job in waiting:
+            if all(each.exists() for each in job.needs):
+                busy = [gpu for _, gpu, _ in running.values()]
+                gpu = min(gpus, key=busy.count)
+                running[job] = (start(job, gpu, args.work), gpu, time.monotonic())
+                say(f"{job.name}: started on GPU {gpu}")
+        if not running:
+            break
+        time.sleep(0.5)
+    for process, _, _ in running.values():
+        process.send_signal(signal.SIGTERM)
+    for process, _, _ in running.values():
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [job.name for job in jobs if not job.made.exists()]
+
+
+def start(job: Job, gpu: int, work: Path) -> subprocess.Popen[bytes]:
+    paths = [str(ROOT / "src"), str(BUNDLE / "recipe"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with (work / f"{job.name}.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, *job.command], stdout=log, stderr=log, env=environment)
+
+
+def count_gpus() -> int:
+    if not shutil.which("nvidia-smi"):
+        return 0
+    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout.splitlines())
+
+
+def collect(args: argparse.Namespace) -> None:
+    """Copy the best of each family, and pack what is small of all."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    for family in SHAPES:
+        trained = [each.parent for each in (args.work / family).glob("*/draftwise.json")]
+        if trained:
+            best = max(trained, key=acceptance_length)
+            say(f"{family}: " + ", ".join(f"{each.name} {acceptance_length(each):.3f}" for each in sorted(trained)))
+            shutil.copy(best / "model.safetensors", args.out / f"{family}-{best.name}.safetensors")
+    with tarfile.open(args.out / "rest.tar.gz", "w:gz") as packed:
+        for file in sorted(args.work.rglob("*")):
+            small = file.suffix in (".log", ".json") or file.name == "log.jsonl"
+            if small and "evaluated" not in file.parts and not file.is_symlink():
+                packed.add(file, file.relative_to(args.work))
+
+
+def acceptance_length(drafter: Path) -> float:
+    """Return tokens per step at k = 3 on the answers held out in training."""
+    measured = json.loads((drafter / "draftwise.json").read_text())["training"]["measured"]
+    return 1 + sum(measured["acceptance"][:3])
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
