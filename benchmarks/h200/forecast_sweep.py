@@ -138,7 +138,7 @@ def start(args: argparse.Namespace, verb: str, seed: int) -> list[str]:
     if args.vllm_python:
         shared = SimpleNamespace(**{**vars(args), "prompt_tokens": max(args.prompt_tokens)})
         words += ["--engine", "vllm", "--vllm", f"{args.vllm_python} {SERVE}"]
-        words += ["--serve-args", shlex.join(serve_args(shared))]
+        words += ["--serve-args", shlex.join(serve_args(shared, spare=1.0))]  # four caches beside four models
         words += ["--context", f"model={args.scale} shape of shapes.py, dummy weights"]
     for name, config in candidates.items():
         words += ["--candidate", f"{name}={json.dumps(config)}"]
@@ -203,6 +203,8 @@ def list_left_out(run: Run) -> list[str]:
 
 def pack(args: argparse.Namespace, name: str) -> None:
     """Keep the raw readings of a run, and what its servers logged, as one file."""
+    if not (args.runs / name).is_dir():
+        return
     with tarfile.open(args.out / f"{name}.tar.xz", "w:xz", preset=1) as tar:
         tar.add(args.runs / name, arcname=name)
     print(f"packed {name} after {time.monotonic() - BEGAN:.0f} s", flush=True)
@@ -347,7 +349,7 @@ def main() -> None:
         each.add_argument("--calibrated", type=int, nargs="+", default=[1, 16, 96])
         each.add_argument("--repeats", type=int, default=2)
         each.add_argument("--prompts", type=int, default=8)
-        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 512])
+        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 384])
         each.add_argument("--output-tokens", type=int, default=64)
         each.add_argument("--scale", choices=SCALES, default="8b")
         each.add_argument("--dtype", default="bfloat16")
