@@ -6,7 +6,7 @@
       --forecast OUT/forecast.json
     python benchmarks/h200/forecast_sweep.py table OUT/forecast_sweep.json
 
-`forecast` calibrates at three loads, takes acceptance from the calibration's own counters, and writes the speed-up of
+`forecast` calibrates at four loads, takes acceptance from the calibration's own counters, and writes the speed-up of
 every candidate at five loads and two prompt lengths. `sweep` measures these with `draftwise decide`, other prompts and
 another seed, and holds them beside the file. Each ends within --seconds with what was measured until then. Without
 --vllm-python both use the embedded engine and its bundled model: a rehearsal on any machine.
@@ -346,7 +346,7 @@ def main() -> None:
         each.add_argument("--seed", type=int, default=1)
         each.add_argument("--cases", nargs="+", default=["eagle3-k3", "dflash-k7", "ngram-k5"], choices=list(CASES))
         each.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64, 128])
-        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 16, 96])
+        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 12, 40, 96])
         each.add_argument("--repeats", type=int, default=2)
         each.add_argument("--prompts", type=int, default=8)
         each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 384])
