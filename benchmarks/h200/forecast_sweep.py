@@ -6,7 +6,7 @@
       --forecast OUT/forecast.json
     python benchmarks/h200/forecast_sweep.py table OUT/forecast_sweep.json
 
-`forecast` calibrates at three loads, takes acceptance from the calibration's own counters, and writes the speed-up of
+`forecast` calibrates at four loads, takes acceptance from the calibration's own counters, and writes the speed-up of
 every candidate at five loads and two prompt lengths. `sweep` measures these with `draftwise decide`, other prompts and
 another seed, and holds them beside the file. Each ends within --seconds with what was measured until then. Without
 --vllm-python both use the embedded engine and its bundled model: a rehearsal on any machine.
@@ -138,7 +138,7 @@ def start(args: argparse.Namespace, verb: str, seed: int) -> list[str]:
     if args.vllm_python:
         shared = SimpleNamespace(**{**vars(args), "prompt_tokens": max(args.prompt_tokens)})
         words += ["--engine", "vllm", "--vllm", f"{args.vllm_python} {SERVE}"]
-        words += ["--serve-args", shlex.join(serve_args(shared))]
+        words += ["--serve-args", shlex.join(serve_args(shared, spare=1.0))]  # four caches beside four models
         words += ["--context", f"model={args.scale} shape of shapes.py, dummy weights"]
     for name, config in candidates.items():
         words += ["--candidate", f"{name}={json.dumps(config)}"]
@@ -203,6 +203,8 @@ def list_left_out(run: Run) -> list[str]:
 
 def pack(args: argparse.Namespace, name: str) -> None:
     """Keep the raw readings of a run, and what its servers logged, as one file."""
+    if not (args.runs / name).is_dir():
+        return
     with tarfile.open(args.out / f"{name}.tar.xz", "w:xz", preset=1) as tar:
         tar.add(args.runs / name, arcname=name)
     print(f"packed {name} after {time.monotonic() - BEGAN:.0f} s", flush=True)
@@ -344,10 +346,10 @@ def main() -> None:
         each.add_argument("--seed", type=int, default=1)
         each.add_argument("--cases", nargs="+", default=["eagle3-k3", "dflash-k7", "ngram-k5"], choices=list(CASES))
         each.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64, 128])
-        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 16, 96])
+        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 12, 40, 96])
         each.add_argument("--repeats", type=int, default=2)
         each.add_argument("--prompts", type=int, default=8)
-        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 512])
+        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 384])
         each.add_argument("--output-tokens", type=int, default=64)
         each.add_argument("--scale", choices=SCALES, default="8b")
         each.add_argument("--dtype", default="bfloat16")
