@@ -47,7 +47,7 @@ def test_now_is_held_against_the_time_before_the_roll_out() -> None:
 
 
 def test_a_probe_and_upgrade_tell_what_a_roll_out_brought(tmp_path: Path) -> None:
-    good = FakeScript(first_token_s=0.001, step_s=0.0002, model="m", k=3, accepted=(3, 1, 0))
+    good = FakeScript(first_token_s=1e-4, step_s=1e-5, model="m", k=3, accepted=(3, 1, 0))
     baseline, setups = tmp_path / "baseline.json", [tmp_path / f"{version}.sh" for version in ("0.13.0", "0.33.0")]
     for setup in setups:
         setup.write_text(
