@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.admission import Admission
 from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
+from draftwise.engine.outputs import Delta, EngineStats, Logprob, LogprobsOfToken
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
@@ -251,6 +250,6 @@ class Engine:
         """Return log-probabilities with each candidate's text filled in."""
         decode = self.tokenizer.token_text
         return [
-            {token: replace(entry, decoded_token=decode(token)) for token, entry in candidates.items()}
+            {token: Logprob(entry.logprob, entry.rank, decode(token)) for token, entry in candidates.items()}
             for candidates in positions
         ]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from draftwise.core import SpecStats
 
 __all__ = ["CompletionOutput", "Delta", "EngineStats", "Logprob", "LogprobsOfToken", "RequestOutput"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Log-probability of one candidate token."""
+class Logprob(NamedTuple):
+    """Log-probability of one candidate token; a tuple, since hundreds may be made in a step."""
 
     logprob: float
     rank: int
     """1 is the most likely token of the vocabulary."""
     decoded_token: str = ""
-
-    def __reduce__(self) -> tuple[type[Logprob], tuple[float, int, str]]:
-        # Answers may hold thousands; what dataclasses generate for slots takes several times as long to pickle.
-        return Logprob, (self.logprob, self.rank, self.decoded_token)
 
 
 LogprobsOfToken = dict[int, Logprob]

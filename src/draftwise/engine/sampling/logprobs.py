@@ -7,7 +7,7 @@ Shape letters: R rows, V vocabulary, T = 1 + k: the chosen token and the k likel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 from draftwise.engine.outputs import Logprob, LogprobsOfToken
 
 __all__ = ["Ranked", "parse", "rank_tokens"]
+
+Row = tuple[list[int], list[float], int]
+"""Candidates, their log-probabilities, and the rank of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,9 +32,9 @@ class Ranked:
     ranks_R: Tensor
     """int64, how many tokens are at least as likely as the chosen one, itself included (so ties count, as in vLLM)."""
 
-    def __getitem__(self, rows: slice | Tensor) -> Ranked:
-        """Return some of the rows."""
-        return Ranked(ids_RT=self.ids_RT[rows], logprobs_RT=self.logprobs_RT[rows], ranks_R=self.ranks_R[rows])
+    def rows(self) -> list[Row]:
+        """Return all of it as Python's numbers; on the device, that waits for it."""
+        return list(zip(self.ids_RT.tolist(), self.logprobs_RT.tolist(), self.ranks_R.tolist(), strict=True))
 
 
 def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
@@ -54,21 +57,19 @@ def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
     )
 
 
-def parse(ranked: Ranked, k: int | Sequence[int]) -> list[LogprobsOfToken]:
+def parse(rows: Iterable[Row], k: int) -> list[LogprobsOfToken]:
     """Return for each row the chosen token and the k likeliest ones, as token id -> Logprob.
 
     A candidate's rank is its place in the sorted order; any other token's rank is `ranks_R`.
 
     Args:
-        ranked: on the host, or reading it waits for the device.
-        k: candidates of every row, or of each; at most those that were asked of `rank_tokens`.
+        rows: of `Ranked.rows`.
+        k: candidates of every row; at most those that were asked of `rank_tokens`.
     """
-    rows = zip(ranked.ids_RT.tolist(), ranked.logprobs_RT.tolist(), ranked.ranks_R.tolist(), strict=True)
-    counts = [k] * len(ranked.ranks_R) if isinstance(k, int) else k
     return [
         {
             token: Logprob(value, place or rank)
-            for place, (token, value) in enumerate(zip(ids[: count + 1], values, strict=False))
+            for place, (token, value) in enumerate(zip(ids[: k + 1], values, strict=False))
         }
-        for count, (ids, values, rank) in zip(counts, rows, strict=True)
+        for ids, values, rank in rows
     ]

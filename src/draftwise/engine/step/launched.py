@@ -76,10 +76,10 @@ class Launched:
             Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
             for ids_RT, logprobs_RT, ranks_R in zip(*[iter(tensors)] * 3, strict=True)
         ]
-        ranked = every.pop(0) if self._has_ranks else None
+        ranked = every.pop(0).rows() if self._has_ranks else None
         for (sequence, life), prompt_ranks in zip(self._prompts, every, strict=True):
             if sequence.life == life:  # neither aborted nor preempted since
-                sequence.prompt_logprobs += parse(prompt_ranks, sequence.params.prompt_logprobs or 0)
+                sequence.prompt_logprobs += parse(prompt_ranks.rows(), sequence.params.prompt_logprobs or 0)
         num_rows = (packed_BC.shape[1] - 1) // 2  # C = 2 + S + (S - 1)
         for b, ((sequence, life), row) in enumerate(zip(self._owners, packed_BC.tolist(), strict=False)):
             if sequence.life == life:
