@@ -17,7 +17,7 @@ from draftwise.core import (
     Timing,
     TurnRecord,
 )
-from draftwise.measure.calibrate.points import find_points
+from draftwise.measure.calibrate.points import find_firsts, find_points
 
 STEP_S, PREFILL_S = 0.010, 0.005
 
@@ -65,6 +65,13 @@ def test_one_stream_shows_its_steps_and_its_context() -> None:
     assert found.batch == 1
     assert 100 < found.context < 140
     assert found.prefill_tokens == 0
+
+
+def test_first_tokens_are_timed_from_the_request() -> None:
+    (found,) = find_firsts(run_of(serve(1, 3)), {})
+    assert (found.setting, found.in_flight, found.requests) == ("plain", 1, 3)
+    assert found.first_ms == pytest.approx(1e3 * STEP_S)
+    assert (found.prompt_tokens, found.output_tokens) == (100, 40)
 
 
 @pytest.mark.parametrize("streams", [4, 8])

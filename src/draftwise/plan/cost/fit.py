@@ -99,7 +99,7 @@ def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str,
         *_ALWAYS,
         *(_SPREADS if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
-        *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
+        *(("piecewise_s",) if Graph.PIECEWISE in graphs or any(e.step.prefill_tokens for e in measured) else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),
         *(f"drafting.{kind}" for kind in sorted(drafting)),
     )
