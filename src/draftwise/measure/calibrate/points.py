@@ -24,8 +24,6 @@ __all__ = ["count_drafted", "find_firsts", "find_points"]
 
 _FEWEST_GAPS, _FEWEST_STEPS = 20, 2
 """Of one kind, below which they make no point; all streams see the same step."""
-_PROMPTS = (range(1, 2), range(2, 4), range(4, 1_000_000))
-"""Numbers of prompts in one step that are told apart."""
 _TO_95 = 1.96
 _LEAST_SPREAD = 0.005
 """Relative standard error below which no point is taken for surer: servers differ by as much from start to start."""
@@ -120,8 +118,10 @@ def _place_of(turn: TurnRecord) -> tuple[str, str, str]:
 def _make_points(
     place: tuple[str, str, str], most: int, turns: Sequence[tuple[TurnRecord, Sequence[Answer]]]
 ) -> Iterator[StepPoint]:
-    """Yield the point of steps that only decode, and those of steps with one prompt, with few and with many, where
-    there are enough of them: a mean over steps on both sides of the largest CUDA graph would be the time of none.
+    """Yield the point of steps that only decode, and that of the others, where there are enough of them.
+
+    A first token may be sent later than the chunks of the step that computed its prompt: gaps beside one are counted to
+    the steps with prompts, so that these have the time of all prompts, whichever gap it came in.
 
     Args:
         place: name of the server, label of the condition, name of the workload.
@@ -134,7 +134,7 @@ def _make_points(
     drafted = count_drafted(counters, most)
     kinds = (
         [[gap for gap in stream if gap.is_clear] for stream in streams],
-        *([[gap for gap in stream if gap.prompts in few] for stream in streams] for few in _PROMPTS),
+        [[gap for gap in stream if not gap.is_clear] for stream in streams],
     )
     for kind in kinds:
         found = [gap for stream in kind for gap in stream]
