@@ -102,12 +102,13 @@ def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str,
     """Return the constants that the measured steps depend on."""
     drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
     graphs = {each.step.graph for each in measured}
+    uncaptured_prompts = any(each.step.graph is Graph.NONE and each.step.prefill_tokens for each in measured)
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
         *_ALWAYS,
         *(_SPREADS if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
-        *(("piecewise_s",) if Graph.PIECEWISE in graphs or any(e.step.prefill_tokens for e in measured) else ()),
+        *(("piecewise_s",) if Graph.PIECEWISE in graphs or uncaptured_prompts else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),
         *(f"drafting.{kind}" for kind in sorted(drafting)),
     )
