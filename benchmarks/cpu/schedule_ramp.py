@@ -2,7 +2,8 @@
 
 In one process: plain decoding and the largest k are timed at three batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
-are timed at every batch size of the ramp, in turns, on other prompts. Only steps that decode a full batch count. One
+are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
+more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One
 thread computes, and the clock is its CPU time: what else the machine does hardly counts.
 
     python benchmarks/cpu/schedule_ramp.py --method eagle3 --kmax 5 --out benchmarks/cpu/results/schedule_ramp.json
@@ -47,6 +48,7 @@ from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 4, 16), 48
+PROMPTS = 32
 PLAIN = "plain"
 
 
@@ -55,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     use_one_core()
@@ -103,6 +105,7 @@ def main() -> None:
         "draftwise": __version__,
         "ramp": RAMP,
         "answer_tokens": ANSWER,
+        "prompts": PROMPTS,
         "rounds": given.rounds,
         "clock": "CPU time of one thread",
     }
@@ -130,7 +133,7 @@ def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds:
     for number in range(rounds):
         for place, size in enumerate(RAMP):
             for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts[: max(4, 2 * size)], size)))
+                steps = np.array(list(run(llms[name], prompts[:PROMPTS], size)))
                 seconds[name][place] += steps[:, 0].sum()
                 tokens[name][place] += steps[:, 1].sum()
     return {name: list(tokens[name] / seconds[name]) for name in llms}
@@ -165,7 +168,7 @@ def calibrate(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Seque
     for name, llm in ((PLAIN, llms[PLAIN]), ("spec", llms[f"k={spec.num_speculative_tokens}"])):
         for size in CALIBRATED:
             before = llm.engine.stats().spec
-            steps = np.array(list(run(llm, prompts[: max(4, 2 * size)], size)))[2:]
+            steps = np.array(list(run(llm, prompts[: max(8, 2 * size)], size)))[2:]
             grown = llm.engine.stats().spec - before
             ms = 1e3 * float(steps[:, 0].mean())
             spread = 1.96 * 1e3 * float(steps[:, 0].std()) / len(steps) ** 0.5

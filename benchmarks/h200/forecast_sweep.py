@@ -5,6 +5,7 @@
     python benchmarks/h200/forecast_sweep.py sweep --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD) \
       --forecast OUT/forecast.json
     python benchmarks/h200/forecast_sweep.py table OUT/forecast_sweep.json
+    python benchmarks/h200/forecast_sweep.py again OUT      # what the model says of the same readings now
 
 `forecast` calibrates at four loads, takes acceptance from the calibration's own counters, and writes the speed-up of
 every candidate at five loads and two prompt lengths. `sweep` measures these with `draftwise decide`, other prompts and
@@ -54,13 +55,14 @@ from draftwise.core import (
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.disturbance import find_disturbances
 from draftwise.measure.calibrate.build import make_calibration
+from draftwise.measure.calibrate.points import find_firsts, find_points
 from draftwise.plan.forecast.forecast import forecast as make_forecast
 from draftwise.runs import RunDirectory
-from draftwise.runs.documents import write_document
+from draftwise.runs.documents import read_calibration, read_profile, write_document
 from draftwise.statistics.totals import ratio_of_totals
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
-FORECAST, RESULT = "forecast.json", "forecast_sweep.json"
+FORECAST, RESULT, AGAIN = "forecast.json", "forecast_sweep.json", "forecast_again.json"
 BEGAN = time.monotonic()
 CLOSING_S = 75
 """Before the end of --seconds: the servers go down, the results are written, the readings are packed."""
@@ -83,33 +85,38 @@ def predict(args: argparse.Namespace) -> None:
     write_document(args.out / "calibration.json", calibration)
     profile = count_acceptance(run, calibration)
     write_document(args.out / "profile.json", profile)
-    cells, crossovers = [], []
-    for workload in run.plan.workloads:
-        answers = [each for each in run.answers if each.workload == workload.name and not each.error]
-        answers = [each for each in answers if each.measured]
-        if not answers:
-            continue
-        made = make_forecast(
-            profile,
-            calibration,
-            concurrency=args.concurrency,
-            prompt_tokens=float(np.mean([each.num_prompt_tokens or 0 for each in answers])),
-            output_tokens=float(np.mean([each.timing.num_tokens for each in answers])),
-        )
-        largest = {each.name: each.k for each in calibration.candidates}
-        same = [e for e in made.cells if e.group == workload.name and e.k == largest[e.setting]]
-        cells += [{"workload": workload.name, **each.to_dict()} for each in same]
-        ends = [e for e in made.crossovers if e.group == workload.name and e.k == largest[e.setting]]
-        crossovers += [
-            {"workload": workload.name, "setting": e.setting, "value": e.value, "low": e.low, "high": finite(e.high)}
-            for e in ends
-        ]
+    cells, crossovers = forecast_all(profile, calibration, describe(args))
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     document = {"about": about(args), "made": made_at, "asked": describe(args), "calibrated_on": note}
     document |= {"left_out": list_left_out(run), "cells": cells, "ends": crossovers}
     (args.out / FORECAST).write_text(json.dumps(document, indent=1, default=str) + "\n")
     for each in cells:
         print(each["workload"], each["setting"], each["load"], {n: round(v, 3) for n, v in each["speedup"].items()})
+
+
+def forecast_all(
+    profile: Profile, calibration: Calibration, asked: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the cells that were asked for, and the crossovers of their sweeps."""
+    cells, ends = [], []
+    largest = {each.name: each.k for each in calibration.candidates}
+    for tokens in asked["prompt_tokens"]:
+        name = f"p{tokens}"
+        made = make_forecast(
+            profile,
+            calibration,
+            concurrency=asked["concurrency"],
+            prompt_tokens=tokens,
+            output_tokens=asked["output_tokens"],
+        )
+        same = [each for each in made.cells if each.group == name and each.k == largest[each.setting]]
+        cells += [{"workload": name, **each.to_dict()} for each in same]
+        ends += [
+            {"workload": name, "setting": e.setting, "value": e.value, "low": e.low, "high": finite(e.high)}
+            for e in made.crossovers
+            if e.group == name and e.k == largest[e.setting]
+        ]
+    return cells, ends
 
 
 def sweep(args: argparse.Namespace) -> None:
@@ -128,6 +135,37 @@ def sweep(args: argparse.Namespace) -> None:
     content = {"about": about(args), "forecast_made": before["made"], "goals": GOALS, "summary": summarise(rows, ends)}
     content |= {"measured_on": note, "left_out": list_left_out(run), "rows": rows, "crossovers": ends}
     (args.out / RESULT).write_text(json.dumps(content, indent=1, default=str) + "\n")
+    show(content)
+
+
+def again(args: argparse.Namespace) -> None:
+    """Hold a sweep beside what this draftwise forecasts of the same readings: no forecast, as the sweep is known."""
+    before, measured = (json.loads((args.folder / name).read_text()) for name in (FORECAST, RESULT))
+    profile = read_profile(args.folder / "profile.json")
+    calibration = read_calibration(args.folder / "calibration.json")
+    if args.run:
+        run, lengths = RunDirectory(args.run).read(), {each.name: each.k for each in calibration.settings}
+        calibration = replace(calibration, points=find_points(run, lengths), firsts=find_firsts(run, lengths))
+        write_document(args.folder / "calibration.json", calibration)
+    cells, ends = forecast_all(profile, calibration, before["asked"])
+    made = {(each["workload"], each["setting"], each["load"]): each["speedup"] for each in cells}
+    rows = [
+        each | as_held(made[each["workload"], each["candidate"], float(each["load"])], each["measured"])
+        for each in measured["rows"]
+    ]
+    lines = {(each["workload"], each["setting"]): each for each in ends}
+    crossovers = [
+        each | place(lines[each["workload"], each["candidate"]], each["measured"]) for each in measured["crossovers"]
+    ]
+    content = {
+        "what": "the same sweep beside what the model forecasts since it was mended by it: no forecast",
+        "made": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "goals": GOALS,
+        "summary": summarise(rows, crossovers),
+        "rows": rows,
+        "crossovers": crossovers,
+    }
+    (args.folder / AGAIN).write_text(json.dumps(content, indent=1) + "\n")
     show(content)
 
 
@@ -262,35 +300,38 @@ def hold(before: dict[str, Any], comparisons: Iterable[Any]) -> Iterator[dict[st
     """Yield forecast and measurement of every cell that has both."""
     made = {(each["workload"], each["setting"], each["load"]): each["speedup"] for each in before["cells"]}
     for each in comparisons:
-        place = each.workload, each.candidate, float(each.condition.concurrency or 0)
-        if place in made:
-            expected, measured = made[place], each.deciding
-            yield {
-                "workload": each.workload,
-                "candidate": each.candidate,
-                "load": each.condition.concurrency,
-                "forecast": [round(expected[end], 4) for end in ("value", "low", "high")],
-                "measured": [round(getattr(measured, end), 4) for end in ("value", "low", "high")],
-                "error_percent": round(100 * (expected["value"] / measured.value - 1), 2),
-                "verdict": str(each.verdict),
-            }
+        at = each.workload, each.candidate, float(each.condition.concurrency or 0)
+        if at in made:
+            measured = [round(getattr(each.deciding, end), 4) for end in ("value", "low", "high")]
+            named = {"workload": each.workload, "candidate": each.candidate, "load": each.condition.concurrency}
+            yield named | as_held(made[at], measured) | {"verdict": str(each.verdict)}
+
+
+def as_held(expected: dict[str, float], measured: Sequence[float]) -> dict[str, Any]:
+    """Return a forecast beside what was measured, as value and ends of the interval."""
+    return {
+        "forecast": [round(expected[end], 4) for end in ("value", "low", "high")],
+        "measured": measured,
+        "error_percent": round(100 * (expected["value"] / measured[0] - 1), 2),
+    }
 
 
 def hold_crossovers(before: dict[str, Any], found: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the crossovers of both; beyond all loads is one place."""
+    """Yield the crossovers of both."""
     made = {(each["workload"], each["setting"]): each for each in before["ends"]}
     for each in found:
-        if (place := (each.workload, each.candidate)) in made:
-            expected = made[place]["value"]
-            beyond = expected is None and made[place]["low"] > 0
-            inside = each.high == float("inf") if beyond else expected is not None and each.low <= expected <= each.high
-            yield {
-                "workload": each.workload,
-                "candidate": each.candidate,
-                "forecast": [made[place][end] for end in ("value", "low", "high")],
-                "measured": [each.value, each.low, finite(each.high)],
-                "is_inside": bool(inside),
-            }
+        if (at := (each.workload, each.candidate)) in made:
+            named = {"workload": each.workload, "candidate": each.candidate}
+            yield named | place(made[at], [each.value, each.low, finite(each.high)])
+
+
+def place(expected: dict[str, Any], measured: Sequence[float | None]) -> dict[str, Any]:
+    """Return a forecast crossover beside the measured one; beyond all loads is one place."""
+    value, (_, low, high) = expected["value"], measured
+    beyond = value is None and expected["low"] > 0
+    inside = high is None if beyond else value is not None and (low or 0) <= value <= (high or np.inf)
+    forecast = [expected[end] for end in ("value", "low", "high")]
+    return {"forecast": forecast, "measured": list(measured), "is_inside": bool(inside)}
 
 
 def summarise(rows: Sequence[dict[str, Any]], ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -359,7 +400,13 @@ def main() -> None:
         each.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
         each.add_argument("--forecast", type=Path, help="that `sweep` is held beside  [default: OUT/forecast.json]")
     modes.add_parser("table").add_argument("result", type=Path)
+    other = modes.add_parser("again")
+    other.add_argument("folder", type=Path, help="with the four files of both halves")
+    other.add_argument("--run", type=Path, help="the unpacked calibration run, to read its steps anew")
     args = parser.parse_args()
+    if args.mode == "again":
+        again(args)
+        return
     if args.mode == "table":
         show(json.loads(args.result.read_text()))
         return

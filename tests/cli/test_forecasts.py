@@ -41,7 +41,7 @@ def check_schema(verb: str, printed: Any) -> None:
 
 
 def test_a_forecast_says_what_to_run_up_to_where_and_what_settles_the_rest(files: tuple[str, str]) -> None:
-    result = run("forecast", *files, "--concurrency", "1-128", "--prompt-tokens", "64")
+    result = run("forecast", *files, "--concurrency", "1-128", "--prompt-tokens", "200")
     assert result.exit_code == 0, result.output
     assert re.search(r"^in flight +1 +2 +4 +8 +16 +32 +64 +128 +stops paying at$", result.stdout, re.MULTILINE)
     assert re.search(r"^eagle3 k=\d +\d\.\d\d \(±0\.\d\d\)", result.stdout, re.MULTILINE)

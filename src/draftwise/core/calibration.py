@@ -122,7 +122,7 @@ class Calibration:
         names = [each.name for each in self.settings]
         if len(set(names)) != len(names) or sum(each.is_plain for each in self.settings) != 1:
             raise ValueError("settings need different names and exactly one without speculation")
-        if unknown := {each.setting for each in (*self.points, *self.firsts)} - set(names):
+        if unknown := {*(each.setting for each in self.points), *(each.setting for each in self.firsts)} - set(names):
             raise ValueError(f"points of unknown settings: {', '.join(sorted(unknown))}")
         if not all(each.step_ms > 0 and each.batch > 0 and each.low <= each.high for each in self.points):
             raise ValueError("a point needs a positive time and batch, and an interval whose ends are in order")

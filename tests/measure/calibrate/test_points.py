@@ -17,7 +17,7 @@ from draftwise.core import (
     Timing,
     TurnRecord,
 )
-from draftwise.measure.calibrate.points import find_points
+from draftwise.measure.calibrate.points import find_firsts, find_points
 
 STEP_S, PREFILL_S = 0.010, 0.005
 
@@ -67,12 +67,19 @@ def test_one_stream_shows_its_steps_and_its_context() -> None:
     assert found.prefill_tokens == 0
 
 
+def test_first_tokens_are_timed_from_the_request() -> None:
+    (found,) = find_firsts(run_of(serve(1, 3)), {})
+    assert (found.setting, found.in_flight, found.requests) == ("plain", 1, 3)
+    assert found.first_ms == pytest.approx(1e3 * STEP_S)
+    assert (found.prompt_tokens, found.output_tokens) == (100, 40)
+
+
 @pytest.mark.parametrize("streams", [4, 8])
 def test_steps_with_prompts_are_told_from_those_without(streams: int) -> None:
     pure, mixed = find_points(run_of(serve(streams, 6, length=80)), {})
     assert pure.step_ms == pytest.approx(1e3 * STEP_S)
-    assert mixed.step_ms == pytest.approx(1e3 * (STEP_S + PREFILL_S), rel=0.02)
-    assert mixed.prefill_tokens == pytest.approx(100, rel=0.05)
+    assert mixed.step_ms - pure.step_ms == pytest.approx(1e3 * PREFILL_S * mixed.prefill_tokens / 100, rel=0.05)
+    assert 25 < mixed.prefill_tokens < 100  # a prompt has a step, and the steps beside it
     assert pure.batch <= streams
     assert pure.batch == pytest.approx(streams, rel=0.25)
 

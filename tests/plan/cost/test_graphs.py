@@ -50,7 +50,8 @@ def test_steps_are_padded_to_the_next_size() -> None:
 
 
 def test_a_step_with_a_prompt_is_in_no_full_graph() -> None:
-    assert plan("0.26.0", 3).place(8, 32, prefill_tokens=512)[0] is Graph.PIECEWISE
+    assert plan("0.26.0", 3).place(8, 32, prefill_tokens=256)[0] is Graph.PIECEWISE
+    assert plan("0.26.0", 3).place(8, 32, prefill_tokens=512)[0] is Graph.NONE  # 512 tokens are the largest graph
 
 
 def test_lookups_on_the_v1_runner_lose_the_full_graph_where_lengths_differ() -> None:

@@ -22,8 +22,8 @@ from draftwise.decide.disturbance import find_disturbances
 
 __all__ = ["count_drafted", "find_firsts", "find_points"]
 
-_FEWEST_STEPS = 20
-"""Of one kind, below which they make no point."""
+_FEWEST_GAPS, _FEWEST_STEPS = 20, 2
+"""Of one kind, below which they make no point; all streams see the same step."""
 _TO_95 = 1.96
 _LEAST_SPREAD = 0.005
 """Relative standard error below which no point is taken for surer: servers differ by as much from start to start."""
@@ -118,7 +118,10 @@ def _place_of(turn: TurnRecord) -> tuple[str, str, str]:
 def _make_points(
     place: tuple[str, str, str], most: int, turns: Sequence[tuple[TurnRecord, Sequence[Answer]]]
 ) -> Iterator[StepPoint]:
-    """Yield the point of steps that only decode, and that of steps with prompts, where there are enough of them.
+    """Yield the point of steps that only decode, and that of the others, where there are enough of them.
+
+    A first token may be sent later than the chunks of the step that computed its prompt: gaps beside one are counted to
+    the steps with prompts, so that these have the time of all prompts, whichever gap it came in.
 
     Args:
         place: name of the server, label of the condition, name of the workload.
@@ -131,11 +134,11 @@ def _make_points(
     drafted = count_drafted(counters, most)
     kinds = (
         [[gap for gap in stream if gap.is_clear] for stream in streams],
-        [[gap for gap in stream if gap.prompts] for stream in streams],
+        [[gap for gap in stream if not gap.is_clear] for stream in streams],
     )
     for kind in kinds:
         found = [gap for stream in kind for gap in stream]
-        if len(found) < _FEWEST_STEPS:
+        if len(found) < _FEWEST_GAPS or (batch := mean(gap.batch for gap in found)) * _FEWEST_STEPS > len(found):
             continue
         seconds, spread = mean(gap.seconds for gap in found), _find_spread(kind)
         computed = mean(gap.prompts for gap in found) * prompt_tokens * (1 - (counters.prefix_hit_rate or 0.0))
@@ -143,7 +146,7 @@ def _make_points(
             setting=place[0],
             load=place[1],
             workload=place[2],
-            batch=mean(gap.batch for gap in found),
+            batch=batch,
             context=mean(gap.position for gap in found),
             prefill_tokens=computed,
             drafted=drafted,
@@ -151,7 +154,7 @@ def _make_points(
             step_ms=1e3 * seconds,
             low=1e3 * seconds * max(0.01, 1 - _TO_95 * spread),
             high=1e3 * seconds * (1 + _TO_95 * spread),
-            steps=round(len(found) / mean(gap.batch for gap in found)),
+            steps=round(len(found) / batch),
         )
 
 

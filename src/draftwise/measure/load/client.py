@@ -138,13 +138,14 @@ class Client:
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _salt(self, request: LoadRequest) -> str:
-        """Return what keeps this request from the cached prefix of the same prompt in another attempt, load or copy.
+        """Return what keeps this request from the cached prefix of the same text in another attempt, load, copy or
+        workload: short and long prompts may begin alike.
 
         Prompts that are sent in the same one share theirs, as the prompts of real users do.
         """
         kind = "" if request.measured else "unmeasured-"
         turn = request.turn
-        return f"{self.salt}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
+        return f"{self.salt}-{turn.workload}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
 
     async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """Return the answer as it comes off the wire.

@@ -14,7 +14,7 @@ from draftwise.core import CalibratedSetting, Calibration, Device, InvalidSetup,
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.methods import get_method
 from draftwise.facts.vllm import get_release
-from draftwise.plan.cost.constants import Prior, cpu_prior, gpu_prior
+from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
 from draftwise.plan.cost.fit import MeasuredStep
 from draftwise.plan.cost.graphs import GraphPlan, plan_graphs
 from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
@@ -112,10 +112,11 @@ class CalibratedCosts:
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Each point beside what the model of all others says of it."""
-        points = self.calibration.points
+        points, near = self.calibration.points, self.model.machine.constants
         return tuple(
             LeftOut(
-                point=point, predicted_ms=1e3 * self._fit(_without(points, place)).seconds(self._measured(point).step)
+                point=point,
+                predicted_ms=1e3 * self._fit(_without(points, place), near).seconds(self._measured(point).step),
             )
             for place, point in enumerate(points)
         )
@@ -124,8 +125,8 @@ class CalibratedCosts:
         """Return a quantile of the absolute errors of points that were left out."""
         return float(np.quantile([abs(each.error) for each in self.left_out], quantile)) if self.left_out else math.nan
 
-    def _fit(self, points: Sequence[StepPoint]) -> CostModel:
-        return fit_cost_model(self._machine, self._prior, [self._measured(point) for point in points])
+    def _fit(self, points: Sequence[StepPoint], near: Constants | None = None) -> CostModel:
+        return fit_cost_model(self._machine, self._prior, [self._measured(point) for point in points], near)
 
     def _measured(self, point: StepPoint) -> MeasuredStep:
         server = self._servers[point.setting]

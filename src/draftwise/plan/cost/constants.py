@@ -32,7 +32,7 @@ class Constants:
     """Of a step that is not scheduled asynchronously."""
     sync_per_sequence_s: float
     piecewise_s: float
-    """Of a step without a full CUDA graph."""
+    """Of a step without a full CUDA graph, where others of its size have one, or with prompts."""
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
     batch_spread: float = 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.plan.cost.constants import Prior
+from draftwise.plan.cost.constants import Constants, Prior
 from draftwise.plan.cost.machine import Graph, Machine, Step
 
 __all__ = ["MeasuredStep", "find_expert_doubt", "fit_machine", "log_seconds"]
@@ -41,14 +41,22 @@ def log_seconds(machine: Machine, steps: Sequence[Step]) -> NDArray[np.float64]:
     return np.log([machine.seconds(step) for step in steps])
 
 
-def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]) -> Machine:
+def fit_machine(
+    machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], near: Constants | None = None
+) -> Machine:
     """Return the machine with the constants that its measured steps and the prior agree on best.
 
     What no measured step depends on keeps its prior value.
+
+    Args:
+        machine: its constants count for nothing.
+        prior: of its constants.
+        measured: steps.
+        near: constants to begin from, e.g. those of almost the same steps; None for the prior's.
     """
     names = _find_free(machine, measured)
     misses = _make_misses(machine, prior, measured, names)
-    found = _minimize(misses, np.array([prior.constants.log(name) for name in names]))
+    found = _minimize(misses, np.array([(near or prior.constants).log(name) for name in names]))
     return replace(machine, constants=prior.constants.with_logs(names, list(found)))
 
 
@@ -94,12 +102,13 @@ def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str,
     """Return the constants that the measured steps depend on."""
     drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
     graphs = {each.step.graph for each in measured}
+    uncaptured_prompts = any(each.step.graph is Graph.NONE and each.step.prefill_tokens for each in measured)
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
         *_ALWAYS,
         *(_SPREADS if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
-        *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
+        *(("piecewise_s",) if Graph.PIECEWISE in graphs or uncaptured_prompts else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),
         *(f"drafting.{kind}" for kind in sorted(drafting)),
     )

@@ -122,7 +122,7 @@ class Machine:
             time += self._draft_s(step, drafting)
         if not asynchronous:
             time += constants.sync_s + step.batch.sequences * constants.sync_per_sequence_s
-        if step.graph is Graph.PIECEWISE:
+        if step.graph is Graph.PIECEWISE or (step.graph is Graph.NONE and step.prefill_tokens):
             time += constants.piecewise_s
         return max(time, constants.uncaptured_s) if step.graph is Graph.NONE and drafting is not None else time
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.plan.cost.constants import Prior
+from draftwise.plan.cost.constants import Constants, Prior
 from draftwise.plan.cost.fit import MeasuredStep, find_expert_doubt, fit_machine, log_seconds
 from draftwise.plan.cost.machine import Machine, Step
 
@@ -68,9 +68,18 @@ class CostModel:
         return float(self.predict([step]).seconds[0])
 
 
-def fit_cost_model(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]) -> CostModel:
-    """Return the model of measured steps; without any, that of the prior."""
-    fitted = fit_machine(machine, prior, measured) if measured else replace(machine, constants=prior.constants)
+def fit_cost_model(
+    machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], near: Constants | None = None
+) -> CostModel:
+    """Return the model of measured steps; without any, that of the prior.
+
+    Args:
+        machine: its constants count for nothing.
+        prior: of its constants.
+        measured: steps.
+        near: constants that fit almost the same steps, to begin from.
+    """
+    fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
     noise = np.diag([each.noise**2 for each in measured]) if measured else np.zeros((0, 0))
     inverse = np.linalg.inv(_covary(steps, steps) + noise)

@@ -91,8 +91,7 @@ def serve_concurrency(
     decode_s = server.step_s(concurrency)
     for _ in range(_MOST_ROUNDS):
         stages = 1 + steps + waited + waiting.seconds / decode_s
-        share = steps / (stages - 1) if steps else 0.0
-        """Of the requests that compute no prompt: those that decode."""
+        share = steps / (stages - 1) if steps else 0.0  # of those that compute no prompt: the others wait
         beside = [(n, chance, share * (others - n)) for n, chance in _list_chances(others, 1 / stages)]
         found = sum(chance * server.step_s(1 + batch, n * traffic.prompt_tokens) for n, chance, batch in beside)
         settled = abs(found - decode_s) < _CLOSE_ENOUGH * decode_s

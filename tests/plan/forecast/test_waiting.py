@@ -1,0 +1,60 @@
+"""What first tokens took beyond their steps is found again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.support.made_calibrations import make_calibration, make_profile
+
+from draftwise.core import FirstPoint
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.server import Server
+from draftwise.plan.forecast.waiting import find_waiting
+from draftwise.plan.service.little import Traffic, Waiting, serve_concurrency
+
+TRAFFIC = Traffic(prompt_tokens=200, output_tokens=100)
+
+
+@pytest.mark.parametrize("truth", [Waiting(seconds=0.008, steps=1.5), Waiting()])
+def test_what_requests_waited_is_found_in_their_first_tokens(truth: Waiting) -> None:
+    calibration = make_calibration()
+    costs = CalibratedCosts(calibration)
+    server = Server(costs, "plain", 0, context=TRAFFIC.prompt_tokens + TRAFFIC.output_tokens / 2)
+    firsts = tuple(
+        FirstPoint(
+            setting="plain",
+            load=f"c={streams}",
+            in_flight=streams,
+            prompt_tokens=TRAFFIC.prompt_tokens,
+            output_tokens=TRAFFIC.output_tokens,
+            first_ms=1e3 * serve_concurrency(server, TRAFFIC, 1.0, streams, waiting=truth).ttft_s,
+            requests=50,
+        )
+        for streams in (1, 8, 32)
+    )
+    found = find_waiting(CalibratedCosts(replace(calibration, firsts=firsts)), "plain")
+    assert found.seconds == pytest.approx(truth.seconds)
+    assert found.steps == pytest.approx(truth.steps, abs=0.2)
+
+
+def test_a_front_end_takes_more_of_a_faster_server() -> None:
+    calibration = make_calibration()
+    slow = tuple(
+        FirstPoint(
+            setting=each.name,
+            load="c=1",
+            in_flight=1,
+            prompt_tokens=200,
+            output_tokens=100,
+            first_ms=500,
+            requests=50,
+        )
+        for each in calibration.settings
+    )
+    before, after = (
+        forecast(make_profile(), each, concurrency=(1,)).best("concurrency", 1).speedup.value
+        for each in (calibration, replace(calibration, firsts=slow))
+    )
+    assert 1 < after < before
