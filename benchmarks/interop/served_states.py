@@ -1,10 +1,10 @@
-"""A drafter trained on hidden states that real vLLM streams, beside one trained on the target's own: the same weights?
+"""A drafter trained on hidden states that real vLLM streams, beside one trained on the target's: the same weights?
 
     python benchmarks/interop/served_states.py --vllm ~/vllm/bin/vllm --out benchmarks/interop/results/served_states.json
 
 vLLM for CPU serves the bundled target with the method `extract_hidden_states`; `draftwise train eagle3` learns texts of
-this repository twice, once with `--hidden-states URL`, in float32. The exit code is 1 when the trained weights differ by
-more than rounding, or when files of hidden states are left.
+this repository twice, once with `--hidden-states URL`, in float32. The exit code is 1 when the trained weights differ
+by more than rounding, or when files of hidden states are left.
 """
 
 from __future__ import annotations
