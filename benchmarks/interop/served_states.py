@@ -1,4 +1,4 @@
-"""A drafter trained on hidden states that real vLLM streams, beside one trained on the target's: the same weights?
+"""A drafter trained on hidden states that real vLLM streams, beside one trained on the target's own: equal weights?
 
     python benchmarks/interop/served_states.py --vllm ~/vllm/bin/vllm --out benchmarks/interop/results/served_states.json
 
