@@ -1,6 +1,6 @@
-"""A drafter trained on hidden states that real vLLM streams, beside one trained on the target's own: equal weights?
+"""A drafter trained on states that real vLLM streams, beside one trained on the target's own: are they equal?
 
-    python benchmarks/interop/served_states.py --vllm ~/vllm/bin/vllm --out benchmarks/interop/results/served_states.json
+    python benchmarks/interop/served_states.py --vllm VLLM --out benchmarks/interop/results/served_states.json
 
 vLLM for CPU serves the bundled target with the method `extract_hidden_states`; `draftwise train eagle3` learns texts of
 this repository twice, once with `--hidden-states URL`, in float32. The exit code is 1 when the trained weights differ
