@@ -2,13 +2,14 @@
 
     python benchmarks/h200/forecast_sweep.py forecast --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
     git add OUT/forecast.json && git commit         # the forecast is on record
-    python benchmarks/h200/forecast_sweep.py sweep --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
+    python benchmarks/h200/forecast_sweep.py sweep --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD) \
+      --forecast OUT/forecast.json
     python benchmarks/h200/forecast_sweep.py table OUT/forecast_sweep.json
 
-`forecast` calibrates at three loads, takes acceptance from the calibration's own counters, and writes the speed-up of
+`forecast` calibrates at four loads, takes acceptance from the calibration's own counters, and writes the speed-up of
 every candidate at five loads and two prompt lengths. `sweep` measures these with `draftwise decide`, other prompts and
-another seed, and holds them beside the file. Without --vllm-python both use the embedded engine and its bundled model:
-a rehearsal on any machine.
+another seed, and holds them beside the file. Each ends within --seconds with what was measured until then. Without
+--vllm-python both use the embedded engine and its bundled model: a rehearsal on any machine.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
@@ -48,6 +52,7 @@ from draftwise.core import (
     Run,
 )
 from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.disturbance import find_disturbances
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.plan.forecast.forecast import forecast as make_forecast
 from draftwise.runs import RunDirectory
@@ -56,6 +61,12 @@ from draftwise.statistics.totals import ratio_of_totals
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 FORECAST, RESULT = "forecast.json", "forecast_sweep.json"
+BEGAN = time.monotonic()
+CLOSING_S = 75
+"""Before the end of --seconds: the servers go down, the results are written, the readings are packed."""
+PLANNED = 1.75
+"""Times --seconds that are promised to the command: its plan keeps every cell, and its repetitions, in which cells
+take turns, are cut off when the time is over."""
 SURE = 0.05
 """A cell further from 1 than this is expected to be told on or off rightly."""
 GOALS = {"median_percent": 5, "p90_percent": 15, "crossovers": "5 of 6", "on_or_off_percent": 95}
@@ -64,15 +75,20 @@ GOALS = {"median_percent": 5, "p90_percent": 15, "crossovers": "5 of 6", "on_or_
 def predict(args: argparse.Namespace) -> None:
     """Calibrate, and write the forecast."""
     words = [*start(args, "calibrate", args.seed), "--concurrency", ",".join(map(str, args.calibrated))]
-    words += ["--run", str(args.out / "calibration-run"), "--out", str(args.out / "calibration.json")]
-    execute([*words, "--minutes", f"{args.minutes:g}"], args, "calibrate")
-    run = RunDirectory(args.out / "calibration-run").read()
+    words += ["--run", str(args.runs / "calibration-run"), "--out", str(args.out / "calibration.json")]
+    execute(words, args, "calibrate")
+    pack(args, "calibration-run")
+    run, note = read_run(args.runs / "calibration-run")
     calibration = make_calibration(run, target=str(open_target(args)[0]))
+    write_document(args.out / "calibration.json", calibration)
     profile = count_acceptance(run, calibration)
     write_document(args.out / "profile.json", profile)
     cells, crossovers = [], []
     for workload in run.plan.workloads:
         answers = [each for each in run.answers if each.workload == workload.name and not each.error]
+        answers = [each for each in answers if each.measured]
+        if not answers:
+            continue
         made = make_forecast(
             profile,
             calibration,
@@ -89,7 +105,8 @@ def predict(args: argparse.Namespace) -> None:
             for e in ends
         ]
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    document = {"about": about(args), "made": made_at, "asked": describe(args), "cells": cells, "ends": crossovers}
+    document = {"about": about(args), "made": made_at, "asked": describe(args), "calibrated_on": note}
+    document |= {"left_out": list_left_out(run), "cells": cells, "ends": crossovers}
     (args.out / FORECAST).write_text(json.dumps(document, indent=1, default=str) + "\n")
     for each in cells:
         print(each["workload"], each["setting"], each["load"], {n: round(v, 3) for n, v in each["speedup"].items()})
@@ -97,18 +114,19 @@ def predict(args: argparse.Namespace) -> None:
 
 def sweep(args: argparse.Namespace) -> None:
     """Measure what was forecast, and hold both beside each other."""
-    before = json.loads((args.out / FORECAST).read_text())
+    before = json.loads((args.forecast or args.out / FORECAST).read_text())
     if before["asked"] != json.loads(json.dumps(describe(args), default=str)):
-        raise SystemExit(f"{args.out / FORECAST} was made for something else: {before['asked']}")
-    out = args.out / "sweep-run"
+        raise SystemExit(f"The forecast was made for something else: {before['asked']}")
     words = [*start(args, "decide", args.seed + 1), "--concurrency", ",".join(map(str, args.concurrency))]
-    words += ["--no-adaptive", "--repeats", str(args.repeats), "--minutes", f"{args.minutes:g}", "--out", str(out)]
-    execute(words, args, "decide", may_fail=True)
-    decision = conclude_run(RunDirectory(out).read()).decision
+    words += ["--no-adaptive", "--repeats", str(args.repeats), "--out", str(args.runs / "sweep-run")]
+    execute(words, args, "decide")
+    pack(args, "sweep-run")
+    run, note = read_run(args.runs / "sweep-run")
+    decision = conclude_run(run).decision
     rows = list(hold(before, decision.comparisons))
     ends = list(hold_crossovers(before, decision.crossovers))
     content = {"about": about(args), "forecast_made": before["made"], "goals": GOALS, "summary": summarise(rows, ends)}
-    content |= {"rows": rows, "crossovers": ends}
+    content |= {"measured_on": note, "left_out": list_left_out(run), "rows": rows, "crossovers": ends}
     (args.out / RESULT).write_text(json.dumps(content, indent=1, default=str) + "\n")
     show(content)
 
@@ -120,7 +138,7 @@ def start(args: argparse.Namespace, verb: str, seed: int) -> list[str]:
     if args.vllm_python:
         shared = SimpleNamespace(**{**vars(args), "prompt_tokens": max(args.prompt_tokens)})
         words += ["--engine", "vllm", "--vllm", f"{args.vllm_python} {SERVE}"]
-        words += ["--serve-args", shlex.join(serve_args(shared))]
+        words += ["--serve-args", shlex.join(serve_args(shared, spare=1.0))]  # four caches beside four models
         words += ["--context", f"model={args.scale} shape of shapes.py, dummy weights"]
     for name, config in candidates.items():
         words += ["--candidate", f"{name}={json.dumps(config)}"]
@@ -143,16 +161,53 @@ def open_target(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     return folders.target, {name: spec_config(CASES[name], folders, **drawn) for name in args.cases}
 
 
-def execute(words: Sequence[str], args: argparse.Namespace, name: str, *, may_fail: bool = False) -> None:
-    """Run a command into a log, for as long as --seconds."""
+def execute(words: Sequence[str], args: argparse.Namespace, name: str) -> None:
+    """Run a command into a log and onto stdout, until little of --seconds is left."""
+    words = [*words, "--minutes", f"{PLANNED * args.seconds / 60:.1f}"]
     print(shlex.join(words), flush=True)
-    began = time.monotonic()
-    with (args.out / f"{name}.log").open("wb") as log:
-        status = end_after(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=os.environ), args.seconds)
-    text = (args.out / f"{name}.log").read_text(errors="replace")
-    print(f"{text[-3000:]}\n{name} ended with {status} after {time.monotonic() - began:.0f} s", flush=True)
-    if status and not may_fail:
-        raise SystemExit(status)
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
+    copying = threading.Thread(target=copy_lines, args=(child, args.out / f"{name}.log"))
+    copying.start()
+    status = end_after(child, args.seconds - CLOSING_S - (time.monotonic() - BEGAN))
+    copying.join(timeout=5)
+    print(f"{name} ended with {status} after {time.monotonic() - BEGAN:.0f} s", flush=True)
+
+
+def copy_lines(child: subprocess.Popen[bytes], path: Path) -> None:
+    """Copy what a command says to a file, and to stdout with the seconds."""
+    assert child.stdout is not None
+    with path.open("wb", buffering=0) as log:
+        for line in child.stdout:
+            log.write(line)
+            print(f"[{time.monotonic() - BEGAN:.0f} s] {line.decode(errors='replace').rstrip()}", flush=True)
+
+
+def read_run(folder: Path) -> tuple[Run, str]:
+    """Return what was measured, and which turns count: where the machine's own counters (CPU time that others took)
+    would set aside most turns, as they do where many share a host, the pace of the turns alone tells."""
+    if not (folder / "manifest.json").exists():
+        raise SystemExit("Nothing was measured: see what the servers say.")
+    run = RunDirectory(folder).read()
+    by_pace = replace(run, turns=tuple(replace(turn, device={}) for turn in run.turns))
+    found, left = (len(list(find_disturbances(each))) for each in (run, by_pace))
+    told = f"{len(run.turns)} turns, {found} of them disturbed"
+    if 2 * found <= len(run.turns):
+        return run, told
+    return by_pace, f"{told}; {left} going by their pace alone, and these are left out"
+
+
+def list_left_out(run: Run) -> list[str]:
+    """Return what a run did not measure, in words."""
+    return [f"{each.what}: {each.reason}" for each in run.omissions]
+
+
+def pack(args: argparse.Namespace, name: str) -> None:
+    """Keep the raw readings of a run, and what its servers logged, as one file."""
+    if not (args.runs / name).is_dir():
+        return
+    with tarfile.open(args.out / f"{name}.tar.xz", "w:xz", preset=1) as tar:
+        tar.add(args.runs / name, arcname=name)
+    print(f"packed {name} after {time.monotonic() - BEGAN:.0f} s", flush=True)
 
 
 def count_acceptance(run: Run, calibration: Calibration) -> Profile:
@@ -178,8 +233,12 @@ def _count(run: Run, setting: CalibratedSetting, workload: str) -> Acceptance | 
     whole = reduce(add, turns)
     # The first token of an answer comes with its prompt, not with a step that decodes.
     emitted_T = np.array([each.counters.generation_tokens - num[each.turn] for each in same], float)
-    steps_T = emitted_T - np.array([each.spec.num_accepted_tokens for each in turns], float)
-    length, steps = ratio_of_totals(emitted_T, steps_T), max(float(steps_T.sum()), whole.spec.num_drafts)
+    accepted_T, drafts_T = (
+        np.array([getattr(each.spec, name) for each in turns], float) for name in ("num_accepted_tokens", "num_drafts")
+    )
+    # What stands behind an answer's end is counted as accepted: then the drafts tell the steps.
+    steps_T = np.maximum(emitted_T - accepted_T, drafts_T)
+    length, steps = ratio_of_totals(emitted_T, steps_T), float(steps_T.sum())
     found = AcceptanceAtK(
         steps=steps,
         emitted=float(emitted_T.sum()),
@@ -278,33 +337,34 @@ def main() -> None:
     """Run one of the three modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    for mode, minutes in (("forecast", 6.0), ("sweep", 8.0)):
+    for mode in ("forecast", "sweep"):
         each = modes.add_parser(mode)
         each.add_argument("--vllm-python", help="command line of a Python with vLLM; left out: our engine")
         each.add_argument("--out", type=Path, required=True)
         each.add_argument("--commit", default="unknown")
-        each.add_argument("--minutes", type=float, default=minutes)
-        each.add_argument("--seconds", type=float, default=570, help="until the command is told to end")
+        each.add_argument("--seconds", type=float, default=570, help="for everything")
         each.add_argument("--seed", type=int, default=1)
         each.add_argument("--cases", nargs="+", default=["eagle3-k3", "dflash-k7", "ngram-k5"], choices=list(CASES))
         each.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64, 128])
-        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 16, 96])
+        each.add_argument("--calibrated", type=int, nargs="+", default=[1, 12, 40, 96])
         each.add_argument("--repeats", type=int, default=2)
-        each.add_argument("--prompts", type=int, default=12)
-        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 1024])
-        each.add_argument("--output-tokens", type=int, default=128)
+        each.add_argument("--prompts", type=int, default=8)
+        each.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 384])
+        each.add_argument("--output-tokens", type=int, default=64)
         each.add_argument("--scale", choices=SCALES, default="8b")
         each.add_argument("--dtype", default="bfloat16")
         each.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
         each.add_argument("--token-acceptance", type=float, default=0.5)
         each.add_argument("--serve-args", default="", help="more for `vllm serve`")
         each.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
+        each.add_argument("--forecast", type=Path, help="that `sweep` is held beside  [default: OUT/forecast.json]")
     modes.add_parser("table").add_argument("result", type=Path)
     args = parser.parse_args()
     if args.mode == "table":
         show(json.loads(args.result.read_text()))
         return
     args.out.mkdir(parents=True, exist_ok=True)
+    args.runs = args.folders / f"runs-{os.getpid()}"
     (predict if args.mode == "forecast" else sweep)(args)
 
 

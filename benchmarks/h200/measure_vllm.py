@@ -58,22 +58,27 @@ def command(args: argparse.Namespace, folders: Folders, seed: int, minutes: floa
     return [*words, "--context", f"model={args.scale} shape of shapes.py, dummy weights", *shlex.split(args.more)]
 
 
-def serve_args(args: argparse.Namespace) -> list[str]:
-    """Return what all servers are started with; everything else is vLLM's default."""
+def serve_args(args: argparse.Namespace, spare: float = 1.25) -> list[str]:
+    """Return what all servers are started with; everything else is vLLM's default.
+
+    Args:
+        args: of the command line.
+        spare: times the cache that the largest load needs.
+    """
     most = max(args.concurrency)
     words = ["--load-format", "dummy_without_files", "--dtype", args.dtype, "--max-num-seqs", str(most)]
     words += ["--max-model-len", str(SCALES[args.scale].max_model_len), "--generation-config", "vllm"]
     # A fixed cache lets all servers start side by side: none has to measure what memory the others leave.
-    return [*words, "--kv-cache-memory-bytes", str(kv_bytes(args)), *shlex.split(args.serve_args)]
+    return [*words, "--kv-cache-memory-bytes", str(kv_bytes(args, spare)), *shlex.split(args.serve_args)]
 
 
-def kv_bytes(args: argparse.Namespace) -> int:
-    """Return a cache that holds the largest load in full, of the arm with the most layers, and a quarter more."""
+def kv_bytes(args: argparse.Namespace, spare: float = 1.25) -> int:
+    """Return a cache that holds the largest load in full, of the arm with the most layers, and a share more."""
     config, scale = SCALES[args.scale].target, SCALES[args.scale]
     layers = config["num_hidden_layers"] + len(scale.dflash_taps)
     per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * (4 if args.dtype == "float32" else 2)
     tokens = args.prompt_tokens + args.output_tokens + 64  # drafts, and blocks that are not full
-    return 5 * max(args.concurrency) * tokens * per_token // 4
+    return round(spare * max(args.concurrency) * tokens * per_token)
 
 
 class Runs:

@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,10 +45,14 @@ class OurFrontend:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.params = [SamplingParams(temperature=0, ignore_eos=True)]
+        """Of the requests that come, in turn, but for their length."""
         self._pending: Pending = ()
+        self._added = 0
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        params = replace(self.params[self._added % len(self.params)], max_tokens=max_tokens)
+        self._added += 1
         self.engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
 
     def step(self) -> list[News]:

@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--parts", type=int, default=4, help="processes that answer one target's prompts")
+    parser.add_argument("--gpus", type=int, nargs="+", help="only these")
     parser.add_argument("--chats", type=int, default=24000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
@@ -150,7 +151,7 @@ def evaluation_job(family: str, drafter: Path, weights: Path, target: Path, args
 
 def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Run the jobs, each on the GPU with the fewest; return the names of those that are not done at the time limit."""
-    gpus = range(max(count_gpus(), 1))
+    gpus = args.gpus or range(max(count_gpus(), 1))
     until = time.monotonic() + 60 * args.minutes
     running: dict[Job, tuple[subprocess.Popen[bytes], int, float]] = {}
     failed: set[Job] = set()

@@ -10,6 +10,7 @@ import os
 import sys
 
 os.environ.setdefault("LOADED_MODELS", os.devnull)
+os.environ.setdefault("TARGET_NOISE", "0")
 
 import vllm_side  # noqa: F401  (registers the format)
 

@@ -21,6 +21,9 @@ def arguments(tmp_path: Path, **given: Any) -> Any:
         "vllm_python": "env A=1 python3",
         "out": tmp_path,
         "seed": 1,
+        "runs": tmp_path,
+        "forecast": None,
+        "seconds": 100.0,
         "scale": "tiny",
         "dtype": "bfloat16",
         "cases": ["eagle3-k3", "ngram-k5"],
@@ -58,7 +61,7 @@ def test_what_is_forecast_of_one_run_is_found_in_another_of_the_same_truth(
         save_run(args.out / folder, made)
 
     monkeypatch.setattr(forecast_sweep, "execute", execute)
-    given = arguments(tmp_path, vllm_python=None, concurrency=[1, 4, 8], calibrated=[1, 8], repeats=2, minutes=1.0)
+    given = arguments(tmp_path, vllm_python=None, concurrency=[1, 4, 8], calibrated=[1, 8], repeats=2)
     given.commit = "none"
     forecast_sweep.predict(given)
     forecast_sweep.sweep(given)

@@ -271,6 +271,24 @@ def test_deterministic_drafts_keep_the_sampled_text_too(
         assert tokens_of(llm.generate(PROMPTS, params)) == expected
 
 
+@pytest.mark.parametrize(("name", "situation"), [("plain", "preempted"), ("eagle3", "preempted"), ("eagle3", "plenty")])
+def test_penalties_count_what_the_host_does_not_know_yet(
+    name: str, situation: str, configs: dict[str, dict[str, Any]], tiny_target: Path
+) -> None:
+    """A step behind the device the text is the same, and so it is for a sequence that had to give way."""
+    penalised = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, repetition_penalty=3, frequency_penalty=2)
+    free = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    params = [penalised, replace(penalised, presence_penalty=0.5), free]
+    params += [replace(penalised, temperature=0.8, seed=5), penalised]
+    expected = tokens_of(make_llm(tiny_target).generate(PROMPTS, params))
+    unpenalised = tokens_of(make_llm(tiny_target).generate(PROMPTS, free))
+    assert [a == b for a, b in zip(expected, unpenalised, strict=True)] == [False, False, True, False, False]
+    llm = make_llm(tiny_target, configs.get(name), lag=1, **SITUATIONS[situation])
+    assert tokens_of(llm.generate(PROMPTS, params)) == expected
+    assert not llm.engine.scheduler.running
+    assert (llm.engine.stats().num_preemptions > 0) == (situation == "preempted")
+
+
 def test_a_request_may_ask_for_fewer_drafts_or_none(tiny_target: Path, plain: list[list[int]]) -> None:
     """Speculative and plain requests share a batch, and k differs between them."""
     llm = make_llm(tiny_target, self_draft(tiny_target))

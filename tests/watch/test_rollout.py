@@ -7,10 +7,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
+from tests.support.gateway import running
 from tests.support.production import SPEC
 from tests.support.web import Answer, serving_answers
 from tests.watch.test_prometheus import NOW_S, record
 
+from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import Counters, InvalidSetup, SpecStats, Sums, Window
 from draftwise.watch.misleading import find_misleading
@@ -42,6 +44,36 @@ def test_now_is_held_against_the_time_before_the_roll_out() -> None:
     findings = {finding["code"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert "tokens per step 1.87, 1.13" in findings["rolled-out"]["message"]
     assert "acceptance-fell" in findings  # without a baseline: the time before is what is expected
+
+
+def test_a_probe_and_upgrade_tell_what_a_roll_out_brought(tmp_path: Path) -> None:
+    good = FakeScript(first_token_s=1e-4, step_s=1e-5, model="m", k=3, accepted=(3, 1, 0))
+    baseline, setups = tmp_path / "baseline.json", [tmp_path / f"{version}.sh" for version in ("0.13.0", "0.33.0")]
+    for setup in setups:
+        setup.write_text(
+            f"docker run vllm/vllm-openai:v{setup.stem} --model meta-llama/Llama-3.1-8B-Instruct "
+            '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'\n'
+        )
+
+    def watch(script: FakeScript, *more: object) -> dict[str, str]:
+        server = FakeBackend("server", script, real_time=True)
+        with running(server):
+            words = ["watch", server.url, "--json", "--interval", "0.2", *map(str, more)]
+            done = CliRunner().invoke(main, words, catch_exceptions=False)
+        return {finding["code"]: finding["message"] for finding in json.loads(done.stdout)["findings"]}
+
+    assert "baseline-recorded" in watch(good, "--record-baseline", baseline)
+    with serving_answers(serve) as url:
+        recorded = ("--prometheus", url, "--model", "m", "--since-rollout", "last")
+        known = ("--baseline", baseline, "--setup-before", setups[0], "--setup", setups[1])
+        same = watch(good, *recorded, "--probe", *known)
+        other = watch(replace(good, accepted=(1, 0, 0)), *recorded, "--probe", *known)
+    for seen in (same, other):
+        assert "tokens per step 1.87, 1.13" in seen["rolled-out"]
+        assert "From vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
+    assert "probe-same" in same
+    assert "after-upgrade" not in same
+    assert "since vLLM 0.33.0 serves what 0.13.0 did" in other["after-upgrade"]
 
 
 def test_a_roll_out_is_when_the_servers_of_now_were_started() -> None:

@@ -22,7 +22,8 @@ def main() -> None:
         "--heldout", type=Path, required=True, help="a .jsonl file of requests to report on; one that is there is kept"
     )
     args = parser.parse_args()
-    llm = LLM(args.target, max_model_len=256, max_num_seqs=256, seed=args.seed, enable_prefix_caching=False)
+    settings = {"max_model_len": 256, "max_num_seqs": 256, "enable_prefix_caching": False}
+    llm = LLM(args.target, seed=args.seed, gpu_memory_utilization=0.3, **settings)  # others share the GPU
     tokenizer = llm.get_tokenizer()
     empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=False)
     start = tokenizer.encode(empty[: empty.rindex("<|im_end|>")], False)

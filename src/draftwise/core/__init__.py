@@ -12,7 +12,7 @@ from draftwise.core.lazy import import_on_use
 if TYPE_CHECKING:
     from draftwise.core.baseline import NO_PROBE, Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
-    from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
+    from draftwise.core.calibration import CalibratedSetting, Calibration, FirstPoint, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
@@ -101,6 +101,7 @@ __all__ = [
     "Expectation",
     "Expected",
     "Finding",
+    "FirstPoint",
     "Forecast",
     "ForecastCell",
     "ForecastCrossover",
@@ -161,7 +162,7 @@ __all__ = [
 _MODULES = {
     "baseline": "NO_PROBE Baseline Expected ProbeAnswer",
     "budget": "Budget",
-    "calibration": "CalibratedSetting Calibration StepPoint",
+    "calibration": "CalibratedSetting Calibration FirstPoint StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",

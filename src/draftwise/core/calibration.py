@@ -10,7 +10,7 @@ from draftwise.core.config import SpecConfig
 from draftwise.core.finding import InvalidSetup
 from draftwise.core.forecast import HeldAgainst
 
-__all__ = ["CALIBRATION_VERSION", "CalibratedSetting", "Calibration", "StepPoint"]
+__all__ = ["CALIBRATION_VERSION", "CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
 
 _FORMAT = "draftwise-calibration"
 CALIBRATION_VERSION = 1
@@ -44,6 +44,29 @@ class StepPoint:
     """Number of steps that it is the mean of."""
     source: str = "stream"
     """`stream`: gaps between the chunks of streamed answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPoint:
+    """First tokens of one server under one load: requests wait for them longer than the step that computes a prompt."""
+
+    setting: str
+    load: str
+    """Label of the condition under which they were measured, e.g. `c=8`."""
+    workload: str = ""
+    in_flight: float
+    """Requests."""
+    prompt_tokens: float
+    """Mean tokens of a prompt that were computed."""
+    output_tokens: float
+    """Mean tokens of an answer."""
+    tokens_per_step: float = 1.0
+    """Mean tokens that a step gave a sequence."""
+    drafted: float = 0.0
+    """Mean draft tokens a sequence and step."""
+    first_ms: float
+    """Mean time from a request to its first token."""
+    requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +114,7 @@ class Calibration:
     """The target's config.json."""
     settings: tuple[CalibratedSetting, ...]
     points: tuple[StepPoint, ...]
+    firsts: tuple[FirstPoint, ...] = ()
     held: tuple[HeldAgainst, ...] = ()
     """Forecasts made of it beside what was measured later: how wrong the next one may be."""
 
@@ -98,7 +122,7 @@ class Calibration:
         names = [each.name for each in self.settings]
         if len(set(names)) != len(names) or sum(each.is_plain for each in self.settings) != 1:
             raise ValueError("settings need different names and exactly one without speculation")
-        if unknown := {each.setting for each in self.points} - set(names):
+        if unknown := {each.setting for each in (*self.points, *self.firsts)} - set(names):
             raise ValueError(f"points of unknown settings: {', '.join(sorted(unknown))}")
         if not all(each.step_ms > 0 and each.batch > 0 and each.low <= each.high for each in self.points):
             raise ValueError("a point needs a positive time and batch, and an interval whose ends are in order")
@@ -137,6 +161,7 @@ class Calibration:
                 for each in self.settings
             ],
             "points": [asdict(each) for each in self.points],
+            "firsts": [asdict(each) for each in self.firsts],
             "held_against": [asdict(each) for each in self.held],
         }
 
@@ -194,5 +219,6 @@ class Calibration:
             config=target["config"],
             settings=settings,
             points=tuple(StepPoint(**each) for each in row["points"]),
+            firsts=tuple(FirstPoint(**each) for each in row.get("firsts", ())),
             held=tuple(HeldAgainst(**each) for each in row["held_against"]),
         )

@@ -59,7 +59,6 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
         raise InvalidSetup.because(
             "kernels-not-writable",
             f"{path} cannot be made: {error.strerror}.",
-            where="--kernel-cache",
             fix="Give a folder that this user may write to.",
         ) from None
     manager = "draftwise.engine.kernels.cuda.store:KernelStore"
@@ -150,7 +149,6 @@ class KernelCache:
                 raise InvalidSetup.because(
                     "kernels-not-writable",
                     f"{path} is empty and cannot be written to: {error.strerror}.",
-                    where="--kernel-cache",
                     fix="Fill it with draftwise warm-up first, or give a folder that this user may write to.",
                 ) from None
             return new
@@ -185,6 +183,5 @@ def _refuse(code: str, path: Path, predicate: str) -> InvalidSetup:
     return InvalidSetup.because(
         code,
         f"{path} {predicate}",
-        where="--kernel-cache",
         fix="Give an empty folder, or fill one here with: draftwise warm-up MODEL --out DIR.",
     )

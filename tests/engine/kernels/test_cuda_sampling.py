@@ -15,11 +15,13 @@ tl = pytest.importorskip("triton.language")
 from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.proposers.base import Draft  # noqa: E402
+from draftwise.engine.sampling import penalties as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
+from draftwise.engine.sampling.penalties import Penalties, TokenCounts  # noqa: E402
 from draftwise.engine.sampling.random import Lane  # noqa: E402
 from draftwise.engine.sampling.tempering import Tempering  # noqa: E402
 
@@ -53,6 +55,33 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def use(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for caller in (sampling, verify):
         monkeypatch.setattr(caller, "kernels_for", lambda _: module)
+
+
+# Penalties.
+
+
+@pytest.mark.parametrize("num_drafted", [0, 1, 3])
+@pytest.mark.parametrize("vocab_size", [7, 2500])
+def test_penalties_are_those_of_torch(
+    num_drafted: int, vocab_size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [SamplingParams(), SamplingParams(repetition_penalty=1.3), SamplingParams(presence_penalty=0.7)]
+    params.append(SamplingParams(repetition_penalty=0.8, frequency_penalty=-0.4, presence_penalty=-0.2))
+    generator = torch.Generator().manual_seed(num_drafted)
+    histories = torch.randint(vocab_size, (2, 4, 40), generator=generator).tolist()
+    drafts = torch.randint(min(vocab_size, 5), (4, num_drafted + 1), generator=generator).to(device)
+    counts, slots = TokenCounts(6, vocab_size, device), [5, 0, 3, 1]
+    counts.enter(slots, histories[0], histories[1])
+    penalties = Penalties.of(params, slots, counts, device)
+    assert penalties is not None
+    logits = random_logits(4, num_drafted + 1, vocab_size).to(device)
+    both = [logits.clone(), logits.clone()]
+    for module, each in zip((kernels, None), both, strict=True):
+        monkeypatch.setattr(counting, "kernels_for", lambda _, module=module: module)
+        penalties.apply(each, drafts[:, 1:])
+    torch.testing.assert_close(*both)
+    assert torch.equal(both[0][0], logits[0])
+    assert not torch.equal(both[0][1:], logits[1:])
 
 
 # The likeliest token.

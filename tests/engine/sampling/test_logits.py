@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.sampling.logits import SamplingRow, adjust, check_params, encode_bad_words, needs_adjusting
+from draftwise.engine.sampling import logits as logits_of
+from draftwise.engine.sampling.logits import SamplingRow, check_params, encode_bad_words, needs_adjusting
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.tempering import Tempering, temper_and_truncate
 
 GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
@@ -23,22 +27,44 @@ VOCAB = 12
 NO_DRAFT = torch.empty(1, 0, dtype=torch.long)
 
 
-def temper(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Row(SamplingRow):
+    """With what penalties count beside the output."""
+
+    prompt_ids: Sequence[int] = ()
+
+
+def count(rows: Sequence[Row], logits: torch.Tensor) -> Penalties | None:
+    """The rows' penalties, whose tokens are counted in slots of another order, of which some are used again."""
+    vocab_size, slots = logits.shape[-1], range(len(rows), 0, -1)
+    counts = TokenCounts(len(rows) + 1, vocab_size, logits.device)
+    counts.enter([1], [range(vocab_size)], [[0, 0]])
+    for slot, row in zip(slots, rows, strict=True):
+        if row.params.penalises:
+            counts.enter([slot], [row.prompt_ids], [row.output_ids])
+    return Penalties.of([row.params for row in rows], slots, counts, logits.device)
+
+
+def adjust(logits: torch.Tensor, rows: Sequence[Row], draft: torch.Tensor) -> torch.Tensor:
+    return logits_of.adjust(logits, rows, draft, count(rows, logits))
+
+
+def temper(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     return temper_and_truncate(logits, Tempering.of([row.params for row in rows], logits.device))
 
 
-def process_logits(logits: torch.Tensor, rows: list[SamplingRow], draft: torch.Tensor) -> torch.Tensor:
+def process_logits(logits: torch.Tensor, rows: Sequence[Row], draft: torch.Tensor) -> torch.Tensor:
     """All that happens to logits before a token is drawn from them."""
     return temper(adjust(logits, rows, draft), rows)
 
 
-def row_of(case: dict[str, Any], num_drafted: int = 0) -> SamplingRow:
+def row_of(case: dict[str, Any], num_drafted: int = 0) -> Row:
     """The case's row, its last `num_drafted` output tokens left to the draft."""
     given = dict(case["params"])
     bad_words = given.pop("bad_words", [])
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
-    return SamplingRow(
+    return Row(
         params=SamplingParams(max_tokens=64, stop_token_ids=case["stop_token_ids"], **given),
         prompt_ids=case["prompt"],
         output_ids=case["output"][: len(case["output"]) - num_drafted],
@@ -81,7 +107,7 @@ params = st.builds(
     max_tokens=st.none(),
 )
 row = st.builds(
-    SamplingRow,
+    Row,
     params=params,
     prompt_ids=st.lists(tokens, max_size=6),
     output_ids=st.lists(tokens, max_size=6),
@@ -95,9 +121,7 @@ batch = st.integers(0, 3).flatmap(
 
 @settings(max_examples=150, deadline=None)
 @given(batch, st.integers(0, 2**31))
-def test_a_row_is_what_it_would_be_alone_and_without_a_draft(
-    batch: list[tuple[SamplingRow, list[int]]], seed: int
-) -> None:
+def test_a_row_is_what_it_would_be_alone_and_without_a_draft(batch: list[tuple[Row, list[int]]], seed: int) -> None:
     k = len(batch[0][1])
     raw = torch.randn(len(batch), k + 1, VOCAB, generator=torch.Generator().manual_seed(seed))
     before = raw.clone()
@@ -107,7 +131,7 @@ def test_a_row_is_what_it_would_be_alone_and_without_a_draft(
     assert torch.equal(raw, before), "the argument was changed"
     for b, (row, draft) in enumerate(batch):
         for s in range(k + 1):
-            grown = SamplingRow(
+            grown = Row(
                 params=row.params,
                 prompt_ids=row.prompt_ids,
                 output_ids=[*row.output_ids, *draft[:s]],
@@ -120,21 +144,21 @@ def test_a_row_is_what_it_would_be_alone_and_without_a_draft(
 
 def one(params: SamplingParams, values: list[float], **row: Any) -> list[float]:
     """Process a single row of logits."""
-    return process_logits(torch.tensor([[values]]), [SamplingRow(params=params, **row)], NO_DRAFT)[0, 0].tolist()
+    return process_logits(torch.tensor([[values]]), [Row(params=params, **row)], NO_DRAFT)[0, 0].tolist()
 
 
 def test_nothing_asked_for_costs_nothing() -> None:
     raw = torch.randn(3, 2, VOCAB).bfloat16()
     draft = torch.zeros(3, 1, dtype=torch.long)
-    greedy = SamplingRow(params=SamplingParams(temperature=0, top_p=0.1, top_k=2, min_p=0.5))
+    greedy = Row(params=SamplingParams(temperature=0, top_p=0.1, top_k=2, min_p=0.5))
     assert process_logits(raw, [greedy] * 3, draft) is raw
     plain = torch.randn(3, 2, VOCAB)
-    assert torch.equal(process_logits(plain, [SamplingRow(params=SamplingParams())] * 3, draft), plain)
+    assert torch.equal(process_logits(plain, [Row(params=SamplingParams())] * 3, draft), plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_half_precision_is_widened_and_double_kept(dtype: torch.dtype) -> None:
-    rows = [SamplingRow(params=SamplingParams(temperature=0.7, presence_penalty=1), output_ids=[1])]
+    rows = [Row(params=SamplingParams(temperature=0.7, presence_penalty=1), output_ids=[1])]
     got = process_logits(torch.randn(1, 1, VOCAB).to(dtype), rows, NO_DRAFT)
     assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
@@ -146,7 +170,7 @@ def test_truncation_keeps_ties_of_the_last_token() -> None:
 
 def test_top_p_of_one_keeps_the_whole_tail_beside_a_truncated_row() -> None:
     values = [30.0, *([0.0] * 50)]
-    rows = [SamplingRow(params=SamplingParams(top_k=51)), SamplingRow(params=SamplingParams(top_p=0.5))]
+    rows = [Row(params=SamplingParams(top_k=51)), Row(params=SamplingParams(top_p=0.5))]
     got = process_logits(torch.tensor([[values], [values]]), rows, torch.empty(2, 0, dtype=torch.long))
     assert got[0].isfinite().all()
     assert got[1].isfinite().sum() == 1
@@ -161,15 +185,26 @@ def test_tiny_temperatures_stay_finite() -> None:
     assert all(abs(x) < 1e6 for x in one(SamplingParams(temperature=1e-30), [10.0, -10.0]))
 
 
+def test_emitted_tokens_count_from_the_next_step_on() -> None:
+    penalised = SamplingParams(temperature=0, frequency_penalty=0.5, repetition_penalty=2)
+    rows = [Row(params=SamplingParams(temperature=0)), Row(params=penalised, prompt_ids=[3], output_ids=[7])]
+    logits, draft = torch.ones(2, 1, VOCAB), torch.empty(2, 0, dtype=torch.long)
+    penalties = count(rows, logits)
+    assert penalties is not None
+    penalties.count(torch.tensor([[5, 5, 5], [7, 1, -1]]))
+    got = logits_of.adjust(logits, rows, draft, penalties)[:, 0].tolist()
+    assert got == [[1.0] * VOCAB, [{3: 0.5, 7: -0.5, 1: 0.0}.get(token, 1.0) for token in range(VOCAB)]]
+
+
 def test_min_tokens_ends_inside_a_draft() -> None:
     params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=[1], ignore_eos=True)
-    rows = [SamplingRow(params=params, output_ids=[5], end_ids={0})]
+    rows = [Row(params=params, output_ids=[5], end_ids={0})]
     got = process_logits(torch.zeros(1, 4, 3), rows, torch.zeros(1, 3, dtype=torch.long))
     assert got[0].isinf().tolist() == [[True, True, False]] * 2 + [[False] * 3] * 2
 
 
 def test_bad_word_completed_by_draft_tokens() -> None:
-    row = SamplingRow(params=SamplingParams(temperature=0), output_ids=[7, 4], bad_words=[(4, 5, 6)])
+    row = Row(params=SamplingParams(temperature=0), output_ids=[7, 4], bad_words=[(4, 5, 6)])
     got = process_logits(torch.zeros(1, 3, VOCAB), [row], torch.tensor([[5, 9]]))
     assert got.isinf().nonzero().tolist() == [[0, 1, 6]]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.service.little import Traffic, serve_concurrency, serve_rate
+from draftwise.plan.service.little import NO_WAITING, Traffic, Waiting, serve_concurrency, serve_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,31 @@ def test_tokens_a_step_shorten_decoding_and_not_the_prompt() -> None:
 
 def test_prompts_of_others_lengthen_the_steps_of_a_batch() -> None:
     without, beside = (serve_concurrency(Steady(per_prompt_token_s=cost), TRAFFIC, 1.0, 8) for cost in (0.0, 1e-4))
-    assert beside.tpot_s == pytest.approx(without.tpot_s + 0.01 * (beside.batch - 1) / 100)
+    assert beside.tpot_s == pytest.approx(without.tpot_s + 0.01 * 7 / 101, rel=1e-3)
     assert beside.batch <= 8
+
+
+def test_prompts_of_one_step_share_what_it_takes_beyond_them() -> None:
+    """16 requests with answers of three steps: four prompts a step, none of which takes anything but the first."""
+
+    class Uncaptured(Steady):
+        def step_s(self, sequences: float, prefill_tokens: float = 0.0) -> float:
+            return 0.02 if prefill_tokens else 0.01
+
+    found = serve_concurrency(Uncaptured(), Traffic(prompt_tokens=10, output_tokens=4), 1.0, 16)
+    assert found.tpot_s == pytest.approx(0.02, rel=0.02)
+    assert found.ttft_s == pytest.approx(0.02)
+
+
+def test_a_request_waits_for_the_front_end_and_beside_others_for_steps() -> None:
+    waiting = Waiting(seconds=0.05, steps=2)
+    for streams, waited_s in ((1, 0.05), (8, 0.07)):
+        now, later = (
+            serve_concurrency(Steady(), TRAFFIC, 1.0, streams, waiting=each) for each in (NO_WAITING, waiting)
+        )
+        assert later.ttft_s == pytest.approx(now.ttft_s + waited_s)
+        assert later.tpot_s == pytest.approx(now.tpot_s)
+        assert later.tokens_per_s == pytest.approx(streams * 101 / (1.01 + waited_s))
 
 
 def test_a_rate_holds_as_many_sequences_as_arrive_while_one_stays() -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.penalties import Penalties
 
 __all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
 
@@ -36,7 +37,6 @@ class SamplingRow:
     """What the logits of one sequence depend on besides the model."""
 
     params: SamplingParams
-    prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     """Final output tokens; may be left empty unless `params.needs_history`."""
     end_ids: Collection[int] = ()
@@ -44,39 +44,38 @@ class SamplingRow:
     bad_words: Sequence[Sequence[int]] = ()
     """`params.bad_words` after `encode_bad_words`."""
 
-    @property
-    def penalised(self) -> bool:
-        """Whether any penalty applies."""
-        return self.params.penalises
-
 
 def needs_adjusting(params: SamplingParams) -> bool:
     """Whether `adjust` may do something for such a request, now or at a later step."""
-    return params.needs_history or bool(params.logit_bias)
+    return params.needs_history or params.penalises or bool(params.logit_bias)
 
 
-def adjust(logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
+def adjust(
+    logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Tensor, penalties: Penalties | None = None
+) -> Tensor:
     """Return the logits after everything that also bears on greedy requests; the input itself if nothing does.
 
     Args:
         logits_BSV: the model's logits, any float type; half precision is widened where anything is computed.
         rows: the B sequences' settings and history.
         draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
+        penalties: of the sequences that have some.
     """
     num_rows = logits_BSV.shape[1]
     needed = (
         (partial(_forbid_bad_words, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.bad_words]),
         (_forbid_ending, [b for b, row in enumerate(rows) if row.params.min_tokens > len(row.output_ids)]),
         (_add_bias, [b for b, row in enumerate(rows) if row.params.logit_bias]),
-        (partial(_penalise, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.penalised]),
     )
-    if not any(members for _, members in needed):
+    if penalties is None and not any(members for _, members in needed):
         return logits_BSV
     assert draft_tokens_BK.shape == (len(rows), num_rows - 1)
     adjusted_BSV = _widened(logits_BSV, copy=True)
     for change, members in needed:
         if members:
             change(adjusted_BSV, rows, members)
+    if penalties is not None:
+        penalties.apply(adjusted_BSV, draft_tokens_BK)
     return adjusted_BSV
 
 
@@ -178,35 +177,3 @@ def _add_bias(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int
     )
     bias_N1 = upload(bias, device, np.float64).to(logits_BSV.dtype).unsqueeze(1)
     logits_BSV.index_put_(index, bias_N1, accumulate=True)
-
-
-def _penalise(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
-    """Apply the three penalties: repetition to tokens of prompt and output, the others to output alone."""
-    device, dtype, vocab_size = logits_BSV.device, logits_BSV.dtype, logits_BSV.shape[2]
-    members_N = upload(members, device)
-    logits_NSV = logits_BSV[members_N]
-    output_NV = _count([rows[b].output_ids for b in members], vocab_size, device)
-    count_NSV = torch.zeros_like(logits_NSV)
-    count_NSV[:, 1:].scatter_(2, draft_BK[members_N].unsqueeze(2), 1)
-    count_NSV = count_NSV.cumsum_(1).add_(output_NV.unsqueeze(1))
-
-    def setting(name: str) -> Tensor:
-        values = [getattr(rows[b].params, name) for b in members]
-        return upload(values, device, np.float64).to(dtype).view(-1, 1, 1)
-
-    prompt_NV = _count([rows[b].prompt_ids for b in members], vocab_size, device)
-    seen_NSV = (count_NSV > 0) | (prompt_NV > 0).unsqueeze(1)
-    factor_N11 = setting("repetition_penalty")
-    scaled_NSV = torch.where(logits_NSV > 0, logits_NSV / factor_N11, logits_NSV * factor_N11)
-    logits_NSV = torch.where(seen_NSV, scaled_NSV, logits_NSV)
-    logits_NSV -= setting("frequency_penalty") * count_NSV
-    logits_NSV -= setting("presence_penalty") * (count_NSV > 0)
-    logits_BSV[members_N] = logits_NSV
-
-
-def _count(histories: list[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
-    """Return [N, V] how often each token occurs in each history, as float32."""
-    flat = np.concatenate([np.asarray(ids, dtype=np.int64) + n * vocab_size for n, ids in enumerate(histories)])
-    cells = upload(flat, device)
-    counts = torch.zeros(len(histories) * vocab_size, device=device)
-    return counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=counts.dtype)).view(-1, vocab_size)

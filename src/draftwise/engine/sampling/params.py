@@ -113,5 +113,5 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether what is emitted depends on which tokens were output before, beyond the model's own logits."""
-        return self.penalises or self.min_tokens > 0 or bool(self.bad_words) or self.forced_token_ids is not None
+        """Whether what is emitted depends on output tokens that the host must know: not for what penalties count."""
+        return self.min_tokens > 0 or bool(self.bad_words) or self.forced_token_ids is not None

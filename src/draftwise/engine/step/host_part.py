@@ -18,11 +18,21 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.logits import SamplingRow, adjust, needs_adjusting
 from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.verify import Accepted
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["PromptRanks", "adjust_logits", "find_forced", "involves_host", "rank_emitted", "rank_prompts"]
+__all__ = [
+    "PromptRanks",
+    "adjust_logits",
+    "enter_counts",
+    "find_forced",
+    "find_penalties",
+    "involves_host",
+    "rank_emitted",
+    "rank_prompts",
+]
 
 _RANKED_ROWS = 256
 """Prompt tokens whose log-probabilities are computed at once."""
@@ -41,8 +51,24 @@ def involves_host(params: SamplingParams) -> bool:
     return needs_adjusting(params) or params.logprobs is not None or params.structured_outputs is not None
 
 
+def find_penalties(sequences: list[Sequence], counts: TokenCounts, device: torch.device) -> Penalties | None:
+    """Return the penalties of these sequences, if any has some."""
+    return Penalties.of([each.params for each in sequences], [each.row for each in sequences], counts, device)
+
+
+def enter_counts(sequences: list[Sequence], counts: TokenCounts) -> None:
+    """Begin to count the tokens of those sequences that have penalties."""
+    if chosen := [each for each in sequences if each.params.penalises]:
+        prompts = [each.request.prompt_token_ids for each in chosen]
+        counts.enter([each.row for each in chosen], prompts, [each.output for each in chosen])
+
+
 def adjust_logits(
-    logits_BSV: Tensor, sequences: list[Sequence], draft_tokens_BK: Tensor, end_ids: frozenset[int]
+    logits_BSV: Tensor,
+    sequences: list[Sequence],
+    draft_tokens_BK: Tensor,
+    end_ids: frozenset[int],
+    penalties: Penalties | None,
 ) -> Tensor:
     """Return the logits after what depends on the requests' history, which the host knows.
 
@@ -51,19 +77,19 @@ def adjust_logits(
         sequences: whose requests they are.
         draft_tokens_BK: what the rows follow.
         end_ids: end-of-sequence tokens.
+        penalties: of these sequences.
     """
     padding = [SamplingRow(params=SamplingParams(temperature=0))] * (len(logits_BSV) - len(sequences))
     rows = [
         SamplingRow(
             params=sequence.params,
-            prompt_ids=sequence.request.prompt_token_ids,
             output_ids=sequence.output if sequence.params.needs_history else [],
             end_ids=end_ids,
             bad_words=sequence.bad_words,
         )
         for sequence in sequences
     ]
-    return adjust(logits_BSV, rows + padding, draft_tokens_BK)
+    return adjust(logits_BSV, rows + padding, draft_tokens_BK, penalties)
 
 
 def find_forced(sequences: list[Sequence], num_rows: int, *, padded: int, device: torch.device) -> Tensor | None:

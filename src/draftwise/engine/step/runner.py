@@ -22,12 +22,21 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.penalties import TokenCounts
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import Accepted, verify
 from draftwise.engine.step.capture import bucket_of
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.graphs import Graphs
-from draftwise.engine.step.host_part import adjust_logits, find_forced, involves_host, rank_emitted, rank_prompts
+from draftwise.engine.step.host_part import (
+    adjust_logits,
+    enter_counts,
+    find_forced,
+    find_penalties,
+    involves_host,
+    rank_emitted,
+    rank_prompts,
+)
 from draftwise.engine.step.launched import Launched, pack
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
@@ -102,6 +111,7 @@ class Runner:
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
+        self._counts = TokenCounts(table.padding_slot, model.shape.vocab_size, model.device)
 
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> tuple[Launched, ...]:
@@ -142,13 +152,16 @@ class Runner:
         computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
         # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
         allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
-        logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids)
+        penalties = find_penalties(sequences, self._counts, self.model.device)
+        logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids, penalties)
         padded, num_rows = logits_BSV.shape[:2]
         forced_BS = find_forced(sequences, num_rows, padded=padded, device=self.model.device)
         counted = replace(computed, draft=allowed)
         # Rejection sampling must know all that was drawn; a lossy rule accepts nothing that it does not see.
         judged = computed if isinstance(self._acceptance, Standard) else counted
         accepted = self._verify(judged, logits_BSV, forced_BS)
+        if penalties is not None:
+            penalties.count(accepted.tokens_BS)
         packed = self._advance(counted, accepted)
         ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
         return Launched(sequences, packed, bound=k + 1, ranked=ranked)
@@ -238,8 +251,10 @@ class Runner:
         rows_B = spans.last_row_B if len(final) == len(chunks) else spans.last_row_B[upload(final, device)]
         logits_B1V = self.model.logits(hidden_NH[rows_B]).unsqueeze(1)
         self._constrain(logits_B1V, sequences, draft)
+        enter_counts(sequences, self._counts)
+        penalties = find_penalties(sequences, self._counts, device)
         accepted = verify(
-            adjust_logits(logits_B1V, sequences, draft.tokens_BK, self._end_ids),
+            adjust_logits(logits_B1V, sequences, draft.tokens_BK, self._end_ids, penalties),
             draft,
             tempering=Tempering.of([sequence.params for sequence in sequences], device),
             seeds_B=upload([sequence.seed for sequence in sequences], device),
@@ -247,6 +262,8 @@ class Runner:
             acceptance=self._acceptance,
             forced_BS=find_forced(sequences, 1, padded=len(sequences), device=device),
         )
+        if penalties is not None:
+            penalties.count(accepted.tokens_BS)
         self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
         ranked = rank_emitted(logits_B1V, accepted, sequences)
         return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=prompts)

@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
 from draftwise.facts.gpus import get_gpu
-from draftwise.measure.calibrate.points import find_points
+from draftwise.measure.calibrate.points import find_firsts, find_points
 from draftwise.measure.context import describe_machine
 
 __all__ = ["make_calibration"]
@@ -26,7 +26,8 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
         InvalidSetup: the target's shape or a server's speculative config is not known, or nothing was measured.
     """
     settings = tuple(_make_setting(run, arm) for arm in run.plan.arms)
-    points = find_points(run, {each.name: each.k for each in settings})
+    lengths = {each.name: each.k for each in settings}
+    points = find_points(run, lengths)
     known = {each.name for each in settings if each.name in {point.setting for point in points}}
     baseline = settings[0]
     if baseline.name not in known:
@@ -50,6 +51,7 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
         config=_find_config(name, plain.target),
         settings=tuple(_with_pool(run, each) for each in settings if each.name in known or each.is_plain),
         points=points,
+        firsts=tuple(each for each in find_firsts(run, lengths) if each.setting in known),
     )
 
 

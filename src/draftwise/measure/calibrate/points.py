@@ -17,10 +17,10 @@ from statistics import mean, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core import Answer, ClosedLoop, Counters, Run, StepPoint, TurnRecord
+from draftwise.core import Answer, ClosedLoop, Counters, FirstPoint, Run, StepPoint, TurnRecord
 from draftwise.decide.disturbance import find_disturbances
 
-__all__ = ["count_drafted", "find_points"]
+__all__ = ["count_drafted", "find_firsts", "find_points"]
 
 _FEWEST_STEPS = 20
 """Of one kind, below which they make no point."""
@@ -54,17 +54,56 @@ def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
         run: its answers and counters.
         lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
     """
+    return tuple(
+        point for place, turns in _group(run) for point in _make_points(place, lengths.get(place[0], 0), turns)
+    )
+
+
+def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
+    """Return how long requests waited for their first tokens, of every server under every closed load.
+
+    Args:
+        run: its answers and counters.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+    """
+    streams = {each.label: each.concurrency for each in run.plan.conditions}
+    points = (
+        _make_first(place, lengths.get(place[0], 0), float(streams[place[1]] or 1), turns)
+        for place, turns in _group(run)
+    )
+    return tuple(each for each in points if each is not None)
+
+
+def _group(run: Run) -> Iterator[tuple[tuple[str, str, str], list[tuple[TurnRecord, Sequence[Answer]]]]]:
+    """Yield server, load and workload with the turns that nothing disturbed and their answers."""
     disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run)}
     answers = {turn: list(each) for turn, each in groupby(sorted(run.answers, key=_turn_of), key=_turn_of)}
     conditions = {each.label for each in run.plan.conditions if isinstance(each.load, ClosedLoop)}
     counted = (turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed)
     turns = sorted((turn for turn in counted if turn.condition in conditions), key=_place_of)
-    return tuple(
-        point
-        for place, same in groupby(turns, key=_place_of)
-        for point in _make_points(
-            place, lengths.get(place[0], 0), [(turn, answers.get(turn.turn, [])) for turn in same]
-        )
+    for place, same in groupby(turns, key=_place_of):
+        yield place, [(turn, answers.get(turn.turn, [])) for turn in same]
+
+
+def _make_first(
+    place: tuple[str, str, str], most: int, streams: float, turns: Sequence[tuple[TurnRecord, Sequence[Answer]]]
+) -> FirstPoint | None:
+    measured = [each for _, answers in turns for each in answers if each.measured and each.error is None]
+    waits = [each.timing.ttft_s for each in measured if each.timing.ttft_s is not None]
+    if not waits:
+        return None
+    counters = reduce(add, (turn.counters for turn, _ in turns))
+    return FirstPoint(
+        setting=place[0],
+        load=place[1],
+        workload=place[2],
+        in_flight=streams,
+        prompt_tokens=_mean_prompt(measured) * (1 - (counters.prefix_hit_rate or 0.0)),
+        output_tokens=mean(each.timing.num_tokens for each in measured),
+        tokens_per_step=counters.tokens_per_step or 1.0,
+        drafted=count_drafted(counters, most),
+        first_ms=1e3 * mean(waits),
+        requests=len(waits),
     )
 
 

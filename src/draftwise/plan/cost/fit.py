@@ -16,6 +16,8 @@ __all__ = ["MeasuredStep", "find_expert_doubt", "fit_machine", "log_seconds"]
 _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 _TOLERANCE = 0.03
 """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
+_TOLERANCE_WITH_PROMPTS = 0.10
+"""The same of a step that also computes prompts: it is no measure of what steps that only decode are made of."""
 _ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
 _SPREADS = ("batch_spread", "draft_spread")
 _MOST_ROUNDS = 60
@@ -78,7 +80,8 @@ def _make_misses(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep
     spread = np.array([prior.spread_of(name) for name in names])
     steps = [each.step for each in measured]
     logs = np.log([each.seconds for each in measured])
-    scale = np.array([np.hypot(_TOLERANCE, each.noise) for each in measured])
+    tolerance = [_TOLERANCE_WITH_PROMPTS if each.step.prefill_tokens else _TOLERANCE for each in measured]
+    scale = np.hypot(tolerance, [each.noise for each in measured])
 
     def misses(point: NDArray[np.float64]) -> NDArray[np.float64]:
         there = replace(machine, constants=prior.constants.with_logs(names, list(point)))

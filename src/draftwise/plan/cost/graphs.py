@@ -41,10 +41,10 @@ class GraphPlan:
         """
         if not self.sizes:
             return Graph.FULL, None
+        if tokens + prefill_tokens > self.sizes[-1]:
+            return Graph.NONE, None
         if prefill_tokens:
             return Graph.PIECEWISE, None
-        if tokens > self.sizes[-1]:
-            return Graph.NONE, None
         padded = float(self.sizes[bisect_left(self.sizes, tokens)])
         whole = self.full and round(sequences) not in self.holes and not (uneven and self.mixed_lengths)
         return (Graph.FULL if whole else Graph.PIECEWISE), padded

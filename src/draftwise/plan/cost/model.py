@@ -20,6 +20,9 @@ _METHOD_SD = 0.05
 """What it misses of a method at every load."""
 _METHOD_BATCH_SD, _BATCH_REACH = 0.05, 1.2
 """What it misses of a method at one batch size, and over which ratio of batch sizes that changes."""
+_PROMPTS_SD, _METHOD_PROMPTS_SD = 0.08, 0.12
+"""What it misses of steps that also compute prompts, whatever drafts, and of one method's: how they are launched, and
+what its drafter does with a prompt. With rows as far as above."""
 _PLAIN = "plain"
 _Value = Callable[[Step], float]
 
@@ -80,9 +83,13 @@ def _covary(some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]
     rows = _outer(some, others, lambda step: np.log(step.rows))
     batch = _outer(some, others, lambda step: np.log(step.batch.sequences))
     names, other_names = (np.array([_kind(step) for step in each], dtype=object) for each in (some, others))
-    same = (names[:, None] == other_names[None, :]) & (names != _PLAIN)[:, None]
+    same = names[:, None] == other_names[None, :]
+    drafts = same & (names != _PLAIN)[:, None]
     of_method = _METHOD_SD**2 + _METHOD_BATCH_SD**2 * np.exp(-((batch / _BATCH_REACH) ** 2) / 2)
-    found: NDArray[np.float64] = _ROWS_SD**2 * np.exp(-((rows / _ROWS_REACH) ** 2) / 2) + same * of_method
+    prompts, other_prompts = (np.array([each.prefill_tokens > 0 for each in steps]) for steps in (some, others))
+    of_prompts = np.outer(prompts, other_prompts) * (_PROMPTS_SD**2 + same * _METHOD_PROMPTS_SD**2)
+    near = np.exp(-((rows / _ROWS_REACH) ** 2) / 2)
+    found: NDArray[np.float64] = (_ROWS_SD**2 + of_prompts) * near + drafts * of_method
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,8 @@ from draftwise.plan.forecast.crossovers import find_crossovers
 from draftwise.plan.forecast.doubts import find_doubts, join_names
 from draftwise.plan.forecast.matching import match_settings
 from draftwise.plan.forecast.server import Server
-from draftwise.plan.service.little import Service, Traffic, serve_concurrency, serve_rate
+from draftwise.plan.forecast.waiting import find_waiting
+from draftwise.plan.service.little import Service, Traffic, Waiting, serve_concurrency, serve_rate
 
 __all__ = ["forecast"]
 
@@ -79,6 +80,9 @@ def forecast(
             where="calibration",
             fix="Replay and calibrate the same candidates.",
         )
+    waits = {
+        name: find_waiting(costs, name) for name in (costs.calibration.plain.name, *(each.name for each, _ in matched))
+    }
     places = [*(_Place("concurrency", load) for load in concurrency), *(_Place("rate", load) for load in rates)]
     serving = _find_serving_sd(calibration)
     rows = tuple(
@@ -86,7 +90,7 @@ def forecast(
         for setting, entry in matched
         for k, found in entry.by_k.items()
         if k <= setting.k
-        for row in _forecast_all(costs, setting, entry, (k, found), places, traffic, serving)
+        for row in _forecast_all(costs, setting, entry, (k, found), places, traffic, waits, serving)
     )
     return Forecast(
         target=calibration.target,
@@ -120,6 +124,7 @@ def _forecast_all(
     at: tuple[int, AcceptanceAtK],
     places: Iterable[_Place],
     traffic: Traffic,
+    waits: Mapping[str, Waiting],
     serving_sd: float,
 ) -> Iterator[ForecastCell]:
     """Yield what is expected of a server at one k, load by load; loads that it or the baseline cannot keep up with are
@@ -131,8 +136,9 @@ def _forecast_all(
     plain = Server(costs, costs.calibration.plain.name, 0, context=context)
     length = found.tokens_per_step
     for place in places:
-        mine = _serve(server, traffic, length.value, place, _find_room(costs.calibration, setting, traffic))
-        base = _serve(plain, traffic, 1.0, place, _find_room(costs.calibration, costs.calibration.plain, traffic))
+        room, base_room = (_find_room(costs.calibration, each, traffic) for each in (setting, costs.calibration.plain))
+        mine = _serve(server, traffic, length.value, place, room, waits[setting.name])
+        base = _serve(plain, traffic, 1.0, place, base_room, waits[plain.setting])
         if mine is None or base is None:
             continue
         steps = costs.predict([server.step(mine.batch), plain.step(base.batch)]).covariance
@@ -159,9 +165,11 @@ def _forecast_all(
         )
 
 
-def _serve(server: Server, traffic: Traffic, tokens_per_step: float, place: _Place, room: float) -> Service | None:
+def _serve(
+    server: Server, traffic: Traffic, tokens_per_step: float, place: _Place, room: float, waiting: Waiting
+) -> Service | None:
     if place.axis == "concurrency":
-        return serve_concurrency(server, traffic, tokens_per_step, min(place.load, room))
+        return serve_concurrency(server, traffic, tokens_per_step, min(place.load, room), waiting=waiting)
     return serve_rate(server, traffic, tokens_per_step, place.load, most=room)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Service", "Stepping", "Traffic", "serve_concurrency", "serve_rate"]
+__all__ = ["NO_WAITING", "Service", "Stepping", "Traffic", "Waiting", "serve_concurrency", "serve_rate"]
 
 _MOST_ROUNDS = 200
 _CLOSE_ENOUGH = 1e-4
+_FAR = 4.0
+"""Standard deviations, beyond which a number of prompts in one step is too rare to matter."""
 _LEAST_LEFT = 0.02
 """Share of its time that a server must have left for decoding, or the rate is more than it can serve."""
 
@@ -34,6 +37,19 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long a request waits before a step computes its prompt."""
+
+    seconds: float = 0.0
+    """For the server's front end, whatever else is served."""
+    steps: float = 0.0
+    """For steps that were under way or already prepared when it came; none where nothing else is in flight."""
+
+
+NO_WAITING = Waiting()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What a server gives under one load, in the mean."""
 
@@ -49,27 +65,64 @@ class Service:
     """Of all answers together."""
 
 
-def serve_concurrency(server: Stepping, traffic: Traffic, tokens_per_step: float, concurrency: float) -> Service:
+def serve_concurrency(
+    server: Stepping,
+    traffic: Traffic,
+    tokens_per_step: float,
+    concurrency: float,
+    *,
+    waiting: Waiting = NO_WAITING,
+) -> Service:
     """Return the service of a closed loop: so many requests in flight, the next one sent when one is answered.
 
-    Every request computes its prompt once: in a mean step, a prompt's share goes along with the sequences that decode.
+    A request waits, computes its prompt in one step, and decodes. The others are at all stages of their answers, so
+    that each of them computes its prompt in a step with one chance. Prompts of one step share what such a step takes
+    beyond their tokens: it runs without a full graph once, however many there are.
+
+    Args:
+        server: its steps.
+        traffic: what requests are like.
+        tokens_per_step: that a step gives a sequence.
+        concurrency: requests in flight.
+        waiting: of a request, before the step that computes its prompt.
     """
-    steps, batch = traffic.decode_steps(tokens_per_step), concurrency
+    others, steps = max(0, round(concurrency) - 1), traffic.decode_steps(tokens_per_step)
+    waited = waiting.steps if others else 0.0
+    decode_s = server.step_s(concurrency)
     for _ in range(_MOST_ROUNDS):
-        pure_s, prompt_s = _split(server, traffic, batch)
-        # Each of the others' prompts that comes while an answer is decoded makes one of its steps longer.
-        stay_s, first_s = steps * pure_s + (batch - 1) * prompt_s, pure_s + prompt_s
-        found = max(1.0, concurrency * stay_s / (stay_s + first_s))
-        if abs(found - batch) < _CLOSE_ENOUGH * concurrency:
+        stages = 1 + steps + waited + waiting.seconds / decode_s
+        share = steps / (stages - 1) if steps else 0.0
+        """Of the requests that compute no prompt: those that decode."""
+        beside = [(n, chance, share * (others - n)) for n, chance in _list_chances(others, 1 / stages)]
+        found = sum(chance * server.step_s(1 + batch, n * traffic.prompt_tokens) for n, chance, batch in beside)
+        settled = abs(found - decode_s) < _CLOSE_ENOUGH * decode_s
+        decode_s = found
+        if settled:
             break
-        batch = (batch + found) / 2
-    return Service(
-        batch=batch,
-        step_s=stay_s / steps if steps else pure_s,
-        tpot_s=stay_s / max(1.0, traffic.output_tokens - 1),
-        ttft_s=first_s,
-        tokens_per_s=concurrency * traffic.output_tokens / (stay_s + first_s),
+    prompt_s = sum(
+        chance * server.step_s(max(1.0, batch), (n + 1) * traffic.prompt_tokens) for n, chance, batch in beside
     )
+    first_s = waiting.seconds + waited * decode_s + prompt_s
+    stay_s = first_s + steps * decode_s
+    return Service(
+        batch=max(1.0, concurrency * steps * decode_s / stay_s),
+        step_s=(prompt_s + steps * decode_s) / (1 + steps),
+        tpot_s=steps * decode_s / max(1.0, traffic.output_tokens - 1),
+        ttft_s=first_s,
+        tokens_per_s=concurrency * traffic.output_tokens / stay_s,
+    )
+
+
+def _list_chances(trials: int, chance: float) -> list[tuple[int, float]]:
+    """Return how many of some trials succeed, with the chance of each number that is not too rare to matter."""
+    mean, spread = trials * chance, math.sqrt(trials * chance * (1 - chance))
+    numbers = range(max(0, math.floor(mean - _FAR * spread)), min(trials, math.ceil(mean + _FAR * spread + 1)) + 1)
+    if chance >= 1:
+        return [(trials, 1.0)]
+    weights = [
+        math.comb(trials, n) * math.exp(n * math.log(chance) + (trials - n) * math.log1p(-chance)) for n in numbers
+    ]
+    return [(n, weight / sum(weights)) for n, weight in zip(numbers, weights, strict=True)]
 
 
 def serve_rate(
