@@ -214,7 +214,7 @@ def collect(args: argparse.Namespace) -> None:
 def acceptance_length(drafter: Path) -> float:
     """Return tokens per step at k = 3 on the answers held out in training."""
     measured = json.loads((drafter / "draftwise.json").read_text())["training"]["measured"]
-    return 1 + sum(measured["acceptance"][:3])
+    return 1.0 + sum(map(float, measured["acceptance"][:3]))
 
 
 def say(line: str) -> None:
