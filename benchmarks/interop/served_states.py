@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def main() -> None:
         folder = Path(scratch)
         states = folder / "states"
         texts = "\n\n".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md")))
-        (folder / "docs.txt").write_text(texts[:200_000])
+        (folder / "docs.txt").write_text(texts[:40_000])
         own = TrainSettings(
             target=str(TARGET),
             data=(str(folder / "docs.txt"),),
@@ -63,13 +64,14 @@ def main() -> None:
             answers="given",
             max_length=256,
             heldout=0.05,
-            heldout_tokens=4096,
+            heldout_tokens=1024,
             steps=args.steps,
-            batch_tokens=2048,
+            batch_tokens=1024,
             device="cpu",
         )
         seconds = {"own": timed(own)}
         url, server = start(args.vllm, states, folder / "vllm.log")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server must not outlive this process
         try:
             seconds["served"] = timed(replace(own, out=str(folder / "served"), hidden_states=url))
         finally:
