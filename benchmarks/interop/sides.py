@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
@@ -40,8 +40,8 @@ class Side:
     versions: dict[str, str]
     corrections: list[str]
     """What had to be corrected in it before it computed what it means to."""
-    ms_per_token: float | None = None
-    """Of a second pass over the prompts, prompts included; None if it was not timed."""
+    ms_per_token: list[float] = field(default_factory=list)
+    """Of each timed pass over the prompts, prompts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Job:
     max_tokens: int
     settings: dict[str, Any]
     """Settings that both know under the same name."""
-    timed: bool = False
-    """Whether the prompts are answered once more, against the clock."""
+    timed_passes: int = 0
+    """How often the prompts are answered again, against the clock."""
 
 
 class Vllm:
@@ -138,11 +138,11 @@ def run_ours(job: Job) -> Side:
         for metric in llm.get_metrics()
         if metric.name.startswith(PREFIX)
     }
-    ms_per_token = None
-    if job.timed:
+    num_tokens, ms_per_token = sum(len(answer.tokens) for answer in answers), []
+    for _ in range(job.timed_passes):
         started = time.perf_counter()
         llm.generate(prompts, params)
-        ms_per_token = 1e3 * (time.perf_counter() - started) / sum(len(answer.tokens) for answer in answers)
+        ms_per_token.append(1e3 * (time.perf_counter() - started) / num_tokens)
     return Side(answers=answers, counters=counters, versions={}, corrections=[], ms_per_token=ms_per_token)
 
 

@@ -52,12 +52,12 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         for ids, output in zip(job["prompts"], outputs, strict=True)
     ]
     counters = read_counters(llm)
-    ms_per_token = None
-    if job["timed"]:
-        answers = json.loads(json.dumps(answers))  # the second pass is recorded too
+    answers = json.loads(json.dumps(answers))  # the timed passes are recorded too
+    num_tokens, ms_per_token = sum(len(each["tokens"]) for each in answers), []
+    for _ in range(job["timed_passes"]):
         started = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
-        ms_per_token = 1e3 * (time.perf_counter() - started) / sum(len(each["tokens"]) for each in answers)
+        ms_per_token.append(1e3 * (time.perf_counter() - started) / num_tokens)
     core.shutdown()
     del llm, core
     cleanup_dist_env_and_memory()
