@@ -71,6 +71,7 @@ def main() -> None:
         )
         seconds = {"own": timed(own)}
         url, server = start(args.vllm, states, folder / "vllm.log")
+        vllm = httpx.get(f"{url}/version", trust_env=False).json()["version"]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server must not outlive this process
         try:
             seconds["served"] = timed(replace(own, out=str(folder / "served"), hidden_states=url))
@@ -82,8 +83,13 @@ def main() -> None:
     worst = max(differences.values())
     report = {
         "date": date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/interop/served_states.py", *sys.argv[1:]]),
-        "versions": {"draftwise": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "command": f"python benchmarks/interop/served_states.py --vllm VLLM --steps {args.steps}",
+        "versions": {
+            "draftwise": __version__,
+            "vllm": vllm,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "target": "bundle/target",
         "layers": [*TAPS, LAST],
         "steps": args.steps,
