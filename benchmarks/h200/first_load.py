@@ -68,14 +68,16 @@ LOADS = {"cuda": Load(192, 64, 512, 128, 128, 8192, 4096), "cpu": Load(12, 4, 32
 class Server:
     """`draftwise serve` on a folder of kernels, from its start to its end."""
 
-    def __init__(self, target: Path, kernels: Path, load: Load, device: str, spec: dict[str, Any] | None) -> None:
+    def __init__(
+        self, target: Path, kernels: Path, load: Load, device: str, spec: dict[str, Any] | None, *, by_default: bool
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self._log = kernels.with_name(f"{self.port}.log")
         command = [sys.executable, "-m", "draftwise", "serve", str(target), "--load-format", "dummy"]
         command += ["--device", device, "--dtype", "bfloat16", "--port", str(self.port), "--served-model-name", "m"]
-        command += ["--kernel-cache", str(kernels), "--no-enable-prefix-caching"]
+        command += ["--no-enable-prefix-caching", *(() if by_default else ("--kernel-cache", str(kernels)))]
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             command += [f"--{name.replace('_', '-')}", str(getattr(load, name))]
         if device == "cuda":
@@ -84,7 +86,8 @@ class Server:
             command += ["--speculative-config", json.dumps(spec)]
         self._began = time.perf_counter()
         with self._log.open("a") as log:
-            self._child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+            environment = os.environ | {"TRITON_CACHE_DIR": str(kernels)}  # which --kernel-cache sets itself
+            self._child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
 
     def __enter__(self) -> Server:
         return self
@@ -275,6 +278,7 @@ def main() -> None:
     parser.add_argument("--scale", choices=SCALES, nargs="+", default=["8b", "1.5b"])
     parser.add_argument("--case", choices=CASES, default="plain")
     parser.add_argument("--device", choices=LOADS, default="cuda")
+    parser.add_argument("--by-default", action="store_true", help="no --kernel-cache: Triton keeps kernels as it does")
     parser.add_argument("--loads", type=int, default=3, help="after each start; at least 2")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="unknown")
@@ -290,7 +294,8 @@ def main() -> None:
             kernels, spec = root / "kernels", spec_config(CASES[args.case], folders)
             rows: list[dict[str, Any]] = []
             for name in ("cold", "filled"):
-                with Server(folders.target, kernels, load, args.device, spec) as server:
+                kept = {"by_default": args.by_default}
+                with Server(folders.target, kernels, load, args.device, spec, **kept) as server:
                     row = measure_start(name, server, kernels, load, scale.target["vocab_size"], max(2, args.loads))
                 rows.append(row)
                 content["scales"][scale_name] = {"starts": rows, "reached": judge(rows)}

@@ -62,12 +62,13 @@ class EngineHandle(Protocol):
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
     """Return the engine; this imports torch, which the server's own process does not need.
 
-    With a folder of kernels it is ready for any request. (Without one too, once that has been seen to work on GPUs.)
+    It is ready for any request: kernels are compiled, into a folder of kernels if the environment names one, and steps
+    are captured.
     """
     setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
     with ExitStack() as ends:
         compilers = None
-        if folder and may_have_gpu(config.device) and setup not in known_setups(folder):
+        if may_have_gpu(config.device) and setup not in known_setups(folder):
             compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
         try:
             from draftwise.engine.core import Engine
@@ -76,7 +77,7 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
             raise make_missing_error(error) from None
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
-        is_warm = warm_up(engine, compilers, startup) if folder else False
+        is_warm = warm_up(engine, compilers, startup)
     if kernels is not None and is_warm:
         kernels.add(setup)
     return engine
