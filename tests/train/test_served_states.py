@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from contextlib import contextmanager
 from itertools import count
 
@@ -23,12 +24,13 @@ from draftwise.train.target import Target
 @contextmanager
 def serving_states(target, folder, layers):
     """Serve the target's states as vLLM's method extract_hidden_states does: a file for each prompt, and its lock."""
-    numbers = count()
+    numbers, alone = count(), threading.Lock()
 
     def complete(_path, body):
         tokens = json.loads(body)["prompt"]
         path = folder / f"cmpl-{next(numbers)}.safetensors"
-        states = target.compute_states(as_batch(torch.tensor([tokens])), layers)
+        with alone:  # a target records the states of one pass at a time
+            states = target.compute_states(as_batch(torch.tensor([tokens])), layers)
         (folder / f"{path.name}.lock").touch()
         save_file({"hidden_states": torch.stack(states.taps_BTH, dim=2)[0], "token_ids": torch.tensor(tokens)}, path)
         return 200, json.dumps({"kv_transfer_params": {"hidden_states_path": str(path)}})

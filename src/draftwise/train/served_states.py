@@ -9,14 +9,13 @@ import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftwise.backends.asking import Asker
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.train.batch import Batch
 from draftwise.train.data import Corpus
@@ -25,7 +24,6 @@ from draftwise.train.target import Target
 
 __all__ = ["ServedStates", "check_served"]
 
-_PATIENCE_S = 600.0
 _AT_ONCE = 16
 """Samples that the server is asked for at a time."""
 _MOST_DIFFERENCE = 0.05
@@ -51,15 +49,15 @@ class ServedStates(GatheredStates):
         layers = _served_layers(taps, target)
         self._num_states, self._places = len(layers), [layers.index(tap) for tap in taps]
         self._norm: Callable[[Tensor], Tensor] = target.model.model.norm
-        self._server, self._pool = _Server(url), ThreadPoolExecutor(_AT_ONCE)
+        self._server, self._pool = Asker(url), ThreadPoolExecutor(_AT_ONCE)
 
     def _read(self, samples: Sequence[int]) -> Iterator[Tensor]:
         texts = [self._corpus.tokens_N[slice(*self._corpus.offsets_S[i : i + 2])].tolist() for i in samples]
-        yield from self._pool.map(self._ask, texts)
+        yield from self._pool.map(self._get, texts)
 
-    def _ask(self, tokens: list[int]) -> Tensor:
+    def _get(self, tokens: list[int]) -> Tensor:
         """Return a sample's states, the last of them normed, [T, F] in the target's dtype."""
-        states_TNH = self._server.ask(tokens, self._num_states).to(self._device, self._dtype)
+        states_TNH = _ask(self._server, tokens, self._num_states).to(self._device, self._dtype)
         with torch.no_grad():
             final_TH = self._norm(states_TNH[:, -1])
         return torch.cat((states_TNH[:, self._places].flatten(1), final_TH), dim=-1).cpu()
@@ -84,7 +82,7 @@ def check_served(url: str, corpus: Corpus, target: Target, taps: Sequence[int]) 
     wanted = _served_layers(taps, target)
     batch = Batch(tokens_BT=tokens_BT, valid_BT=given_BT, learnt_BT=given_BT)
     expected_TNH = torch.stack(target.compute_states(batch, wanted).taps_BTH, dim=2)[0].float().cpu()
-    served_TNH = _Server(url).ask(tokens, len(wanted)).float()
+    served_TNH = _ask(Asker(url), tokens, len(wanted)).float()
     sizes_N = expected_TNH.norm(dim=-1).median(0).values
     differences_N = (served_TNH - expected_TNH).norm(dim=-1).median(0).values / sizes_N
     wrong = [layer for layer, each in zip(wanted, differences_N.tolist(), strict=True) if not each < _MOST_DIFFERENCE]
@@ -104,54 +102,28 @@ def _served_layers(taps: Sequence[int], target: Target) -> list[int]:
     return sorted({*taps, target.num_layers})
 
 
-class _Server:
-    """Asks a vLLM server, from several threads at once.
+def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
+    """Return the states of a text, [T, N, H].
 
-    Args:
-        url: with or without /v1.
+    Raises:
+        BackendError: there are none, or not for these tokens.
     """
-
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._client = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
-        models = self._request("GET", "/v1/models", None).get("data") or [{}]
-        self._model = models[0].get("id")
-
-    def ask(self, tokens: Sequence[int], num_states: int) -> Tensor:
-        """Return the states of a text, [T, N, H].
-
-        Raises:
-            BackendError: there are none, or not for these tokens.
-        """
-        body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0}
-        told = self._request("POST", "/v1/completions", body).get("kv_transfer_params") or {}
-        path = told.get("hidden_states_path")
-        if not isinstance(path, str):
-            raise BackendError(
-                f"{self._url} names no file of hidden states: start vLLM with the method extract_hidden_states and a "
-                "connector that writes them (docs/training.md)."
-            )
-        tensors = _take(Path(path))
-        states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
-        if states is None or ids is None or ids.tolist() != list(tokens) or states.shape[:1] != ids.shape:
-            raise BackendError(f"{path} does not hold the hidden states of the {len(tokens)} tokens that were sent.")
-        if states.shape[1] != num_states:
-            raise BackendError(
-                f"{path} holds {states.shape[1]} states of a token; {num_states} are needed, the last layer's included."
-            )
-        return states
-
-    def _request(self, verb: str, path: str, body: object) -> dict[str, Any]:
-        try:
-            reply = self._client.request(verb, f"{self._url}{path}", json=body)
-            found = reply.json() if reply.is_success else None
-        except (httpx.HTTPError, ValueError) as error:
-            raise BackendError(
-                f"{self._url} does not answer: {error or type(error).__name__}. The same command goes on once it does."
-            ) from None
-        if not isinstance(found, dict):
-            raise BackendError(f"{self._url} answers {reply.status_code}: {reply.text[:300]}")
-        return found
+    told = server.complete(tokens).get("kv_transfer_params") or {}
+    path = told.get("hidden_states_path")
+    if not isinstance(path, str):
+        raise BackendError(
+            f"{server.url} names no file of hidden states: start vLLM with the method extract_hidden_states and a "
+            "connector that writes them (docs/training.md)."
+        )
+    tensors = _take(Path(path))
+    states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
+    if states is None or ids is None or ids.tolist() != tokens or states.shape[:1] != ids.shape:
+        raise BackendError(f"{path} does not hold the hidden states of the {len(tokens)} tokens that were sent.")
+    if states.shape[1] != num_states:
+        raise BackendError(
+            f"{path} holds {states.shape[1]} states of a token; {num_states} are needed, the last layer's included."
+        )
+    return states
 
 
 def _take(path: Path) -> Mapping[str, Tensor]:
