@@ -86,7 +86,8 @@ def measure_speculators(
     batch = _make_batch(target, args, dtype)
     run = Trainer(model, config, _Batches(batch, args.steps))
     run.global_step = 1  # step 0 would be a logged one
-    started, marks = time.monotonic(), []
+    started = time.monotonic()
+    marks: list[float] = []
 
     def mark() -> None:
         if len(marks) in (args.skip - 1, args.steps - 1) and on_gpu:

@@ -3,7 +3,8 @@
 For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays
 in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
 its last checkpoint. `--out` gets the best drafter of each family as far as there is one, and `rest.tar.gz`: logs,
-settings and acceptance of all. The prompts are `make prompts` of bundle/recipe and of bundle/smollm2/recipe.
+settings and acceptance of all, and of SmolLM2's mtp module as it is. The prompts are `make prompts` of bundle/recipe
+and of bundle/smollm2/recipe.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def main() -> None:
         answers = answer_jobs("p_eagle", args.smollm2, args.smollm2_prompts, 256, args)
         answers += answer_jobs("p_eagle_chats", args.smollm2, chats, 256, args, needs=(chats,))
         jobs += answers + training_jobs("p_eagle", args.smollm2, answers, args)
+        jobs += [evaluation_job("mtp", SMOLLM2 / "mtp", SMOLLM2 / "mtp/config.json", args.smollm2, args)]
     left = run(jobs, args)
     collect(args)
     if left:
@@ -125,7 +127,7 @@ def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.
 
 
 def evaluation_job(family: str, drafter: Path, weights: Path, target: Path, args: argparse.Namespace) -> Job:
-    made = drafter.with_suffix(".json")
+    made = args.work / f"{family}-{drafter.name}.json"
     folder = args.work / "evaluated" / drafter.name
     folder.mkdir(parents=True, exist_ok=True)
     links = {family: drafter, "target": target} if family == "eagle3" else {family: drafter}
@@ -212,7 +214,7 @@ def collect(args: argparse.Namespace) -> None:
 def acceptance_length(drafter: Path) -> float:
     """Return tokens per step at k = 3 on the answers held out in training."""
     measured = json.loads((drafter / "draftwise.json").read_text())["training"]["measured"]
-    return 1 + sum(measured["acceptance"][:3])
+    return 1.0 + sum(map(float, measured["acceptance"][:3]))
 
 
 def say(line: str) -> None:

@@ -59,10 +59,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl file; rows are added")
     args = parser.parse_args()
     if args.peer:
-        target = SCALES[args.scale].target
-        drafted = min(METHODS["eagle3"]["draft_vocab_size"], target["vocab_size"])
+        shape = SCALES[args.scale].target
+        drafted = min(METHODS["eagle3"]["draft_vocab_size"], shape["vocab_size"])
         with tempfile.TemporaryDirectory() as scratch:
-            if row := measure_speculators(target, drafted, args, Path(scratch)):
+            if row := measure_speculators(shape, drafted, args, Path(scratch)):
                 write(row, args.out)
         return
     with joined(args.device) as ranks, tempfile.TemporaryDirectory() as scratch:

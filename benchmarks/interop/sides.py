@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
@@ -39,6 +40,8 @@ class Side:
     versions: dict[str, str]
     corrections: list[str]
     """What had to be corrected in it before it computed what it means to."""
+    ms_per_token: list[float] = field(default_factory=list)
+    """Of each timed pass over the prompts, prompts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Job:
     max_tokens: int
     settings: dict[str, Any]
     """Settings that both know under the same name."""
+    timed_passes: int = 0
+    """How often the prompts are answered again, against the clock."""
 
 
 class Vllm:
@@ -122,7 +127,8 @@ def run_ours(job: Job) -> Side:
     """Run the embedded engine."""
     llm = _load(job)
     drafts = _record_drafts(llm.engine, llm.engine.proposer)
-    outputs = llm.generate(_as_prompts(job.prompts), SamplingParams(temperature=0, max_tokens=job.max_tokens))
+    prompts, params = _as_prompts(job.prompts), SamplingParams(temperature=0, max_tokens=job.max_tokens)
+    outputs = llm.generate(prompts, params)
     answers = [
         Answer(output.outputs[0].token_ids, drafts.get(tuple(ids), {}))
         for ids, output in zip(job.prompts, outputs, strict=True)
@@ -132,7 +138,12 @@ def run_ours(job: Job) -> Side:
         for metric in llm.get_metrics()
         if metric.name.startswith(PREFIX)
     }
-    return Side(answers=answers, counters=counters, versions={}, corrections=[])
+    num_tokens, ms_per_token = sum(len(answer.tokens) for answer in answers), []
+    for _ in range(job.timed_passes):
+        started = time.perf_counter()
+        llm.generate(prompts, params)
+        ms_per_token.append(1e3 * (time.perf_counter() - started) / num_tokens)
+    return Side(answers=answers, counters=counters, versions={}, corrections=[], ms_per_token=ms_per_token)
 
 
 class OurGaps:

@@ -130,6 +130,9 @@ def parse_arguments(
     parser.add_argument("--max-num-seqs", type=int, default=1)
     parser.add_argument("--max-model-len", type=int, default=max_model_len)
     parser.add_argument("--prefix-caching", action="store_true", help="on in both engines; else off in both")
+    parser.add_argument(
+        "--timed-passes", type=int, default=0, help="for ms a token; the machine should do nothing else"
+    )
     parser.add_argument("--tie", type=float, default=1e-3, help="two logits closer than this may swap by rounding")
     parser.add_argument("--out", type=Path, default=out)
     args = parser.parse_args()
@@ -218,6 +221,7 @@ def make_job(row: Row, args: argparse.Namespace, prompts: list[list[int]], folde
         prompts=prompts,
         max_tokens=args.max_tokens,
         settings=shared_settings(args),
+        timed_passes=args.timed_passes,
     )
 
 
@@ -264,6 +268,10 @@ def describe(
         "verdict": "DIFFERENT" if comparison.failures else "same",
         "speculative_config": (row.spec or {}) | ({"num_speculative_tokens": k} if row.spec else {}),
         **asdict(comparison),
+        "ms_per_token": {
+            name: [round(each, 2) for each in side.ms_per_token]
+            for name, side in {"draftwise": ours, "vllm": theirs}.items()
+        },
         "counts": counts,
         "counters": {"draftwise": ours.counters, "vllm": theirs.counters},
         "versions": theirs.versions,
@@ -276,11 +284,20 @@ def describe(
 def make_table(results: dict[str, dict[str, Any]], args: argparse.Namespace) -> Table:
     """Return the results for people."""
     table = Table(title="The same drafter in draftwise and in vLLM", caption_justify="left")
-    for heading in ("method", "k", "outputs equal", "drafts equal", "accepted per position (both)", "ties", "verdict"):
+    for heading in (
+        "method",
+        "k",
+        "outputs equal",
+        "drafts equal",
+        "accepted per position (both)",
+        "ms a token",
+        "ties",
+        "verdict",
+    ):
         table.add_column(heading)
     for name, result in results.items():
         if "reason" in result:
-            table.add_row(name, "", "", "", "", "", f"{result['verdict']}: {result['reason'].splitlines()[-1]}")
+            table.add_row(name, "", "", "", "", "", "", f"{result['verdict']}: {result['reason'].splitlines()[-1]}")
             continue
         k = result["speculative_config"].get("num_speculative_tokens", 0)
         table.add_row(
@@ -289,10 +306,13 @@ def make_table(results: dict[str, dict[str, Any]], args: argparse.Namespace) -> 
             f"{result['equal_outputs']}/{result['num_prompts']}",
             f"{result['equal_drafts']}/{result['drafts_at_same_text']}" if k else "",
             accepted(result["counts"]) if k else "",
+            " / ".join(f"{min(each):.1f}" for each in result["ms_per_token"].values() if each),
             str(len(result["ties"])),
             verdict(result),
         )
     table.caption = f"{args.dtype}, temperature 0, at most {args.max_tokens} tokens; a tie: logits within {args.tie:g}"
+    if args.timed_passes:
+        table.caption += "; ms a token: draftwise / vLLM (eager), prompts included, the fastest pass"
     return table
 
 

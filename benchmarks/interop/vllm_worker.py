@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 # One process, so that the scheduler is in reach, and stdout for the answer alone.
@@ -44,12 +45,19 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     core = llm.llm_engine.engine_core
     drafts = record_drafts(core.engine_core.scheduler)
     params = SamplingParams(temperature=0, max_tokens=job["max_tokens"])
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in job["prompts"]], params, use_tqdm=False)
+    prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     answers = [
         {"tokens": list(output.outputs[0].token_ids), "drafts": drafts.get(tuple(ids), [])}
         for ids, output in zip(job["prompts"], outputs, strict=True)
     ]
     counters = read_counters(llm)
+    answers = json.loads(json.dumps(answers))  # the timed passes are recorded too
+    num_tokens, ms_per_token = sum(len(each["tokens"]) for each in answers), []
+    for _ in range(job["timed_passes"]):
+        started = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        ms_per_token.append(1e3 * (time.perf_counter() - started) / num_tokens)
     core.shutdown()
     del llm, core
     cleanup_dist_env_and_memory()
@@ -57,6 +65,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
         "answers": answers,
         "counters": counters,
+        "ms_per_token": ms_per_token,
     }
 
 

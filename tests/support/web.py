@@ -14,14 +14,27 @@ Answer = tuple[int, str]
 
 
 @contextmanager
-def serving_answers(answer: Callable[[str, dict[str, str]], Answer]) -> Iterator[str]:
-    """Yield the URL of a server that answers each GET by its path and its headers (lower case)."""
+def serving_answers(
+    answer: Callable[[str, dict[str, str]], Answer], post: Callable[[str, bytes], Answer] | None = None
+) -> Iterator[str]:
+    """Yield the URL of a server that answers each GET by its path and its headers (lower case).
+
+    Args:
+        answer: to a GET.
+        post: answers a POST, by its path and its body.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, body = answer(self.path, {name.lower(): value for name, value in self.headers.items()})
+            self._send(*answer(self.path, {name.lower(): value for name, value in self.headers.items()}))
+
+        def do_POST(self) -> None:
+            assert post is not None, "nothing is posted here"
+            self._send(*post(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _send(self, status: int, body: str) -> None:
             data = body.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))

@@ -7,12 +7,11 @@ from typing import Any
 
 import httpx
 
+from draftwise.backends.asking import Asker
 from draftwise.core import BackendError
 from draftwise.replay.served_drafts import Score
 
 __all__ = ["Scorer"]
-
-_PATIENCE_S = 600.0
 
 
 class Scorer:
@@ -28,12 +27,8 @@ class Scorer:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._client = client or httpx.Client(headers=headers, timeout=_PATIENCE_S, trust_env=False)
-        models = self._ask("GET", "/v1/models", None).get("data") or []
-        if not models:
-            raise BackendError(f"{self._url} serves no model.")
-        self.model: str = models[0]["id"]
+        self._server = Asker(url, headers, client)
+        self.model = self._server.model
 
     def score(self, text: Sequence[int]) -> list[Score]:
         """Return what the model says of each token but the first.
@@ -41,11 +36,10 @@ class Scorer:
         Raises:
             BackendError: the server does not answer, or not with log-probabilities of the prompt.
         """
-        body = {"model": self.model, "prompt": list(text), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        choice = (self._ask("POST", "/v1/completions", body).get("choices") or [{}])[0]
+        choice = (self._server.complete(list(text), prompt_logprobs=1).get("choices") or [{}])[0]
         rows = choice.get("prompt_logprobs")
         if not isinstance(rows, list) or len(rows) != len(text):
-            raise BackendError(f"{self._url} does not tell prompt_logprobs: it is neither vLLM nor draftwise.")
+            raise BackendError(f"{self._server.url} does not tell prompt_logprobs: it is neither vLLM nor draftwise.")
         return [self._read(row, token) for row, token in zip(rows[1:], text[1:], strict=True)]
 
     def _read(self, row: Mapping[str, Any], token: int) -> Score:
@@ -54,15 +48,5 @@ class Scorer:
             return Score(logprob=float(own["logprob"]), is_best=own["rank"] == 1)
         except (KeyError, TypeError, ValueError):
             raise BackendError(
-                f"{self._url} does not say how likely token {token} is: it has another vocabulary than the log."
+                f"{self._server.url} does not say how likely token {token} is: it has another vocabulary than the log."
             ) from None
-
-    def _ask(self, verb: str, path: str, body: object) -> dict[str, Any]:
-        try:
-            reply = self._client.request(verb, f"{self._url}{path}", json=body)
-            found = reply.json() if reply.is_success else None
-        except (httpx.HTTPError, ValueError) as error:
-            raise BackendError(f"{self._url} does not answer: {error or type(error).__name__}.") from None
-        if not isinstance(found, dict):
-            raise BackendError(f"{self._url} answers {reply.status_code}: {reply.text[:300]}")
-        return found

@@ -39,8 +39,8 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--heldout-tokens", type=int, metavar="N", help="Maximum of held-out tokens.  [default: 262144]"),
     click.option(
         "--hidden-states",
-        type=click.Choice(["online", "disk"]),
-        help="Computed in each step, or once and stored.",
+        metavar="[online|disk|URL]",
+        help="Computed in each step, or once and stored, or by a vLLM server.  [default: online]",
     ),
     click.option("--cache", metavar="DIR", help="Answers and states; runs may share it.  [default: inside --out]"),
     click.option("--steps", type=int, metavar="N", help="Optimizer steps.  [default: 1500]"),

@@ -98,7 +98,11 @@ class Eagle3Training(ChainTraining):
             help="The last matrix: one of its own, or the target's (small checkpoint, all tokens).",
         ),
         Option(name="norm_before_residual", default=False, help="The residual stream starts with the normed state."),
-        Option(name="parallel", default=False, help="All draft tokens in one pass (P-EAGLE), from a learnt mask."),
+        Option(
+            name="parallel",
+            default=False,
+            help="All draft tokens in one pass (P-EAGLE), from a learnt mask; with 2 to 4 layers.",
+        ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
     )
 

@@ -1,11 +1,14 @@
 """Where the target's hidden states come from: computed for each batch, or computed once and read from disk.
 
+`served_states` has a third way: a server that runs computes them.
+
 Shape letters: B rows of a batch, T tokens of a row, N tokens of a shard, F features of a token, H hidden size.
 """
 
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from draftwise.train.progress import Reporter
 from draftwise.train.ranks import Ranks
 from draftwise.train.target import Target
 
-__all__ = ["DiskStates", "OnlineStates", "StateSource", "write_states"]
+__all__ = ["DiskStates", "GatheredStates", "OnlineStates", "StateSource", "write_states"]
 
 _SHARD_BYTES = 2**28
 
@@ -130,8 +133,48 @@ def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, taps: Seque
     return torch.cat((*states.taps_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
-class DiskStates:
-    """Reads what `write_states` wrote; the next batches are read while the current ones are learnt.
+class GatheredStates(ABC):
+    """Puts batches together from the states of samples, the next batches while the current ones are learnt.
+
+    Args:
+        corpus: the samples.
+        target: whose states they are.
+        taps: which states, before the final one.
+    """
+
+    def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int]) -> None:
+        self._corpus, self._device, self._num_taps = corpus, target.device, len(taps)
+        self._width, self._dtype = target.hidden_size, target.embedding_VH.dtype
+        self._gatherer = ThreadPoolExecutor(1)
+        self._gathered: dict[bytes, Future[Tensor]] = {}
+
+    def prefetch(self, rows: Sequence[Rows]) -> None:
+        """Start to gather them."""
+        new = {each.samples_B.tobytes(): self._gatherer.submit(self._gather, each) for each in rows}
+        self._gathered = new | self._gathered
+
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to gather
+        """Return the states of these rows."""
+        future = self._gathered.pop(rows.samples_B.tobytes(), None)
+        states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
+        *taps, final = states_BTF.split(self._width, dim=-1)
+        return States(taps_BTH=tuple(taps), final_BTH=final)
+
+    def _gather(self, rows: Rows) -> Tensor:
+        shape = (len(rows.samples_B), rows.length, (self._num_taps + 1) * self._width)
+        states_BTF = torch.zeros(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        used = [row for row, sample in enumerate(rows.samples_B.tolist()) if sample >= 0]
+        for row, part_TF in zip(used, self._read(rows.samples_B[used].tolist()), strict=True):
+            states_BTF[row, : len(part_TF)] = part_TF
+        return states_BTF
+
+    @abstractmethod
+    def _read(self, samples: Sequence[int]) -> Iterator[Any]:
+        """Yield the states of each sample, [T, F], or what is assigned like them."""
+
+
+class DiskStates(GatheredStates):
+    """Reads what `write_states` wrote.
 
     Args:
         corpus: as given to `write_states`.
@@ -141,37 +184,13 @@ class DiskStates:
     """
 
     def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int], folder: Path) -> None:
-        self._corpus, self._device, self._num_taps = corpus, target.device, len(taps)
-        self._width, self._dtype = target.hidden_size, target.embedding_VH.dtype
+        super().__init__(corpus, target, taps)
         self._layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
         self._slices: dict[int, Any] = {}
-        self._reader = ThreadPoolExecutor(1)
-        self._read: dict[bytes, Future[Tensor]] = {}
 
-    def prefetch(self, rows: Sequence[Rows]) -> None:
-        """Start to read them."""
-        self._read = {each.samples_B.tobytes(): self._reader.submit(self._gather, each) for each in rows} | self._read
-
-    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
-        """Return the states of these rows."""
-        future = self._read.pop(rows.samples_B.tobytes(), None)
-        states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
-        *taps, final = states_BTF.split(self._width, dim=-1)
-        return States(taps_BTH=tuple(taps), final_BTH=final)
-
-    def _gather(self, rows: Rows) -> Tensor:
-        shape = (len(rows.samples_B), rows.length, (self._num_taps + 1) * self._width)
-        states_BTF = torch.zeros(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
-        for row, part in zip(states_BTF, self._read_each(rows), strict=True):
-            row[: len(part)] = part
-        return states_BTF
-
-    def _read_each(self, rows: Rows) -> Iterator[Tensor]:
+    def _read(self, samples: Sequence[int]) -> Iterator[Any]:
         offsets, firsts = self._corpus.offsets_S, self._layout.firsts
-        for sample in rows.samples_B.tolist():
-            if sample < 0:
-                yield torch.zeros(0, (self._num_taps + 1) * self._width, dtype=self._dtype)
-                continue
+        for sample in samples:
             shard = int(np.searchsorted(firsts, sample, side="right")) - 1
             base = offsets[firsts[shard]]
             yield self._shard(shard)[int(offsets[sample] - base) : int(offsets[sample + 1] - base)]

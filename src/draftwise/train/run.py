@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from draftwise import __version__
+from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import StorageError
 from draftwise.engine.models.gguf import checkpoint_of
@@ -32,6 +33,7 @@ from draftwise.train.progress import Reporter
 from draftwise.train.ranks import Ranks, joined
 from draftwise.train.reading import Sample, read_samples
 from draftwise.train.run_folder import RunFolder
+from draftwise.train.served_states import ServedStates, check_served
 from draftwise.train.settings import TrainSettings
 from draftwise.train.target import Target
 
@@ -95,7 +97,15 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     folder.check_free()
     identity = target_identity(settings.target)["weights"]
     cache = (Path(settings.cache) if settings.cache else folder.path / "cache") / identity[:12]
-    target = Target.load(settings.target, settings.device, settings.precision, shard=bool(settings.shard))
+    if settings.states_url:
+        check_url(settings.states_url, where="--hidden-states")
+    target = Target.load(
+        settings.target,
+        settings.device,
+        settings.precision,
+        shard=bool(settings.shard),
+        num_layers=0 if settings.states_url else None,
+    )
     samples = _gather(target, settings, cache, reporter, ranks)
     learnt, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
@@ -103,6 +113,9 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
     folder.open(fixed | settings.fixed())
     trained = _build(kind, target, settings, learnt)
+    if settings.states_url and ranks.is_first:
+        reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
+        check_served(settings.states_url, learnt, Target.load(settings.target), trained.taps)
     reporter.print_line(_describe(trained, learnt, held_out, settings))
     memory = Memory.of(trained, target, settings, ranks)
     reporter.print_line(str(memory))
@@ -220,12 +233,21 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
     assert settings.accumulate is not None
     order = Order(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
     held_out = Order(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
-    online = OnlineStates(job.target, job.method.taps)
-    states = _store_states(job) if settings.hidden_states == "disk" else online
     return (
-        DataSource(feed=Feed(job.learnt, device), states=states, order=order),
-        DataSource(feed=Feed(job.held_out, device), states=online, order=held_out),
+        DataSource(feed=Feed(job.learnt, device), states=_choose_states(job, job.learnt, may_store=True), order=order),
+        DataSource(
+            feed=Feed(job.held_out, device), states=_choose_states(job, job.held_out, may_store=False), order=held_out
+        ),
     )
+
+
+def _choose_states(job: _Job, corpus: Corpus, *, may_store: bool) -> StateSource:
+    """Return where the hidden states of a corpus come from."""
+    if url := job.settings.states_url:
+        return ServedStates(corpus, job.target, job.method.taps, url)
+    if may_store and job.settings.hidden_states == "disk":
+        return _store_states(job)
+    return OnlineStates(job.target, job.method.taps)
 
 
 def _store_states(job: _Job) -> StateSource:

@@ -21,8 +21,8 @@ _CHOICES = {
     "optimizer": ("muon", "adamw"),
     "precision": ("auto", "bfloat16", "float32"),
     "device": ("auto", "cpu", "cuda"),
-    "hidden_states": ("online", "disk"),
 }
+_STATES = ("online", "disk")
 _AT_LEAST = {
     "temperature": 0,
     "answer_tokens": 1,
@@ -68,6 +68,7 @@ class TrainSettings:
     heldout_tokens: int = 262144
     """Maximum number of held-out tokens per evaluation."""
     hidden_states: str = "online"
+    """`online`: computed in each step; `disk`: once, and stored; or the URL of a vLLM server that computes them."""
     cache: str | None = None
     """Folder of answers and hidden states, which several runs may share; None: inside `out`."""
     steps: int = 1500
@@ -105,8 +106,16 @@ class TrainSettings:
         ]
         if not 0 < self.heldout < 1:
             findings.append(_error("heldout", f"must lie between 0 and 1, got {self.heldout}."))
+        if self.hidden_states not in _STATES and not self.states_url:
+            names = ", ".join(_STATES)
+            findings.append(_error("hidden_states", f"must be {names} or a URL, got {self.hidden_states!r}."))
         if findings:
             raise InvalidSetup(findings)
+
+    @property
+    def states_url(self) -> str | None:
+        """The server that computes the hidden states, if one does."""
+        return self.hidden_states if "://" in self.hidden_states else None
 
     def find_device(self) -> str:
         """Return `cpu` or `cuda`.
@@ -149,10 +158,13 @@ class TrainSettings:
             fix = f"Use a multiple of {num_ranks}."
             message = f"is {accumulate}: {num_ranks} processes cannot share as many batches evenly."
             raise InvalidSetup(_error("accumulate", message, fix))
-        shard = num_ranks > 1 and (_is_large(target_bytes, device) if self.shard is None else self.shard)
-        if shard and self.hidden_states == "disk":
+        is_large = _is_large(target_bytes, device) and not self.states_url
+        shard = num_ranks > 1 and (is_large if self.shard is None else self.shard)
+        if shard and self.hidden_states != "online":
             fix = "Use --hidden-states online, or --no-shard."
-            raise InvalidSetup(_error("hidden_states", "is disk, for which each GPU needs the whole target.", fix))
+            whole = "is disk, for which each GPU needs the whole target."
+            served = "is a server, beside which there is no target to divide."
+            raise InvalidSetup(_error("hidden_states", served if self.states_url else whole, fix))
         has_muon = hasattr(torch.optim, "Muon") and not shard
         if self.optimizer == "muon" and shard:
             raise InvalidSetup(_error("optimizer", "is muon, which needs whole matrices.", "Use adamw with --shard."))

@@ -6,7 +6,7 @@ Shape letters: B sequences, T tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Target:
         dtype: str | torch.dtype = "auto",
         *,
         shard: bool = False,
+        num_layers: int | None = None,
     ) -> Target:
         """Return the target of a Hugging Face checkpoint directory.
 
@@ -58,6 +59,7 @@ class Target:
             device: of its weights.
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
             shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
+            num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.
 
         Raises:
             InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
@@ -65,7 +67,11 @@ class Target:
         checkpoint = Checkpoint(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
         model_class = _import_model_class()
-        model = model_class.from_pretrained(str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+        chosen = {} if num_layers is None else {"num_hidden_layers": num_layers}
+        with _quiet_about_unread() if chosen else nullcontext():
+            model = model_class.from_pretrained(
+                str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True, **chosen
+            )
         model = model.eval().requires_grad_(False)
         for layer in model.model.layers if shard else ():
             fully_shard(layer)
@@ -89,8 +95,8 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.model.model.layers)
+        """Decoder layers, loaded or not."""
+        return int(self.config["num_hidden_layers"])
 
     @property
     def max_length(self) -> int:
@@ -136,6 +142,19 @@ class Target:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+@contextmanager
+def _quiet_about_unread() -> Iterator[None]:
+    """Keep transformers from listing the tensors that it was told to leave out."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _import_model_class() -> Any:

@@ -1,0 +1,62 @@
+"""Questions to a server that speaks OpenAI's protocol, one JSON answer each; from several threads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from draftwise.core import BackendError
+
+__all__ = ["Asker"]
+
+_PATIENCE_S = 600.0
+
+
+class Asker:
+    """Asks one server.
+
+    Attributes:
+        url: of the server, without /v1.
+        model: the first that it serves.
+
+    Args:
+        url: with or without /v1.
+        headers: of every request.
+        client: that reaches the server; None for one of its own.
+
+    Raises:
+        BackendError: it does not answer, or serves no model.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._client = client or httpx.Client(headers=headers, timeout=_PATIENCE_S, trust_env=False)
+        models = self._ask("GET", "/v1/models", None).get("data") or []
+        if not models:
+            raise BackendError(f"{self.url} serves no model.")
+        self.model: str = models[0]["id"]
+
+    def complete(self, prompt: list[int], **fields: Any) -> dict[str, Any]:
+        """Return the answer to a prompt at temperature 0, one token long.
+
+        Args:
+            prompt: token ids.
+            fields: further ones of the request.
+
+        Raises:
+            BackendError: the server does not answer, or not with JSON.
+        """
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        return self._ask("POST", "/v1/completions", body | fields)
+
+    def _ask(self, verb: str, path: str, body: object) -> dict[str, Any]:
+        try:
+            reply = self._client.request(verb, f"{self.url}{path}", json=body)
+            found = reply.json() if reply.is_success else None
+        except (httpx.HTTPError, ValueError) as error:
+            raise BackendError(f"{self.url} does not answer: {error or type(error).__name__}.") from None
+        if not isinstance(found, dict):
+            raise BackendError(f"{self.url} answers {reply.status_code}: {reply.text[:300]}")
+        return found
