@@ -9,6 +9,8 @@ from draftwise.watch.configured import read_asked
 BUNDLE = Path(__file__).parents[2] / "bundle"
 LOG = """\
 INFO 11-23 07:56:20 [utils.py:297] vLLM API server version 0.32.0
+(EngineCore pid=7) INFO 11-23 07:56:21 [core.py:116] Initializing a V1 LLM engine (v0.32.0) with config: model='m', \
+compilation_config={'cudagraph_capture_sizes': [1, 2, 4, 64], 'max_cudagraph_capture_size': 64, 'fast_moe': True}
 WARNING 11-23 07:56:26 [vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.
 """
 
@@ -23,5 +25,7 @@ def test_the_start_log_settles_the_release_and_the_runner_that_a_command_leaves_
     log.write_text(LOG)
     assert "context-gate" not in (read_asked(setup, None).rulings or {})  # the newest release takes V2 there
     assert "context-gate" in (read_asked(setup, log).rulings or {})
+    assert read_asked(setup, log).largest_graph == read_asked(None, log).largest_graph == 64
     log.write_text(LOG.splitlines()[0])
+    assert read_asked(setup, log).largest_graph is None
     assert "context-gate" not in (read_asked(setup, log).rulings or {})

@@ -25,19 +25,20 @@ def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
         InvalidSetup: the setup's file starts no server, or one of a release that is not known.
     """
     log = None if start_log is None else _read(start_log)
+    started = StartupLog(0.0)
+    started.take((log or "").splitlines(), 0.0)
+    largest = started.values.get("largest_graph")
     if setup_file is None:
-        return Asked(log=log)
+        return Asked(log=log, largest_graph=largest)
     readings = read_setups(setup_file)
     chosen = next((reading for reading in readings if reading.setup.spec is not None), readings[0])
-    chosen = chosen if log is None else _settle(chosen, log)
+    chosen = chosen if log is None else _settle(chosen, started)
     rulings = {finding.code: finding.message for finding in judge(chosen, nearest=True).findings}
-    return Asked(spec=chosen.setup.spec, rulings=rulings, log=log)
+    return Asked(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
 
 
-def _settle(reading: Reading, log: str) -> Reading:
+def _settle(reading: Reading, started: StartupLog) -> Reading:
     """Return a setup as its server started it: Model Runner V1 is fallen back to for reasons that no setup tells."""
-    started = StartupLog(0.0)
-    started.take(log.splitlines(), 0.0)
     settled = {"engine_version": started.values.get("engine_version") or reading.setup.engine_version}
     if started.values.get("runner") == "V1":
         return reading.with_fields(**settled, env={**reading.setup.env, "VLLM_USE_V2_MODEL_RUNNER": "0"})

@@ -100,6 +100,24 @@ def test_how_far_graphs_reach_does_not_say_that_a_batch_is_beyond() -> None:
     assert first.code == "step-cost-up"
 
 
+def test_the_largest_graph_of_a_start_says_whether_a_batch_is_beyond() -> None:
+    assert SLOWER.batch is not None
+    tokens = SLOWER.batch * 4  # k = 3
+    cliff = {"cudagraph-cliff": "With more requests than that a step runs without a graph."}
+    for rulings in ({}, cliff):
+        beyond = Asked(spec=ASKED_SPEC, rulings=rulings, log="", largest_graph=tokens - 1)
+        (first, *rest) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=beyond)
+        assert first.code == "beyond-graphs"
+        assert first.evidence[0].endswith(f"has {tokens:.0f} tokens, and the largest graph {tokens - 1:.0f}")
+        assert ("step-cost-up", "beyond-graphs") in {(each.code, each.follows_from) for each in rest}
+        within = replace(beyond, largest_graph=tokens)
+        assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=within)[0].code == "step-cost-up"
+    unknown = Asked(spec=ASKED_SPEC, rulings=cliff)
+    assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=unknown)[0].code == "beyond-graphs"
+    holes = replace(beyond, largest_graph=tokens, rulings={"graph-holes": "2 batch sizes find no full graph."})
+    assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=holes)[0].code == "beyond-graphs"
+
+
 def test_what_costs_most_comes_first_and_what_follows_from_it_last() -> None:
     found = diagnose({"spec": [replace(ZERO, restarted=True)]}, EXPECTED, [], Asked(spec=ASKED_SPEC))
     explained = [bool(each.follows_from) for each in found]

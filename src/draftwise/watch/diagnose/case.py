@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from draftwise.core import ServerLoad, SpecConfig, Window
+from draftwise.facts.findings import DiagnosisFact
 from draftwise.watch.diagnose.noise import relative_error
 from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.yardstick import Yardstick
@@ -47,6 +48,8 @@ class Asked:
     """What `draftwise check` and `inspect` say of their setup: messages by code."""
     log: str | None = None
     """Text of a server's start-up log."""
+    largest_graph: float | None = None
+    """Tokens of the largest CUDA graph, as that log has it."""
     probe: Fingerprint | None = None
     """How the answers to the prompts of the baseline's probe differ from those that it has."""
     releases: tuple[str, str] | None = None
@@ -63,6 +66,13 @@ class Asked:
         """Return what `check` or `inspect` say under the first of some codes that they name; None for none of them."""
         rulings = self.rulings or {}
         return next((rulings[code] for code in codes if code in rulings), None)
+
+    def find_proof(self, row: DiagnosisFact) -> str | None:
+        """Return what a check of the setup, or its start-up log, says for a cause."""
+        said = self.find_ruling(row.confirmed_by)
+        if said is None and row.logged and self.log is not None:
+            said = next((line.strip() for line in self.log.splitlines() if row.logged in line), None)
+        return said
 
     def find_scheduled_k(self, batch: float | None) -> int | None:
         """Return the k of the row that a batch lies in; None without a schedule or outside of it."""

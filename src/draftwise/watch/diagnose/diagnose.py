@@ -92,19 +92,11 @@ def _confirm(case: Case, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
         for code in _list_causes(hit.code):
             row = _get_row(code)
             is_open = code not in hits and code not in _DECIDED and not case.find_missing(row.needs)
-            proof = _find_proof(row, case.asked) if is_open else None
+            proof = case.asked.find_proof(row) if is_open else None
             if proof is not None:
                 message = f"{get_finding(code).title}. {hit.found.message}"
                 evidence = (proof, *hit.found.evidence)
                 yield _Hit(code, replace(hit.found, message=message, evidence=evidence), hit.certainty)
-
-
-def _find_proof(row: DiagnosisFact, asked: Asked) -> str | None:
-    """Return what a check of the setup, or its start-up log, says for a cause."""
-    said = asked.find_ruling(row.confirmed_by)
-    if said is None and row.logged and asked.log is not None:
-        said = next((line.strip() for line in asked.log.splitlines() if row.logged in line), None)
-    return said
 
 
 def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:

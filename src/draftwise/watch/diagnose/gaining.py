@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 from draftwise.core import Window
+from draftwise.facts.findings import all_findings
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
 from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, SIGMAS, is_less, relative_error, sampling_error
@@ -74,6 +76,23 @@ def _find_step_cost_up(case: Case) -> Found | None:
         evidence=(_tell_step(case.window, case),),
         loss=log(ratio),
     )
+
+
+def _find_beyond_graphs(case: Case) -> Found | None:
+    found, row = _find_step_cost_up(case), all_findings()["beyond-graphs"].diagnosis
+    if found is None or row is None:
+        return None
+    largest, batch = case.asked.largest_graph, case.window.batch
+    if largest is None or batch is None or case.k is None:
+        proof = case.asked.find_proof(row)
+    elif (tokens := batch * (case.k + 1)) > largest:
+        proof = f"a step of {batch:.0f} requests has {tokens:.0f} tokens, and the largest graph {largest:.0f}"
+    else:
+        proof = case.asked.find_ruling(("graph-holes",))
+    if proof is None:
+        return None
+    title = all_findings()["beyond-graphs"].title
+    return replace(found, message=f"{title}. {found.message}", evidence=(proof, *found.evidence))
 
 
 def _find_machine_slower(case: Case) -> Found | None:
@@ -175,6 +194,7 @@ RULES = (
     Rule("fell-below-break-even", _find_below_break_even, certainty=0.9),
     Rule("above-crossover", _find_above_crossover),
     Rule("step-cost-up", _find_step_cost_up),
+    Rule("beyond-graphs", _find_beyond_graphs),
     Rule("machine-slower", _find_machine_slower),
     Rule("prefill-crowds-steps", _find_prefill_crowds),
     Rule("slower-than-plain", _find_slower_than_plain, certainty=0.9),
