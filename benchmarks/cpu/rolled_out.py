@@ -33,7 +33,7 @@ from draftwise.core import SpecConfig
 
 RESULTS = Path(__file__).parent / "results" / "rolled_out.json"
 CPU_FLAGS = "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --max-model-len 2048"
-SCRAPE_S, SPAN_S = 5, 40.0
+SCRAPE_S, SPAN_S = 5, 30.0
 READY_S = 300
 RELEASES = ("0.26.0", "0.32.0")
 JUDGED = frozenset({"probe-same", "probe-differs", "after-upgrade", "drafter-changed", "drafter-noise"})
