@@ -33,11 +33,18 @@ from draftwise.core import SpecConfig
 
 RESULTS = Path(__file__).parent / "results" / "rolled_out.json"
 CPU_FLAGS = "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --max-model-len 2048"
-SCRAPE_S, SPAN_S = 5, 40.0
+SCRAPE_S, SPAN_S = 5, 30.0
 READY_S = 300
-RELEASES = ("0.26.0", "0.32.0")
+RELEASES = ("0.20.0", "0.26.0")
 JUDGED = frozenset({"probe-same", "probe-differs", "after-upgrade", "drafter-changed", "drafter-noise"})
 """Codes of what is judged; the others are what `upgrade` says of the step, and notes."""
+
+NOISED = "a noised head"
+CASES = {
+    "the same weights": frozenset({"probe-same"}),
+    NOISED: frozenset({"after-upgrade", "drafter-changed"}),
+}
+"""What is rolled out, and the codes of which one must be named first."""
 
 
 @asynccontextmanager
@@ -147,7 +154,7 @@ def sum_up(name: str, wanted: frozenset[str], seen: dict[str, Any]) -> dict[str,
         "rolled out": name,
         "judged": judged,
         "wanted": sorted(wanted),
-        "right": judged in wanted and "rolled-out" in codes,
+        "right": judged in wanted and {"rolled-out", "defaults-changed"} <= set(codes),
         "exit": seen["exit"],
         "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
         "tokens_per_step": [pool["tokens_per_step"] for pool in seen["pools"]],
@@ -155,7 +162,7 @@ def sum_up(name: str, wanted: frozenset[str], seen: dict[str, Any]) -> dict[str,
 
 
 async def run(given: argparse.Namespace) -> None:
-    """Roll both out, and write what was said."""
+    """Roll each out, and write what was said."""
     torch.manual_seed(0)
     with TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
@@ -163,25 +170,27 @@ async def run(given: argparse.Namespace) -> None:
             noised = lab.copy_head("noised", lambda each: each * (1 + 0.15 * torch.randn_like(each)))
             service = Service(lab, given.vllm)
             await stack.enter_async_context(service.record(given.prometheus))
-            cases = (
-                ("the same weights", frozenset({"probe-same"}), lab.head),
-                ("a noised head", frozenset({"after-upgrade", "drafter-changed"}), noised),
-            )
-            rows = []
-            for name, wanted, spec in cases:
-                rows.append(sum_up(name, wanted, await roll_out(service, spec)))
-                print(json.dumps(rows[-1]), flush=True)
-    engine = "vLLM for CPU" if given.vllm else "embedded"
-    known = json.loads(given.out.read_text()) if given.out.exists() else {}
+            for name, wanted in CASES.items():
+                if given.only in (None, name):
+                    seen = await roll_out(service, noised if name == NOISED else lab.head)
+                    write(given.out, "vLLM for CPU" if given.vllm else "embedded", sum_up(name, wanted, seen))
+
+
+def write(out: Path, engine: str, row: dict[str, Any]) -> None:
+    """Put a row into the file, in the place of the one of before."""
+    print(json.dumps(row), flush=True)
+    known = json.loads(out.read_text()) if out.exists() else {}
+    rows = [each for each in known.get(engine, {}).get("roll-outs", []) if each["rolled out"] != row["rolled out"]]
     head = {"draftwise": __version__, "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_name()}
-    row = {**head, "releases": RELEASES, "scrape_s": SCRAPE_S, "span_s": SPAN_S, "roll-outs": rows}
-    given.out.write_text(json.dumps({**known, engine: row}, indent=1) + "\n")
+    known[engine] = {**head, "releases": RELEASES, "scrape_s": SCRAPE_S, "span_s": SPAN_S, "roll-outs": [*rows, row]}
+    out.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prometheus", type=Path, required=True, help="program")
+    parser.add_argument("--only", choices=list(CASES))
     parser.add_argument("--vllm", default="", help="command of a vLLM for CPU, up to `serve`")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asyncio.run(run(parser.parse_args()))

@@ -1,6 +1,7 @@
 """The /metrics text and the log lines against vLLM's."""
 
 import re
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def make_metrics(k=3, stats=None):
 
 
 def series(text):
-    """Every line without its value."""
+    """Every line without its value; those of the process are prometheus_client's own."""
     lines = [line if line.startswith("#") else line.rpartition(" ")[0] for line in text.splitlines()]
+    lines = [line for line in lines if "process_" not in line]
     return {line for line in lines if "_created" not in line and not any(value in line for value in NOT_HERE)}
 
 
@@ -45,6 +47,10 @@ def value(text, sample):
 
 def test_every_series_is_vllms_from_the_first_scrape():
     assert series(make_metrics().render().decode()) == series(RECORDED.read_text())
+
+
+def test_the_start_of_the_process_is_told():
+    assert 1.5e9 < value(make_metrics().render().decode(), "process_start_time_seconds") <= time.time()
 
 
 def test_without_speculation_there_are_no_speculative_counters():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftwise.engine.outputs import EngineStats
@@ -42,6 +42,7 @@ class ServerMetrics:
         self, *, model_name: str, max_model_len: int, k: int | None, read_stats: Callable[[], EngineStats]
     ) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # as vLLM: the start of the process tells roll-outs and restarts
         self._registry.register(_EngineCollector(model_name, k, read_stats))
         self._histograms = {
             row.name: Histogram(

@@ -187,6 +187,8 @@ def test_without_a_baseline_the_methods_band_is_a_note_and_with_one_it_is_not_sa
     (found,) = [each for each in diagnose({"spec": [window]}, asked=Asked(spec=ASKED_SPEC)) if not each.follows_from]
     assert (found.code, found.severity) == ("acceptance-low", "info")
     assert "acceptance-low" not in name(judge(window))
+    probed = Asked(spec=ASKED_SPEC, probe=DIFFERS)  # it needs no window of the good time
+    assert name(list(diagnose({"spec": [window]}, asked=probed))) == ["drafter-changed"]
 
 
 @pytest.mark.parametrize("spec", [Server(finished=0.0), Server(steps=0.2, finished=0.01)])
