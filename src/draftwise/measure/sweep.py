@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from math import ceil
 
-from draftwise.core import Condition, Omission, RunPlan, Settled
+from draftwise.core import Condition, Estimate, Omission, RunPlan, Settled
 from draftwise.measure.adaptive import (
     FIRST_ANALYSIS,
     describe_first_verdict,
@@ -62,6 +62,12 @@ class Sweep:
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
     _number: int = field(default=0, init=False)
+    _done: int = field(default=0, init=False)
+    """Turns that were measured."""
+    _ahead: Sequence[Sequence[Turn]] = field(default=(), init=False)
+    """Blocks that are left of what is being measured."""
+    _later: Sequence[Turn] = field(default=(), init=False)
+    """Turns of the repetitions after it, as far as they fit."""
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
     _has_told: bool = field(default=False, init=False)
@@ -82,6 +88,11 @@ class Sweep:
             StorageError: the disk is full; what was measured is on disk.
         """
         self._number = self._directory.next_number()
+        await self._measure_all()
+        self._ahead = self._later = ()
+        self._note_estimate()
+
+    async def _measure_all(self) -> None:
         await self._repeat_all(self._plan.conditions)
         for condition in self._directory.read().added:
             await self._repeat_all([condition])
@@ -158,8 +169,10 @@ class Sweep:
         if fitted.last not in (self._last, max(ahead)) and not self._is_over:
             self.tell(f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions.")
         self._last = fitted.last
-        later = (turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number])
-        self._report_progress(chain(*fitted.blocks, later))
+        self._ahead = fitted.blocks
+        self._later = [turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number]]
+        self._note_estimate()
+        self._report_progress(chain(*self._ahead, self._later))
         return fitted.blocks
 
     async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
@@ -177,6 +190,7 @@ class Sweep:
                 self._leave_out(Omission(what=what, reason=reason))
                 return
             await self._take(block)
+            self._ahead = blocks[place + 1 :]
             self._look_at_lead(block)
             if not self._has_told and asyncio.get_running_loop().time() > self.budget.first_word:
                 self._tell_lead()
@@ -196,7 +210,7 @@ class Sweep:
             verdict = describe_first_verdict(self._directory.read(), self._leading)
             if verdict is not None:
                 self._has_told = True
-                self.tell(verdict)
+                self._tell_result(verdict)
 
     def _tell_lead(self) -> None:
         """Say what the result is so far."""
@@ -204,7 +218,12 @@ class Sweep:
         began = clock()
         lead = describe_lead(self._directory.read())
         self.budget.look_s = clock() - began
-        self.tell(lead)
+        self._tell_result(lead)
+
+    def _tell_result(self, text: str) -> None:
+        """Say a result, and how long the rest is going to take by now."""
+        left_s = self._note_estimate()
+        self.tell(f"{text} {left_s / 60:.1f} min are left to measure." if left_s else text)
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""
@@ -214,6 +233,7 @@ class Sweep:
             began = clock()
             if await self.experiment.take(replace(turn, number=self._number)):
                 self.forecast.learn(turn, clock() - began)
+                self._done += 1
             self._number += 1
 
     async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
@@ -245,6 +265,14 @@ class Sweep:
 
     def _left_s(self) -> float:
         return self.budget.turns_end - asyncio.get_running_loop().time()
+
+    def _note_estimate(self) -> float:
+        """Write down how many seconds the turns ahead are going to take, and return them."""
+        ahead = [*chain(*self._ahead), *self._later]
+        at_s, left_s = asyncio.get_running_loop().time() - self.budget.began, self.forecast.sum(ahead)
+        if ahead or self._done:
+            self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=len(ahead), left_s=left_s))
+        return left_s
 
     def _report_progress(self, turns: Iterable[Turn]) -> None:
         """Report how much there is to do."""
