@@ -12,17 +12,15 @@ from typing import Any
 
 from draftwise.backends import Backend, LineUp
 from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan
-from draftwise.core.comparison import ALL
-from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
-from draftwise.measure.divergences import View, ask, conclude
+from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, Progress, no_device
 from draftwise.measure.forecast import Forecast, Pace, fit_plan
 from draftwise.measure.load.client import Client
-from draftwise.measure.pilot import Pilot, look_at_outputs, make_forecast, spare_prompts
+from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_forecast, spare_prompts
 from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
@@ -35,9 +33,6 @@ __all__ = ["Announce", "Session"]
 Announce = Callable[[RunPlan, Pace, float], None]
 """Called before the first measured request: with the plan, the seconds per output token of each arm under each
 condition, and the seconds that all of it will take."""
-
-_MOST_EXAMINED = 40
-"""Differing prompts per comparison that both servers are asked about."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +153,7 @@ class Session:
         groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
         warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
+        lengths: Lengths = {}
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
         starts: list[float] = []
         for group in groups:
@@ -173,10 +169,12 @@ class Session:
             starts.append(clock() - began)
             if spared is None:
                 spared = self._spare(budget)
-            pilot_end = budget.pilot_end(clock(), share)
-            pilots |= await look_at_outputs(roster, group, self.plan, spared, ends_at=pilot_end, wait=wait)
+                lengths = await look_at_lengths(roster, self.plan, ends_at=budget.lengths_end(clock()), wait=wait)
+            paces_end = budget.paces_end(clock(), share)
+            pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, wait=wait)
         await self._check_warm_up(roster, warm, budget)
-        forecast = make_forecast(self._list_present(roster), warm, pilots, await self._time_readings(roster))
+        overhead_s = await self._time_readings(roster)
+        forecast = make_forecast(self._list_present(roster), warm, lengths, pilots, overhead_s)
         if self.line_up is not None:
             forecast.switch_s = median(starts)
             self._say_cost(forecast.switch_s)
@@ -272,27 +270,13 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
         self.progress.wait("looking at outputs that differ")
-        clock, ends_at = asyncio.get_running_loop().time, budget.cut_at or math.inf
-        run = set_aside_disturbed(self.directory.read())
-        known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        wanted = [
-            difference
-            for cell in make_cells(run)
-            if cell.workload != ALL
-            and cell.differences is not None
-            and {cell.baseline, cell.candidate} <= clients.keys()
-            for difference in cell.differences[:_MOST_EXAMINED]
-            if (cell.candidate, cell.condition.label, *difference.unit) not in known
-        ]
-        views: dict[int, list[View]] = {}
-        # Arm by arm: where one server is up at a time, each comes up once.
-        for arm in dict.fromkeys(answer.arm for each in wanted for answer in (each.baseline, each.candidate)):
-            for number, each in enumerate(wanted):
-                if arm in (each.baseline.arm, each.candidate.arm) and clock() < ends_at:
-                    views.setdefault(number, []).append(await ask(each, clients[arm]))
-        for number, each in enumerate(wanted):
-            if len(views.get(number, ())) > 1:
-                self.directory.add_divergence(conclude(each, views[number]))
+        await examine(
+            list_differences(set_aside_disturbed(self.directory.read()), clients),
+            clients,
+            ends_at=budget.examination_end,
+            keep=self.directory.add_divergence,
+            arm_by_arm=self.line_up is not None,
+        )
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from math import ceil
 
 from draftwise.core import Condition, Estimate, Omission, RunPlan, Settled
 from draftwise.measure.adaptive import (
@@ -72,6 +72,8 @@ class Sweep:
     """Repetition up to which the time allowed for everything when that was looked at last."""
     _has_told: bool = field(default=False, init=False)
     """Whether any result was shown."""
+    _word_due: float = field(default=math.inf, init=False)
+    """When one is shown at the latest, on the clock of the event loop; later where nothing counts by then."""
     _leading: Place | None = field(default=None, init=False)
     """Where the first verdict is looked for."""
     _num_led: int = field(default=0, init=False)
@@ -87,7 +89,7 @@ class Sweep:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
         """
-        self._number = self._directory.next_number()
+        self._number, self._word_due = self._directory.next_number(), self.budget.first_word
         await self._measure_all()
         self._ahead = self._later = ()
         self._note_estimate()
@@ -192,7 +194,7 @@ class Sweep:
             await self._take(block)
             self._ahead = blocks[place + 1 :]
             self._look_at_lead(block)
-            if not self._has_told and asyncio.get_running_loop().time() > self.budget.first_word:
+            if not self._has_told and asyncio.get_running_loop().time() > self._word_due:
                 self._tell_lead()
 
     def _lead(self, blocks: Sequence[Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
@@ -206,7 +208,7 @@ class Sweep:
             return
         self._num_led += len(block[0].prompts)
         if self._num_led >= self._next_look:
-            self._next_look = ceil(_LOOK_AGAIN * self._num_led)
+            self._next_look = math.ceil(_LOOK_AGAIN * self._num_led)
             verdict = describe_first_verdict(self._directory.read(), self._leading)
             if verdict is not None:
                 self._has_told = True
@@ -214,11 +216,14 @@ class Sweep:
 
     def _tell_lead(self) -> None:
         """Say what the result is so far."""
-        clock, self._has_told = asyncio.get_running_loop().time, True
+        clock = asyncio.get_running_loop().time
         began = clock()
         lead = describe_lead(self._directory.read())
         self.budget.look_s = clock() - began
-        self._tell_result(lead)
+        self._has_told |= lead is not None
+        self._word_due += self.budget.patience_s
+        if lead is not None:
+            self._tell_result(lead)
 
     def _tell_result(self, text: str) -> None:
         """Say a result, and how long the rest is going to take by now."""
@@ -246,7 +251,7 @@ class Sweep:
             return
         labels = [condition.label for condition in conditions]
         turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
-        allowed = ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
+        allowed = math.ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
         while allowed > 0 and not self._is_over:
             blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
             while is_once and blocks and self.forecast.sum(chain(*blocks)) > self._left_s():
