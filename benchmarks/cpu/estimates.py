@@ -1,11 +1,12 @@
 """How long `draftwise decide` says that it will take, and how long it takes: on a machine that does nothing else.
 
-    python benchmarks/cpu/estimates.py --shape two-arms     # two to six minutes each; appends to results/estimates.jsonl
+    python benchmarks/cpu/estimates.py --shape two-arms     # one run of two to four minutes: a row more
     python benchmarks/cpu/estimates.py --run RUN --log LOG  # a run that was made by hand: `make demo`
 
-Every run keeps its estimates: before the first request, and whenever a result is told. An estimate is held to the turns
-that were measured after it, whose number it may not have known: verdicts settle early, and disturbed turns are taken
-again. So beside the seconds stand the turns, and the error is that of a turn: expected seconds over those taken, minus 1.
+Every run keeps its estimates: before the first request, and whenever a result is told. An estimate is held to the
+turns that were measured after it, whose number it may not have known: verdicts settle early, and disturbed turns are
+taken again. So beside the seconds stand the turns, and the error is that of a turn: seconds expected over those taken,
+minus 1.
 """
 
 from __future__ import annotations
