@@ -74,7 +74,7 @@ def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Pat
     assert asked == [4 + 3 + 2 + 8 + 8, 4 + 3 + 2 + 8]
     for backend in session.backends:
         assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 5
-        assert len(backend.engine._seen) == 5 + 8
+        assert len(backend.engine._seen) == 5 + 2 + 8
     assert len(RunDirectory(tmp_path / "run").read().answers) == 16
 
 

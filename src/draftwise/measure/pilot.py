@@ -92,7 +92,9 @@ async def look_at_lengths(
     wait(f"looking at how long {arm}'s answers are")
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
-        asked = [(_make_turn(arm, name, plan), _hide(prompt, client)) for name, prompt in together]
+        # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
+        hidden = [prompt if client.keeps_apart else _disguise(prompt) for _, prompt in together]
+        asked = [(_make_turn(arm, name, plan), each) for (name, _), each in zip(together, hidden, strict=True)]
         answers = await asyncio.gather(*(client.ask(*each, seed=plan.seed) for each in asked))
         for (name, prompt), answer in zip(together, answers, strict=True):
             if answer.error is None:
@@ -113,7 +115,8 @@ async def look_at_paces(
     """Return what servers make of a few prompts, one at a time, by arm and workload.
 
     Each is asked others, short and long ones, so that a prompt that is answered unlike the rest does not count for all.
-    Servers that could remember prompts of the run are asked such as are in no turn, where there are any.
+    Servers that could remember prompts of the run are asked such as are in no turn, where there are any. Every prompt
+    comes behind a line break, so that no cache holds it before its turn.
 
     Args:
         roster: of the session; servers that fail leave it.
@@ -133,7 +136,7 @@ async def look_at_paces(
         if client is not None and number < len(prompts) and clock() < ends_at:
             wait(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
-            await roster.attempt(backend, _ask(client, workload, _hide(prompts[number], client), plan, pilot))
+            await roster.attempt(backend, _ask(client, workload, _disguise(prompts[number]), plan, pilot))
     return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
 
 
@@ -161,11 +164,6 @@ async def _ask(client: Client, workload: Workload, prompt: Prompt, plan: RunPlan
     answer = await client.ask(turn, prompt, seed=plan.seed)
     pilot.add(prompt, answer, await backend.counters() - before)
     await backend.rest()
-
-
-def _hide(prompt: Prompt, client: Client) -> Prompt:
-    """Return a prompt so that no prefix cache knows it in its turn: behind a line break, where it goes by no salt."""
-    return prompt if client.keeps_apart else _disguise(prompt)
 
 
 def _disguise(prompt: Prompt) -> Prompt:

@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 from draftwise.backends import Backend, LineUp
-from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan
+from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan, Severity
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.validity.servers import find_differences
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
@@ -242,6 +243,9 @@ class Session:
             self.plan = whole.keep_arms(kept)
         planned = [each for each in roster.present if each.name in {arm.name for arm in self.plan.arms}]
         servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
+        for finding in find_differences([each.name for each in planned], servers):
+            if finding.severity is Severity.ERROR:
+                self.tell(f"{finding.severity}: {finding}")
         context = replace(self.context, servers=servers)
         if self.resume:
             self._go_on(context)
