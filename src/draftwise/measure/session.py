@@ -31,6 +31,8 @@ from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
 
+_PLANNED = 0.98
+"""Share of the time that is left for turns which these are planned to take: something comes between them, too."""
 Announce = Callable[[RunPlan, Pace, float], None]
 """Called before the first measured request: with the plan, the seconds per output token of each arm under each
 condition, and the seconds that all of it will take."""
@@ -236,7 +238,7 @@ class Session:
         omissions: list[Omission] = []
         if budget.is_bounded and not self.resume:
             left_s = budget.turns_end - asyncio.get_running_loop().time()
-            fitted, omissions = fit_plan(self._list_present(roster), forecast, left_s)
+            fitted, omissions = fit_plan(self._list_present(roster), forecast, _PLANNED * left_s)
             # Whose server failed stays in the plan: it is tried again when the run is continued.
             kept = {*(arm.name for arm in fitted.arms), *roster.left_out}
             whole = replace(fitted, arms=self.plan.arms, remembering=self.plan.remembering)
