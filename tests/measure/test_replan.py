@@ -167,7 +167,8 @@ def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
         generation_tokens=400, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=300)
     )
     warm = WarmUp(
-        pace={("candidate 1", "c=1"): 0.01, ("candidate 1", "c=4"): 0.003},
+        pace={("candidate 1", "c=1"): 0.02, ("candidate 1", "c=4"): 0.004},
+        decoding={("candidate 1", "c=1"): 0.01, ("candidate 1", "c=4"): 0.003},
         counters={"candidate 1": counters},
         unsteady={},
     )
@@ -189,7 +190,8 @@ def test_answers_whose_length_is_known_are_expected_to_take_as_long() -> None:
     """p0 has 10 tokens, p1 has 30 and the others half of what they may have: 20."""
     plan = plan_of()
     lengths = {("code", "p0"): 10, ("code", "p1"): 30}
-    warm = WarmUp(pace={("plain", "c=1"): 0.5, ("candidate 1", "c=1"): SECOND}, counters={}, unsteady={})
+    pace = {("plain", "c=1"): 0.5, ("candidate 1", "c=1"): SECOND}
+    warm = WarmUp(pace=pace, decoding=pace, counters={}, unsteady={})
     forecast = make_forecast(plan, warm, lengths, {}, 0.0)
     assert forecast.shares == {"code": 0.5}
     turns = [turn for turn in plan_turns(plan, plan.conditions, 1) if turn.arm == "candidate 1"]

@@ -183,9 +183,9 @@ def make_forecast(
     texts = {}
     for (arm, workload), pilot in pilots.items():
         for condition in plan.conditions:
-            pace = warm.pace[arm, condition.label]
+            decoding = warm.decoding[arm, condition.label]
             if pilot.tokens:
-                texts[arm, workload, condition.label] = _find_pace(condition, pace, warm.counters[arm], pilot)
+                texts[arm, workload, condition.label] = _find_pace(condition, decoding, warm.counters[arm], pilot)
     return Forecast(
         pace=warm.pace,
         lengths=lengths,
@@ -196,7 +196,7 @@ def make_forecast(
     )
 
 
-def _find_pace(condition: Condition, pace: float, warm: Counters, pilot: Pilot) -> TextPace:
+def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pilot) -> TextPace:
     """Return how fast a server writes a workload.
 
     Under a load a step takes as long as in the warm-up, and gives as many tokens as on this text; prompts are
@@ -206,7 +206,7 @@ def _find_pace(condition: Condition, pace: float, warm: Counters, pilot: Pilot) 
     if condition.concurrency == 1:
         return TextPace(first_s=first_s, per_token_s=(pilot.seconds - pilot.first_s) / pilot.tokens)
     before, here = warm.tokens_per_step, pilot.counters.tokens_per_step
-    return TextPace(first_s=first_s, per_token_s=pace * (before / here if before and here else 1.0))
+    return TextPace(first_s=first_s, per_token_s=decoding * (before / here if before and here else 1.0))
 
 
 def _find_share(workload: Workload, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot]) -> float:

@@ -155,7 +155,7 @@ class Session:
         clock, wait, greeting = asyncio.get_running_loop().time, self.progress.wait, make_greeting(self.plan)
         groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
-        warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
+        warm, pilots = WarmUp(pace={}, decoding={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
         lengths: Lengths = {}
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
         starts: list[float] = []
