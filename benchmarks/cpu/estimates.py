@@ -59,22 +59,21 @@ def list_words(shape: str) -> list[str]:
     return ["bundle/target", *shlex.split(options), *(f"--candidate={json.dumps(CANDIDATES[name])}" for name in names)]
 
 
-def measure(shape: str) -> dict[str, Any]:
-    """Return what a run of a shape said and took."""
-    with TemporaryDirectory() as folder:
-        path, load, began = Path(folder) / "run", os.getloadavg()[0], time.monotonic()
-        words = [*list_words(shape), "--out", str(path)]
-        lines, code = follow([sys.executable, "-m", "draftwise", "decide", *words])
-        whole_s = time.monotonic() - began
-        firsts = (at_s for at_s, line in lines if line.startswith(FIRST_RESULTS))
-        return {
-            "shape": shape,
-            "load_before": round(load, 2),
-            "whole_s": round(whole_s, 1),
-            "first_result_s": next(firsts, None),
-            "exit": code,
-            **describe(path),
-        }
+def measure(shape: str, path: Path) -> dict[str, Any]:
+    """Return what a run of a shape said and took; its directory is made."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    words = [*list_words(shape), "--out", str(path)]
+    lines, code = follow([sys.executable, "-m", "draftwise", "decide", *words])
+    whole_s = time.monotonic() - began
+    firsts = (at_s for at_s, line in lines if line.startswith(FIRST_RESULTS))
+    return {
+        "shape": shape,
+        "load_before": round(load, 2),
+        "whole_s": round(whole_s, 1),
+        "first_result_s": next(firsts, None),
+        "exit": code,
+        **describe(path),
+    }
 
 
 def follow(command: Sequence[str]) -> tuple[list[tuple[float, str]], int]:
@@ -107,10 +106,12 @@ def describe(path: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=[*SHAPES, DEMO])
+    parser.add_argument("--keep", type=Path, help="directory for the run, which else is removed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     about = {"date": str(date.today()), "draftwise": __version__, "cpu": cpu_name(), "cores": os.cpu_count()}
-    row = about | measure(given.shape)
+    with TemporaryDirectory() as folder:
+        row = about | measure(given.shape, given.keep or Path(folder) / "run")
     with given.out.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row, indent=1))

@@ -106,9 +106,9 @@ class Budget:
         """Return until when servers, a share of all, may be asked from now on for their pace."""
         return now + min(_PACES * self.seconds, _LONGEST_PACES_S) * share
 
-    def settle_end(self, now: float) -> float:
-        """Return until when a busy machine is waited for from now on."""
-        return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S)
+    def settle_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when servers, a share of all, that are still busy are waited for from now on."""
+        return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S) * share
 
     @property
     def _ending_s(self) -> float:

@@ -31,6 +31,8 @@ from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
 
+_TIMED = 5
+"""Readings of counters and of the machine of which the median tells how long they take."""
 _PLANNED = 0.98
 """Share of the time that is left for turns which these are planned to take: something comes between them, too."""
 Announce = Callable[[RunPlan, Pace, float], None]
@@ -159,6 +161,7 @@ class Session:
         lengths: Lengths = {}
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
         starts: list[float] = []
+        unrest: str | None = None
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             wait("starting the servers")
@@ -170,12 +173,13 @@ class Session:
             warm_up_end = budget.warm_up_end(clock(), share)
             warm = warm.join(await warm_up(roster, group, self.plan, ends_at=warm_up_end, wait=wait))
             starts.append(clock() - began)
+            unrest = await settle(self.read_device, ends_at=budget.settle_end(clock(), share), wait=wait) or unrest
             if spared is None:
                 spared = self._spare(budget)
                 lengths = await look_at_lengths(roster, self.plan, ends_at=budget.lengths_end(clock()), wait=wait)
             paces_end = budget.paces_end(clock(), share)
             pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, wait=wait)
-        await self._check_warm_up(roster, warm, budget)
+        await self._check_warm_up(roster, warm, unrest)
         overhead_s = await self._time_readings(roster)
         forecast = make_forecast(self._list_present(roster), warm, lengths, pilots, overhead_s)
         if self.line_up is not None:
@@ -208,9 +212,8 @@ class Session:
 
         line_up.warm = warm
 
-    async def _check_warm_up(self, roster: Roster, warm: WarmUp, budget: Budget) -> None:
-        """See to it that servers are what they should be, and at rest."""
-        clock, wait = asyncio.get_running_loop().time, self.progress.wait
+    async def _check_warm_up(self, roster: Roster, warm: WarmUp, unrest: str | None) -> None:
+        """See to it that servers are what they should be, and say which are not steady or not at rest."""
         engines = {each.name: (await each.describe()).metric_names for each in roster.present}
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.tell(f"{finding.severity}: {finding}")
@@ -218,20 +221,23 @@ class Session:
             self.tell(
                 f"{arm}: its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
             )
-        if (unrest := await settle(self.read_device, ends_at=budget.settle_end(clock()), wait=wait)) is not None:
+        if unrest is not None:
             self.tell(f"The machine did not come to rest: {unrest}.")
 
     async def _time_readings(self, roster: Roster) -> float:
         """Return the seconds that each turn takes beside its requests."""
         clock, backend = asyncio.get_running_loop().time, roster.present[-1]
-        began = clock()
-        await backend.wake()
-        for _ in range(2):
-            await backend.gauges()
-            await backend.counters()
-        await backend.rest()
-        await self.read_device()
-        return clock() - began
+        taken = []
+        for _ in range(_TIMED):
+            began = clock()
+            await backend.wake()
+            for _ in range(2):
+                await backend.gauges()
+                await backend.counters()
+            await backend.rest()
+            await self.read_device()
+            taken.append(clock() - began)
+        return median(taken)
 
     async def _begin(self, roster: Roster, forecast: Forecast, budget: Budget) -> None:
         """Settle what is measured, and write it down."""
