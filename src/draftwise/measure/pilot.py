@@ -143,7 +143,7 @@ async def look_at_paces(
 def _spread(workload: Workload, count: int) -> list[Prompt]:
     """Return so many prompts, short and long ones, of which also the first few are spread over all lengths."""
     by_length = sorted(workload.prompts, key=_measure_length)
-    return [by_length[int(number * _STEP % 1 * len(by_length))] for number in range(count)]
+    return [by_length[int((number + 0.5) * _STEP % 1 * len(by_length))] for number in range(count)]
 
 
 def _measure_length(prompt: Prompt) -> int:
