@@ -59,7 +59,7 @@ def test_every_server_is_asked_other_prompts_and_none_that_it_could_remember() -
         return roster, await look_at_paces(roster, roster.backends, plan, spared, ends_at=math.inf, wait=lambda _: None)
 
     roster, found = virtual_time.run(look())
-    assert {place: pilot.requests for place, pilot in found.items()} == {
+    assert {place: len(pilot.firsts_s) for place, pilot in found.items()} == {
         ("plain", "code"): 2,
         ("plain", "prose"): 2,
         ("candidate 1", "code"): 2,

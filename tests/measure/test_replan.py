@@ -175,7 +175,7 @@ def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
     grown = Counters(
         generation_tokens=200, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=100)
     )
-    pilot = Pilot(requests=2, tokens=200, allowed=400, seconds=5.0, first_s=0.2, counters=grown)
+    pilot = Pilot(tokens=200, allowed=400, firsts_s=[0.1, 0.1, 3.0], decoding_s=4.8, counters=grown)
     plan = plan_of(conditions=closed(1, 4))
     forecast = make_forecast(plan, warm, {}, {("candidate 1", "code"): pilot}, 0.5)
     assert forecast.shares == {"code": 0.5}

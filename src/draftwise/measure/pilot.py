@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product, zip_longest
+from statistics import median
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Prompt, RunPlan, Workload
@@ -38,22 +39,22 @@ Lengths = Mapping[tuple[str, str], int]
 class Pilot:
     """What one server made of a few prompts of one workload, one at a time."""
 
-    requests: int = 0
     tokens: int = 0
     allowed: int = 0
     """`max_tokens` of the prompts together."""
-    seconds: float = 0.0
-    first_s: float = 0.0
-    """Of the seconds, until the first tokens."""
+    firsts_s: list[float] = field(default_factory=list)
+    """Seconds until the first token, prompt by prompt."""
+    decoding_s: float = 0.0
+    """All seconds after that together."""
     counters: Counters = field(default_factory=lambda: Counters(generation_tokens=0))
 
     def add(self, prompt: Prompt, answer: Answer, growth: Counters) -> None:
         """Take in an answer, and what the server's counters grew by."""
-        self.requests += 1
+        first_s = answer.timing.ttft_s or 0.0
         self.tokens += answer.timing.num_tokens
         self.allowed += prompt.max_tokens
-        self.seconds += answer.timing.e2e_s
-        self.first_s += answer.timing.ttft_s or 0.0
+        self.firsts_s.append(first_s)
+        self.decoding_s += answer.timing.e2e_s - first_s
         self.counters += growth
 
 
@@ -182,10 +183,12 @@ def make_forecast(
     """Return how long turns take, going by what was seen before the first of them."""
     texts = {}
     for (arm, workload), pilot in pilots.items():
+        # Of all servers together: what held up one of them once says nothing of its pace.
+        first_s = median(chain.from_iterable(each.firsts_s for (_, name), each in pilots.items() if name == workload))
         for condition in plan.conditions:
-            decoding = warm.decoding[arm, condition.label]
             if pilot.tokens:
-                texts[arm, workload, condition.label] = _find_pace(condition, decoding, warm.counters[arm], pilot)
+                per_token_s = _find_pace(condition, warm.decoding[arm, condition.label], warm.counters[arm], pilot)
+                texts[arm, workload, condition.label] = TextPace(first_s=first_s, per_token_s=per_token_s)
     return Forecast(
         pace=warm.pace,
         lengths=lengths,
@@ -196,17 +199,16 @@ def make_forecast(
     )
 
 
-def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pilot) -> TextPace:
-    """Return how fast a server writes a workload.
+def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pilot) -> float:
+    """Return the seconds of an output token of a server on a workload.
 
     Under a load a step takes as long as in the warm-up, and gives as many tokens as on this text; prompts are
     computed beside it.
     """
-    first_s = pilot.first_s / pilot.requests
     if condition.concurrency == 1:
-        return TextPace(first_s=first_s, per_token_s=(pilot.seconds - pilot.first_s) / pilot.tokens)
+        return pilot.decoding_s / pilot.tokens
     before, here = warm.tokens_per_step, pilot.counters.tokens_per_step
-    return TextPace(first_s=first_s, per_token_s=decoding * (before / here if before and here else 1.0))
+    return decoding * (before / here if before and here else 1.0)
 
 
 def _find_share(workload: Workload, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot]) -> float:
