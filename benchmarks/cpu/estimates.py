@@ -5,7 +5,8 @@
 Every run keeps its estimates: before the first request, and whenever a result is told. An estimate is held to the
 turns that were measured after it, whose number it may not have known: verdicts settle early, and disturbed turns are
 taken again. So beside the seconds stand the turns, and the error is that of a turn: seconds expected over those taken,
-minus 1.
+minus 1. `undisturbed` is the first estimate held to the turns that count: on a machine that others use as well it is
+what can be judged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
 from draftwise.decide.disturbance import set_aside_disturbed
-from draftwise.report.estimates import hold_estimates
+from draftwise.report.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +91,13 @@ def follow(command: Sequence[str]) -> tuple[list[tuple[float, str]], int]:
 
 def describe(path: Path) -> dict[str, Any]:
     """Return the estimates of a run, what came of them, and what was measured."""
-    run = RunDirectory(path).read()
+    run = set_aside_disturbed(RunDirectory(path).read())
+    undisturbed = find_undisturbed(run)
     held = [each.to_dict() for each in hold_estimates(run.estimates)]
     return {
         "estimates": [{name: round(value, 3) for name, value in each.items()} for each in held],
-        "disturbed": len(set_aside_disturbed(run).disturbances),
+        "undisturbed": undisturbed and {name: round(value, 3) for name, value in undisturbed.to_dict().items()},
+        "disturbed": len(run.disturbances),
         "left_out": [each.what for each in run.omissions],
         "arms": [arm.name for arm in run.plan.arms],
         "prompts": {each.name: len(each.prompts) for each in run.plan.workloads},

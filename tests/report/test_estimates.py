@@ -22,7 +22,7 @@ def test_an_estimate_is_held_to_the_turns_that_came_after_it() -> None:
     assert (first.turns, first.took_s, first.error) == (120, 120.0, pytest.approx(-0.1))
     assert (second.turns, second.took_s, second.error) == (70, 70.0, pytest.approx(0.0))
     assert describe_estimates([first, second]) == (
-        "120 turns took 2.0 min; 1.5 min were expected for 100, which is 10% too little for each"
+        "120 turns took 2.0 min; 1.5 min were expected for 100, 10% too little for each"
     )
 
 
@@ -34,4 +34,7 @@ def test_a_session_that_was_cut_off_is_held_to_nothing() -> None:
 def test_the_report_tells_it() -> None:
     run = make_run({"plain": Truth(), "ngram k=3": gains(1.5)})
     assert "Time" not in dict(list_context_rows(run))
-    assert "10% too little" in dict(list_context_rows(replace(run, estimates=SESSION)))["Time"]
+    assert dict(list_context_rows(replace(run, estimates=SESSION)))["Time"].endswith("10% too little for each")
+    turns = [replace(turn, expected_s=1.2, took_s=1.0) for turn in run.turns[:8]]
+    timed = replace(run, estimates=SESSION, turns=(*turns, *run.turns[8:]))
+    assert dict(list_context_rows(timed))["Time"].endswith("; 20% too much for the 8 that count")

@@ -185,6 +185,10 @@ class TurnRecord:
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
+    expected_s: float | None = None
+    """How long it was expected to take before its session's first request; None where that is not known."""
+    took_s: float | None = None
+    """How long it took all in all, with the readings of counters before and after it."""
     before: ServerLoad = field(default_factory=ServerLoad)
     """Just before the turn, when nothing of this run is on the server."""
     device: Mapping[str, Any] = field(default_factory=dict)

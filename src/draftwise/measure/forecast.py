@@ -72,15 +72,15 @@ class Forecast:
     def expect(self, turn: Turn) -> float:
         """Return the seconds that a turn takes."""
         taken, expected = self._seen.get(_place(turn), self._all)
-        return self._first_guess(turn) * (taken / expected if expected else 1.0)
+        return self.expect_first(turn) * (taken / expected if expected else 1.0)
 
     def learn(self, turn: Turn, seconds: float) -> None:
         """Take in how long a turn took, all in all."""
-        guess = self._first_guess(turn)
+        guess = self.expect_first(turn)
         self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess)
         self._all = _mix(self._all, seconds, guess)
 
-    def _first_guess(self, turn: Turn) -> float:
+    def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as they looked before the first one."""
         pace = self._find_pace(turn)
         tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)

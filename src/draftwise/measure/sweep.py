@@ -236,7 +236,8 @@ class Sweep:
         for turn in block:
             await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
-            if await self.experiment.take(replace(turn, number=self._number)):
+            expected_s = self.forecast.expect_first(turn)
+            if await self.experiment.take(replace(turn, number=self._number), expected_s=expected_s):
                 self.forecast.learn(turn, clock() - began)
                 self._done += 1
             self._number += 1

@@ -6,9 +6,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwise.core import Estimate
+from draftwise.core import Estimate, Run
 
-__all__ = ["HeldEstimate", "describe_estimates", "hold_estimates"]
+__all__ = ["HeldEstimate", "Undisturbed", "describe_estimates", "find_undisturbed", "hold_estimates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """The turns that count, as far as it is known how long each was expected to take before the first request."""
+
+    turns: int
+    expected_s: float
+    took_s: float
+
+    @property
+    def error(self) -> float:
+        """Seconds expected over those taken, minus 1."""
+        return self.expected_s / self.took_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**asdict(self), "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +62,17 @@ def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
     return found
 
 
+def find_undisturbed(run: Run) -> Undisturbed | None:
+    """Return how long the turns that count took; None where it is known of none.
+
+    Args:
+        run: without the turns that something disturbed.
+    """
+    known = [(each.expected_s, each.took_s) for each in run.turns if each.expected_s and each.took_s]
+    expected_s, took_s = sum(each for each, _ in known), sum(each for _, each in known)
+    return Undisturbed(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None
+
+
 def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
     session: list[Estimate] = []
     for each in estimates:
@@ -55,11 +84,18 @@ def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
         yield session
 
 
-def describe_estimates(held: Iterable[HeldEstimate]) -> str:
+def describe_estimates(held: Iterable[HeldEstimate], undisturbed: Undisturbed | None = None) -> str:
     """Return in words how long each session was expected to take and took; empty where none ended by itself."""
-    return "; ".join(
+    sessions = [
         f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.estimate.left_s / 60:.1f} min were expected for "
-        f"{each.estimate.ahead}, which is {abs(each.error):.0%} too {'much' if each.error > 0 else 'little'} for each"
+        f"{each.estimate.ahead}, {_tell_error(each.error)} for each"
         for each in held
         if not each.estimate.done
-    )
+    ]
+    if sessions and undisturbed is not None:
+        sessions.append(f"{_tell_error(undisturbed.error)} for the {undisturbed.turns} that count")
+    return "; ".join(sessions)
+
+
+def _tell_error(error: float) -> str:
+    return f"{abs(error):.0%} too {'much' if error > 0 else 'little'}"
