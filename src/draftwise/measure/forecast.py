@@ -14,6 +14,8 @@ __all__ = ["Forecast", "Pace", "TextPace", "expect_seconds", "fit_plan", "name_r
 
 _KEPT = 0.7
 """Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
+_KEPT_OF_ALL = 0.95
+"""The same of turns anywhere, which tell of kinds that were not measured: the last few turns are often of one kind."""
 _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
 _ENOUGH_PROMPTS = 12
@@ -60,7 +62,7 @@ class Forecast:
     _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
     """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
     _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
-    """The same of all turns."""
+    """The same of all turns, over more of them."""
 
     def sum(self, turns: Iterable[Turn]) -> float:
         """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
@@ -77,8 +79,8 @@ class Forecast:
     def learn(self, turn: Turn, seconds: float) -> None:
         """Take in how long a turn took, all in all."""
         guess = self.expect_first(turn)
-        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess)
-        self._all = _mix(self._all, seconds, guess)
+        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess, _KEPT)
+        self._all = _mix(self._all, seconds, guess, _KEPT_OF_ALL)
 
     def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as they looked before the first one."""
@@ -109,8 +111,8 @@ def _place(turn: Turn) -> tuple[str, str, str]:
     return turn.arm, turn.workload, turn.condition.label
 
 
-def _mix(sums: tuple[float, float], taken: float, expected: float) -> tuple[float, float]:
-    return _KEPT * sums[0] + taken, _KEPT * sums[1] + expected
+def _mix(sums: tuple[float, float], taken: float, expected: float, kept: float) -> tuple[float, float]:
+    return kept * sums[0] + taken, kept * sums[1] + expected
 
 
 def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
