@@ -15,6 +15,7 @@ from draftwise.decide.conclusions import conclude_run
 from draftwise.measure.budget import Budget
 from draftwise.measure.preflight import check_addresses
 from draftwise.report.conditions import describe_unmeasured
+from draftwise.report.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 
 BUDGET_S = 60.0
@@ -92,10 +93,16 @@ CANDIDATE = replace(FASTER, step_s=0.0085, jitter=0.05)
 
 def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", plan_of(adaptive=False), NOISY, CANDIDATE)
-    timed.run()
+    run = timed.run()
     ((began, seconds),) = timed.announced
+    counted = find_undisturbed(run)
+    assert counted is not None
+    assert (counted.turns, abs(counted.error) < 0.15) == (len(run.turns), True)
+    assert [each.error for each in hold_estimates(run.estimates)] == pytest.approx(
+        [0.0] * (len(run.estimates) - 1), abs=0.15
+    )
     assert timed.ended_s - began == pytest.approx(seconds, rel=0.15)
-    assert 0.7 * BUDGET_S < timed.ended_s < BUDGET_S
+    assert 0.65 * BUDGET_S < timed.ended_s < BUDGET_S
     assert all(line.startswith(("So far: ", "First verdict: ")) for line in timed.told)
 
 

@@ -4,12 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.support.made_runs import gains, make_run
+from tests.support.made_runs import Truth, arm, gains, make_run
 
-from draftwise.core import Divergence, Run, Severity
+from draftwise.backends import virtual_time
+from draftwise.core import Arm, Divergence, Run, Severity
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
-from draftwise.measure.divergences import ask, conclude
+from draftwise.measure.divergences import ask, conclude, examine, list_differences
 
 
 class Server:
@@ -63,3 +64,58 @@ def test_a_token_that_is_not_among_the_best_is_behind_the_last_of_them() -> None
     _, view = view_of(Server(t1=-1.0, t2=-1.5), Server(t3=-1.0, t1=-3.0))
     assert view.among_best is False
     assert view.gap == pytest.approx(0.5)
+
+
+def test_the_first_difference_of_every_comparison_is_looked_at_before_the_second_of_any() -> None:
+    def change(answer):
+        same = answer.arm == "plain" or answer.prompt_id == "code-2"
+        return replace(answer, token_ids=(5, 6, 1 if same else 3, 7), prompt_token_ids=(4,))
+
+    arms = [Arm(name="plain"), arm(3), arm(5)]
+    made = make_run({"plain": Truth(), "ngram k=3": gains(1.5), "ngram k=5": gains(1.2)}, arms=arms)
+    run = replace(made, answers=tuple(map(change, made.answers)))
+    found = [(each.unit[1], each.candidate.arm) for each in list_differences(run, {each.name for each in arms})]
+    assert found[:4] == [
+        ("code-0", "ngram k=3"),
+        ("code-0", "ngram k=5"),
+        ("code-1", "ngram k=3"),
+        ("code-1", "ngram k=5"),
+    ]
+    assert "code-2" not in dict(found)
+    known = Divergence(
+        workload="code",
+        prompt_id="code-0",
+        candidate="ngram k=3",
+        position=2,
+        plain_token=1,
+        candidate_token=3,
+        gap=0.1,
+    )
+    left = list_differences(replace(run, divergences=(known,)), {"plain", "ngram k=3"})
+    assert [each.unit[1] for each in left][:2] == ["code-1", "code-3"]
+
+
+@pytest.mark.parametrize(("arm_by_arm", "kept"), [(False, 2), (True, 0)])
+def test_what_the_time_does_not_allow_is_given_up_and_what_was_found_is_kept(arm_by_arm: bool, kept: int) -> None:
+    """Each question takes a second, and there are five."""
+
+    class Slow(Server):
+        async def next_best(self, token_ids: list[int], count: int) -> dict[str, float]:
+            await asyncio.sleep(1.0)
+            return await super().next_best(token_ids, count)
+
+    made = make_run({"ngram k=3": gains(1.5)})
+    run = replace(
+        made, answers=tuple(replace(each, token_ids=(len(each.arm),), prompt_token_ids=(4,)) for each in made.answers)
+    )
+    servers = {name: Slow(t5=-1.0, t9=-1.1) for name in ("plain", "ngram k=3")}
+    found: list[Divergence] = []
+
+    async def look() -> float:
+        differences = list_differences(run, servers)
+        assert len(differences) > 5
+        await examine(differences, servers, ends_at=5.5, keep=found.append, arm_by_arm=arm_by_arm)
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(look()) == pytest.approx(5.5)
+    assert len(found) == kept

@@ -1,5 +1,6 @@
 """The first verdict is told as soon as there is one: where a candidate gains most is measured first."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make
 
 from draftwise.backends import virtual_time
 from draftwise.measure.adaptive import describe_first_verdict, describe_lead
-from draftwise.measure.forecast import Forecast
+from draftwise.measure.forecast import Forecast, TextPace
 from draftwise.measure.replan import find_promising, interleave, put_first
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, plan_turns
@@ -22,7 +23,7 @@ BLOCKS = interleave(plan_turns(PLAN, PLAN.conditions, 1))
 def forecast(**seconds: float) -> Forecast:
     """Return the forecast of servers of one pace, but candidate 2's on some workloads."""
     pace = {(arm.name, "c=1"): 0.01 for arm in PLAN.arms}
-    texts = {("candidate 2", name, "c=1"): each for name, each in seconds.items()}
+    texts = {("candidate 2", name, "c=1"): TextPace(per_token_s=each) for name, each in seconds.items()}
     return Forecast(pace=pace, shares={}, texts=texts)
 
 
@@ -64,9 +65,9 @@ def test_the_first_verdict_comes_long_before_the_first_repetition_ends(tmp_path:
     session.tell = lambda line: told.append((line, len(RunDirectory(path).read().turns)))
     virtual_time.run(session.run())
     (line, turns), *_ = [each for each in told if each[0].startswith(("First verdict", "So far"))]
-    assert line.startswith("First verdict: code c=1: candidate 2 ")
+    assert (place := re.match(r"First verdict: (.*) c=1: candidate 2 ", line)) is not None
     assert 6 * 3 <= turns <= 8 * 3
-    assert {turn.workload for turn in RunDirectory(path).read().turns[: 6 * 3]} == {"code"}
+    assert {turn.workload for turn in RunDirectory(path).read().turns[: 6 * 3]} == {place[1]}
 
 
 def test_what_is_adopted_leads_before_what_only_looks_faster() -> None:

@@ -8,7 +8,7 @@ from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
 from draftwise.measure.adaptive import describe_lead
-from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
+from draftwise.measure.forecast import Forecast, TextPace, expect_seconds, fit_plan
 from draftwise.measure.pilot import Pilot, make_forecast, spare_prompts
 from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
 from draftwise.measure.warm_up import WarmUp
@@ -167,22 +167,35 @@ def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
         generation_tokens=400, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=300)
     )
     warm = WarmUp(
-        pace={("candidate 1", "c=1"): 0.01, ("candidate 1", "c=4"): 0.003},
+        pace={("candidate 1", "c=1"): 0.02, ("candidate 1", "c=4"): 0.004},
+        decoding={("candidate 1", "c=1"): 0.01, ("candidate 1", "c=4"): 0.003},
         counters={"candidate 1": counters},
         unsteady={},
     )
     grown = Counters(
         generation_tokens=200, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=100)
     )
-    pilot = Pilot(tokens=200, allowed=400, seconds=5.0, first_s=0.2, counters=grown)
+    pilot = Pilot(tokens=200, allowed=400, firsts_s=[0.1, 0.1, 3.0], decoding_s=4.8, counters=grown)
     plan = plan_of(conditions=closed(1, 4))
-    forecast = make_forecast(plan, warm, {("candidate 1", "code"): pilot}, 0.5)
+    forecast = make_forecast(plan, warm, {}, {("candidate 1", "code"): pilot}, 0.5)
     assert forecast.shares == {"code": 0.5}
     assert forecast.texts == {
-        ("candidate 1", "code", "c=1"): pytest.approx(0.025),
-        ("candidate 1", "code", "c=4"): pytest.approx(0.006 + 0.001),
+        ("candidate 1", "code", "c=1"): TextPace(first_s=0.1, per_token_s=0.024),
+        ("candidate 1", "code", "c=4"): TextPace(first_s=0.1, per_token_s=0.006),
     }
     assert forecast.overhead_s == 0.5
+
+
+def test_answers_whose_length_is_known_are_expected_to_take_as_long() -> None:
+    """p0 has 10 tokens, p1 has 30 and the others half of what they may have: 20."""
+    plan = plan_of()
+    lengths = {("code", "p0"): 10, ("code", "p1"): 30}
+    pace = {("plain", "c=1"): 0.5, ("candidate 1", "c=1"): SECOND}
+    warm = WarmUp(pace=pace, decoding=pace, counters={}, unsteady={})
+    forecast = make_forecast(plan, warm, lengths, {}, 0.0)
+    assert forecast.shares == {"code": 0.5}
+    turns = [turn for turn in plan_turns(plan, plan.conditions, 1) if turn.arm == "candidate 1"]
+    assert [round(forecast.expect(turn) / SECOND) for turn in turns[:4]] == [10, 30, 20, 20]
 
 
 def test_prompts_are_spared_for_servers_that_could_remember_them() -> None:

@@ -69,8 +69,10 @@ def test_the_chosen_number_is_what_the_run_keeps(tmp_path: Path) -> None:
 def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Path) -> None:
     session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, FASTER))
     virtual_time.run(session.run())
+    # Greetings, warm-ups, two answers to look at; the baseline is asked how long all answers are.
+    asked = [backend.engine._num_requests for backend in session.backends]
+    assert asked == [4 + 3 + 2 + 8 + 8, 4 + 3 + 2 + 8]
     for backend in session.backends:
-        assert backend.engine._num_requests == 4 + 3 + 2 + 8  # greetings, warm-ups, two answers to look at
         assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 5
         assert len(backend.engine._seen) == 5 + 2 + 8
     assert len(RunDirectory(tmp_path / "run").read().answers) == 16

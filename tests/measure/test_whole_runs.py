@@ -21,6 +21,7 @@ from draftwise.core import Comparison, InvalidSetup, SpecConfig, SpecStats, Verd
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_rollback
 from draftwise.report.sentences import describe_decision
+from draftwise.runs import RunDirectory
 
 
 def codes(comparison: Comparison) -> list[str]:
@@ -130,6 +131,16 @@ def test_a_gain_beyond_the_acceptance_is_not_speculation_either(tmp_path: Path) 
 def test_a_plain_server_that_speculates_ends_the_run_in_the_warm_up(tmp_path: Path) -> None:
     plain = FakeScript(k=1, accepted=(1,), step_s=0.009)
     assert refusal(tmp_path / "run", FASTER, plain=plain) == ["plain-speculates"]
+
+
+def test_another_model_at_the_candidate_is_told_before_the_first_measured_request(tmp_path: Path) -> None:
+    told: list[tuple[str, bool]] = []
+    session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, replace(FASTER, model="another")))
+    session.tell = lambda line: told.append((line, session.progress.advanced == 0))
+    virtual_time.run(session.run())
+    assert [early for line, early in told if line.startswith("error: candidate 1: it serves 'another'")] == [True]
+    (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons
+    assert found.verdict is Verdict.BLOCKED
 
 
 def test_swapped_servers_are_called_swapped(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_comparisons import adopted, around, compared, decision_on, rejected
 from tests.support.made_runs import gains, make_run
 
-from draftwise.core import Arm, Band, Crossover, Scope, Verdict
+from draftwise.core import Arm, Band, Crossover, Schedule, Scope, SpecConfig, Verdict
 from draftwise.core.comparison import ALL
 from draftwise.report.actions import describe_way_back, list_actions
 from draftwise.report.sentences import describe_decision, list_clauses
@@ -105,6 +105,23 @@ def test_a_config_is_given_once_with_all_that_it_is_for() -> None:
     assert action.heading == "ngram k=3, for code and prose at temperature 0, up to 19 concurrent requests"
     assert action.text == """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""
     assert describe_way_back(decision, RUN) == "serve fake"
+
+
+def test_a_schedule_says_for_which_temperature_it_is() -> None:
+    stretches = (0, 4, "ngram k=5"), (4, 32, "ngram k=3"), (32, float("inf"), "plain")
+    schedules = [
+        Schedule(
+            workload="code",
+            temperature=temperature,
+            spec=SpecConfig(method="ngram", num_speculative_tokens=k),
+            remarks=(),
+        )
+        for temperature, k in ((0.0, 5), (0.8, 3))
+    ]
+    decision = replace(decision_on([adopted(1)], bands(*stretches)), schedules=tuple(schedules))
+    *_, cold, warm = [action.heading for action in list_actions(decision, RUN)]
+    assert cold == "Schedule by batch size, in place of switching by hand, for code at temperature 0"
+    assert warm == "Schedule by batch size, in place of switching by hand, for code at temperature 0.8"
 
 
 def test_a_server_whose_config_is_not_known_is_named_by_its_command_or_asked_for() -> None:

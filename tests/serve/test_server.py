@@ -1,5 +1,6 @@
 """The socket and the end of the server process."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -44,6 +45,25 @@ def test_other_machines_must_be_asked_for(host):
 def test_remote_binding_when_asked_for():
     with bind(ServerOptions(host="0.0.0.0", port=0, allow_remote=True)) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_small_pieces_are_sent_at_once():
+    """Else the kernel holds each back until the one before it is acknowledged, which takes up to 40 ms."""
+
+    async def look() -> int:
+        accepted: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+        def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.set_result(writer.get_extra_info("socket"))
+
+        listener = bind(ServerOptions(port=0))
+        async with await asyncio.start_server(keep, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            found = (await accepted).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+        return found
+
+    assert asyncio.run(look())
 
 
 def test_localhost_is_local_and_nonsense_is_unknown():

@@ -21,6 +21,7 @@ __all__ = [
     "ClientHealth",
     "Disturbance",
     "Divergence",
+    "Estimate",
     "Expectation",
     "Omission",
     "Run",
@@ -184,6 +185,10 @@ class TurnRecord:
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
+    expected_s: float | None = None
+    """How long it was expected to take before its session's first request; None where that is not known."""
+    took_s: float | None = None
+    """How long it took all in all, with the readings of counters before and after it."""
     before: ServerLoad = field(default_factory=ServerLoad)
     """Just before the turn, when nothing of this run is on the server."""
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -289,6 +294,20 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How long the rest of a session's turns was expected to take, and how far it was by then."""
+
+    at_s: float
+    """Seconds since the command."""
+    done: int
+    """Turns that the session had measured."""
+    ahead: int
+    """Turns that it was going to measure; 0 at its end."""
+    left_s: float
+    """Seconds that these were expected to take, starts of servers between them included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
@@ -305,6 +324,9 @@ class Run:
     """What is left out still, in the order in which that was decided."""
     expected: tuple[Expectation, ...] = ()
     """Forecasts of its cells; empty where none were made."""
+    estimates: tuple[Estimate, ...] = ()
+    """How long the rest was expected to take, session after session: the first of each before its first request, the
+    last of each at its end."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()

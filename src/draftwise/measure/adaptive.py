@@ -31,16 +31,19 @@ def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iter
             yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
 
 
-def describe_lead(run: Run) -> str:
-    """Return in a sentence which candidate leads under each load on each workload, and what that is worth so far."""
+def describe_lead(run: Run) -> str | None:
+    """Return in a sentence which candidate leads under each load on each workload, and what that is worth so far; None
+    where nothing that was measured counts yet."""
     best: dict[tuple[str, str], Comparison] = {}
     for each in gather_evidence(run).comparisons:
         place = (each.workload, each.condition.label)
         if each.workload != ALL and (place not in best or _rank(each) > _rank(best[place])):
             best[place] = each
+    if not best:
+        return None
     parts = list(map(_describe, best.values()))
     more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return f"So far: {'; '.join(parts[:_MOST_NAMED]) or 'nothing that counts yet'}{more}."
+    return f"So far: {'; '.join(parts[:_MOST_NAMED])}{more}."
 
 
 def describe_first_verdict(run: Run, place: tuple[str, str]) -> str | None:

@@ -12,19 +12,26 @@ _START = 0.4
 _WARM_UP = 0.2
 """Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""
 _LONGEST_WARM_UP_S = 300.0
-_PILOT = 0.04
-"""Share of the whole in which outputs are looked at before anything is measured; at most `_LONGEST_PILOT_S`."""
-_LONGEST_PILOT_S = 60.0
+_LENGTHS = 0.02
+"""Share of the whole in which it is found out how long answers are; at most `_LONGEST_LENGTHS_S`."""
+_LONGEST_LENGTHS_S = 30.0
+_PACES = 0.04
+"""Share of the whole in which it is found out how fast servers write them; at most `_LONGEST_PACES_S`."""
+_LONGEST_PACES_S = 60.0
 _SETTLE = 0.04
 """Share of the whole for which a machine that is still busy is waited for; at most `_LONGEST_SETTLE_S`."""
 _LONGEST_SETTLE_S = 30.0
 _FIRST_WORD = 0.3
 """Share of the whole after which a first result is shown."""
+_PATIENCE = 0.05
+"""Share of the whole after which it is tried again, where nothing counted yet."""
 _RESERVE = 0.04
 """Share of the whole that is kept for what follows the last turn; at least `_LEAST_RESERVE_S`, but no more than
 `_MOST_RESERVED` of it."""
 _LEAST_RESERVE_S = 15.0
 _MOST_RESERVED = 0.25
+_LAST_S = 0.5
+"""Between the last look at outputs and the end."""
 _ENDING = 0.25
 """Of the time in which servers started, for how long they take to end; at most `_LONGEST_ENDING_S`: what slows down the
 one slows down the other."""
@@ -69,9 +76,19 @@ class Budget:
         return self.began + self.seconds - self._ending_s if self.is_bounded else None
 
     @property
+    def examination_end(self) -> float | None:
+        """When the look at outputs that differ is given up, just before all is; None without an end."""
+        return None if (end := self.cut_at) is None else end - _LAST_S
+
+    @property
     def first_word(self) -> float:
         """When the first result is due, be it from a part of the first repetition."""
         return self.began + _FIRST_WORD * self.seconds
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a result is looked for again where there was none."""
+        return _PATIENCE * self.seconds
 
     def start_end(self, now: float) -> float:
         """Return until when the servers of candidates are waited for from now on."""
@@ -81,13 +98,17 @@ class Budget:
         """Return until when servers, a share of all, may be warmed up from now on."""
         return now + min(_WARM_UP * self.seconds, _LONGEST_WARM_UP_S) * share
 
-    def pilot_end(self, now: float, share: float = 1.0) -> float:
-        """Return until when outputs of servers, a share of all, may be looked at from now on."""
-        return now + min(_PILOT * self.seconds, _LONGEST_PILOT_S) * share
+    def lengths_end(self, now: float) -> float:
+        """Return until when prompts may be asked from now on for the lengths of their answers."""
+        return now + min(_LENGTHS * self.seconds, _LONGEST_LENGTHS_S)
 
-    def settle_end(self, now: float) -> float:
-        """Return until when a busy machine is waited for from now on."""
-        return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S)
+    def paces_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when servers, a share of all, may be asked from now on for their pace."""
+        return now + min(_PACES * self.seconds, _LONGEST_PACES_S) * share
+
+    def settle_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when servers, a share of all, that are still busy are waited for from now on."""
+        return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S) * share
 
     @property
     def _ending_s(self) -> float:

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 
-from draftwise.core import Answer, Divergence
-from draftwise.decide.comparison.cell import OutputDifference
+from draftwise.core import Answer, Divergence, Run
+from draftwise.core.comparison import ALL
+from draftwise.decide.comparison.cell import OutputDifference, make_cells
 from draftwise.measure.load.client import Client
 
-__all__ = ["View", "ask", "conclude"]
+__all__ = ["View", "ask", "conclude", "examine", "list_differences"]
 
 View = dict[str, float] | None
 """Log-probabilities of the most likely tokens; None where a server does not say."""
 
 _BEST = 5
 """Most likely tokens that servers are asked for: as many as OpenAI's completions allow."""
+_MOST_EXAMINED = 40
+"""Differing prompts per comparison that both servers are asked about."""
+
+
+def list_differences(run: Run, arms: Container[str]) -> list[OutputDifference]:
+    """Return the differences between arms that are not examined yet: the first of every comparison, then the second."""
+    known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
+    found = [
+        (place, difference)
+        for cell in make_cells(run)
+        if cell.workload != ALL and cell.baseline in arms and cell.candidate in arms
+        for place, difference in enumerate((cell.differences or ())[:_MOST_EXAMINED])
+        if (cell.candidate, cell.condition.label, *difference.unit) not in known
+    ]
+    return [difference for _, difference in sorted(found, key=lambda each: each[0])]
+
+
+async def examine(
+    differences: Sequence[OutputDifference],
+    clients: Mapping[str, Client],
+    *,
+    ends_at: float | None,
+    keep: Callable[[Divergence], None],
+    arm_by_arm: bool = False,
+) -> None:
+    """Ask both servers about differences, one after the other, as many as the time allows.
+
+    Args:
+        differences: between arms that have a client.
+        clients: of the servers, by arm.
+        ends_at: on the clock of the event loop: what is under way then is given up; None for no end.
+        keep: given each that both servers were asked about.
+        arm_by_arm: whether one server is asked about all of them before the next one: where one is up at a time.
+    """
+    wanted = [(number, answer) for number, each in enumerate(differences) for answer in (each.baseline, each.candidate)]
+    if arm_by_arm:
+        arms = list(dict.fromkeys(answer.arm for _, answer in wanted))
+        wanted.sort(key=lambda each: arms.index(each[1].arm))
+    views: dict[int, list[View]] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(ends_at):
+            for number, answer in wanted:
+                views.setdefault(number, []).append(await ask(differences[number], clients[answer.arm]))
+                if len(views[number]) > 1:
+                    keep(conclude(differences[number], views[number]))
 
 
 async def ask(difference: OutputDifference, client: Client) -> View:

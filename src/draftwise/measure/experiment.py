@@ -100,8 +100,12 @@ class Experiment:
         """Return whether a turn is measured."""
         return turn.key in self._measured
 
-    async def take(self, turn: Turn) -> bool:
+    async def take(self, turn: Turn, *, expected_s: float | None = None) -> bool:
         """Measure a turn that is missing; return whether it was, and could be asked.
+
+        Args:
+            turn: to measure.
+            expected_s: how long it is going to take, for the record.
 
         Raises:
             BackendError: a server broke; what was measured is on disk.
@@ -113,7 +117,7 @@ class Experiment:
         if asked := self._list_once(turn):
             self._asked |= asked
             self.directory.add_asked(turn.arm, turn.workload, sorted(each for _, _, each in asked))
-        await self._take(turn)
+        await self._take(turn, expected_s)
         return True
 
     def may_ask(self, turn: Turn) -> bool:
@@ -125,9 +129,9 @@ class Experiment:
         prompts = (*turn.prompts, *(turn.background or ())) if turn.arm in self.plan.asked_once else ()
         return {(turn.arm, turn.workload, prompt.id) for prompt in prompts}
 
-    async def _take(self, turn: Turn) -> None:
-        client = self.clients[turn.arm]
-        backend = client.backend
+    async def _take(self, turn: Turn, expected_s: float | None) -> None:
+        clock, client = asyncio.get_running_loop().time, self.clients[turn.arm]
+        backend, started = client.backend, clock()
         await backend.wake()
         load, counters = await backend.gauges(), await backend.counters()
         began_s, began = time.time(), backend.now()
@@ -136,6 +140,7 @@ class Experiment:
         await _drain(backend, down_to=load.running or 0)
         growth = await backend.counters() - counters
         await backend.rest()
+        device = await self.read_device()
         record = TurnRecord(
             turn=turn.number,
             arm=turn.arm,
@@ -149,8 +154,10 @@ class Experiment:
             wall_s=wall_s,
             began_s=began_s,
             client=health,
+            expected_s=expected_s,
+            took_s=clock() - started,
             before=load,
-            device=await self.read_device(),
+            device=device,
         )
         self.directory.finish_turn(record)
         self._measured.add(turn.key)

@@ -10,10 +10,12 @@ from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay
 from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Forecast", "Pace", "expect_seconds", "fit_plan", "name_repetitions"]
+__all__ = ["Forecast", "Pace", "TextPace", "expect_seconds", "fit_plan", "name_repetitions"]
 
 _KEPT = 0.7
 """Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
+_KEPT_OF_ALL = 0.95
+"""The same of turns anywhere, which tell of kinds that were not measured: the last few turns are often of one kind."""
 _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
 _ENOUGH_PROMPTS = 12
@@ -25,15 +27,26 @@ Pace = Mapping[tuple[str, str], float]
 """Seconds per output token of a whole server, by arm and label of the condition."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPace:
+    """How fast a server writes a text."""
+
+    first_s: float = 0.0
+    """Of every request, until its first token."""
+    per_token_s: float
+    """Of the whole server."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Forecast:
     """What turns take.
 
     Args:
         pace: of the warm-up.
-        shares: of `max_tokens` that outputs reach, by workload.
-        texts: seconds per output token on a workload under a condition, by arm, workload and label of the condition,
-            where they are known better than from the warm-up.
+        lengths: output tokens of answers that are known, by workload and prompt id.
+        shares: of `max_tokens` that other outputs reach, by workload.
+        texts: pace on a workload under a condition, by arm, workload and label of the condition, where it is known
+            better than from the warm-up.
         turn_s: of the plan.
         overhead_s: of every turn, beside its requests.
         switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
@@ -41,14 +54,15 @@ class Forecast:
 
     pace: Pace
     shares: Mapping[str, float]
-    texts: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    lengths: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    texts: Mapping[tuple[str, str, str], TextPace] = field(default_factory=dict)
     turn_s: float = 20.0
     overhead_s: float = 0.0
     switch_s: float = 0.0
     _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
     """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
     _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
-    """The same of all turns."""
+    """The same of all turns, over more of them."""
 
     def sum(self, turns: Iterable[Turn]) -> float:
         """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
@@ -60,18 +74,19 @@ class Forecast:
     def expect(self, turn: Turn) -> float:
         """Return the seconds that a turn takes."""
         taken, expected = self._seen.get(_place(turn), self._all)
-        return self._first_guess(turn) * (taken / expected if expected else 1.0)
+        return self.expect_first(turn) * (taken / expected if expected else 1.0)
 
     def learn(self, turn: Turn, seconds: float) -> None:
         """Take in how long a turn took, all in all."""
-        guess = self._first_guess(turn)
-        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess)
-        self._all = _mix(self._all, seconds, guess)
+        guess = self.expect_first(turn)
+        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess, _KEPT)
+        self._all = _mix(self._all, seconds, guess, _KEPT_OF_ALL)
 
-    def _first_guess(self, turn: Turn) -> float:
-        """Return the seconds of a turn as the warm-up has them."""
-        tokens = self.shares.get(turn.workload, 1.0) * sum(prompt.max_tokens for prompt in turn.prompts)
-        work_s = self._per_token(turn) * tokens
+    def expect_first(self, turn: Turn) -> float:
+        """Return the seconds of a turn as they looked before the first one."""
+        pace = self._find_pace(turn)
+        tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)
+        work_s = pace.first_s * len(turn.prompts) + pace.per_token_s * tokens
         if (streams := turn.condition.concurrency) is None:
             # Requests come when they come: a server that is fast enough only waits for them.
             return max(work_s, _arrive_within(turn.prompts, turn.condition.load, self.turn_s)) + self.overhead_s
@@ -79,21 +94,25 @@ class Forecast:
         more = 1 + streams / len(turn.prompts) if streams > 1 else 1.0
         return work_s * more + self.overhead_s
 
-    def _per_token(self, turn: Turn) -> float:
+    def _count_tokens(self, workload: str, prompt: Prompt) -> float:
+        known = self.lengths.get((workload, prompt.id))
+        return self.shares.get(workload, 1.0) * prompt.max_tokens if known is None else known
+
+    def _find_pace(self, turn: Turn) -> TextPace:
         if (known := self.texts.get(_place(turn))) is not None:
             return known
-        if (known := self.pace.get((turn.arm, turn.condition.label))) is not None:
-            return known
-        # A load that was added later: no faster than under any that is known.
-        return max(seconds for (arm, _), seconds in self.pace.items() if arm == turn.arm)
+        if (per_token_s := self.pace.get((turn.arm, turn.condition.label))) is None:
+            # A load that was added later: no faster than under any that is known.
+            per_token_s = max(seconds for (arm, _), seconds in self.pace.items() if arm == turn.arm)
+        return TextPace(per_token_s=per_token_s)
 
 
 def _place(turn: Turn) -> tuple[str, str, str]:
     return turn.arm, turn.workload, turn.condition.label
 
 
-def _mix(sums: tuple[float, float], taken: float, expected: float) -> tuple[float, float]:
-    return _KEPT * sums[0] + taken, _KEPT * sums[1] + expected
+def _mix(sums: tuple[float, float], taken: float, expected: float, kept: float) -> tuple[float, float]:
+    return kept * sums[0] + taken, kept * sums[1] + expected
 
 
 def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:

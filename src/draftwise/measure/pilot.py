@@ -1,26 +1,38 @@
-"""A look at outputs before the first measured request: how long they are, and how fast each server writes them."""
+"""A look at outputs before the first measured request: how long they are, and how fast each server writes them.
+
+Lengths of answers differ far more than paces. So the baseline answers many prompts at once, which tells lengths of any
+arm, and every server then answers few prompts, one at a time and each server others, which tells its pace.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, islice, product, zip_longest
+from statistics import median
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Prompt, RunPlan, Workload
-from draftwise.measure.forecast import Forecast
+from draftwise.measure.forecast import Forecast, TextPace
 from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
 from draftwise.measure.warm_up import WarmUp
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Pilot", "look_at_outputs", "make_forecast", "spare_prompts"]
+__all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_forecast", "spare_prompts"]
 
 _LOOKED_AT = 2
-"""Prompts of each workload."""
+"""Prompts of each workload that every server is asked one at a time."""
 _SPARED_OF = 20
 """Prompts of a workload from which on it can spare some."""
+_TOGETHER = 16
+"""Prompts that the baseline answers at once."""
+_STEP = (5**0.5 - 1) / 2
+"""Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
+
+Lengths = Mapping[tuple[str, str], int]
+"""Output tokens by workload and prompt id."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,17 +42,19 @@ class Pilot:
     tokens: int = 0
     allowed: int = 0
     """`max_tokens` of the prompts together."""
-    seconds: float = 0.0
-    first_s: float = 0.0
-    """Of the seconds, until the first tokens."""
+    firsts_s: list[float] = field(default_factory=list)
+    """Seconds until the first token, prompt by prompt."""
+    decoding_s: float = 0.0
+    """All seconds after that together."""
     counters: Counters = field(default_factory=lambda: Counters(generation_tokens=0))
 
     def add(self, prompt: Prompt, answer: Answer, growth: Counters) -> None:
         """Take in an answer, and what the server's counters grew by."""
+        first_s = answer.timing.ttft_s or 0.0
         self.tokens += answer.timing.num_tokens
         self.allowed += prompt.max_tokens
-        self.seconds += answer.timing.e2e_s
-        self.first_s += answer.timing.ttft_s or 0.0
+        self.firsts_s.append(first_s)
+        self.decoding_s += answer.timing.e2e_s - first_s
         self.counters += growth
 
 
@@ -56,7 +70,41 @@ def spare_prompts(plan: RunPlan) -> tuple[RunPlan, dict[str, tuple[Prompt, ...]]
     return replace(plan, workloads=workloads), spared
 
 
-async def look_at_outputs(
+async def look_at_lengths(
+    roster: Roster, plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
+) -> dict[tuple[str, str], int]:
+    """Return how long the baseline's answers are, by workload and prompt id: those of the first prompts, which are in
+    the run however it is cut.
+
+    Args:
+        roster: of the session.
+        plan: of the run.
+        ends_at: on the clock of the event loop: after it no further prompts are asked.
+        wait: called with what is under way.
+
+    Raises:
+        BackendError: the baseline's server broke.
+    """
+    clock, arm = asyncio.get_running_loop().time, plan.arms[0].name
+    client = roster.clients[arm]
+    open_ended = ([(w.name, each) for each in w.prompts if not each.ignore_eos] for w in plan.workloads)
+    left = filter(None, chain.from_iterable(zip_longest(*open_ended)))
+    found: dict[tuple[str, str], int] = {}
+    wait(f"looking at how long {arm}'s answers are")
+    await client.backend.wake()
+    while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
+        # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
+        hidden = [prompt if client.keeps_apart else _disguise(prompt) for _, prompt in together]
+        asked = [(_make_turn(arm, name, plan), each) for (name, _), each in zip(together, hidden, strict=True)]
+        answers = await asyncio.gather(*(client.ask(*each, seed=plan.seed) for each in asked))
+        for (name, prompt), answer in zip(together, answers, strict=True):
+            if answer.error is None:
+                found[name, prompt.id] = answer.timing.num_tokens
+    await client.backend.rest()
+    return found
+
+
+async def look_at_paces(
     roster: Roster,
     group: Sequence[Backend],
     plan: RunPlan,
@@ -65,10 +113,11 @@ async def look_at_outputs(
     ends_at: float,
     wait: Callable[[str], None],
 ) -> dict[tuple[str, str], Pilot]:
-    """Return what servers make of a few prompts, by arm and workload.
+    """Return what servers make of a few prompts, one at a time, by arm and workload.
 
-    Servers that cannot remember them are asked prompts of the run where no others are spared, with a line break before
-    each, so that no prefix cache holds a prompt before its turn.
+    Each is asked others, short and long ones, so that a prompt that is answered unlike the rest does not count for all.
+    Servers that could remember prompts of the run are asked such as are in no turn, where there are any. Every prompt
+    comes behind a line break, so that no cache holds it before its turn.
 
     Args:
         roster: of the session; servers that fail leave it.
@@ -78,30 +127,44 @@ async def look_at_outputs(
         ends_at: on the clock of the event loop: after it no one is asked.
         wait: called with what is under way.
     """
-    clock = asyncio.get_running_loop().time
+    clock, arms = asyncio.get_running_loop().time, [arm.name for arm in plan.arms]
+    spread = {each.name: _spread(each, _LOOKED_AT * len(arms)) for each in plan.workloads}
     found: dict[tuple[str, str], Pilot] = {}
     for number, backend, workload in product(range(_LOOKED_AT), group, plan.workloads):
         arm, client = backend.name, roster.clients.get(backend.name)
-        prompts = spared.get(workload.name) or ([] if arm in plan.remembering else list(_disguise_all(workload)))
+        own = spread[workload.name][arms.index(arm) :: len(arms)]
+        prompts = spared.get(workload.name, ()) if arm in plan.remembering else own
         if client is not None and number < len(prompts) and clock() < ends_at:
             wait(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
-            await roster.attempt(backend, _ask(client, workload, prompts[number], plan.seed, pilot))
+            await roster.attempt(backend, _ask(client, workload, _disguise(prompts[number]), plan, pilot))
     return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
 
 
-async def _ask(client: Client, workload: Workload, prompt: Prompt, seed: int, pilot: Pilot) -> None:
+def _spread(workload: Workload, count: int) -> list[Prompt]:
+    """Return so many prompts, short and long ones, of which also the first few are spread over all lengths."""
+    by_length = sorted(workload.prompts, key=_measure_length)
+    return [by_length[int((number + 0.5) * _STEP % 1 * len(by_length))] for number in range(count)]
+
+
+def _measure_length(prompt: Prompt) -> int:
+    """Return roughly how many characters a prompt has."""
+    text, messages = prompt.content
+    return len(text or "") + len(messages)
+
+
+def _make_turn(arm: str, workload: str, plan: RunPlan) -> Turn:
+    return Turn(number=-1, arm=arm, workload=workload, repeat=0, prompts=(), condition=plan.conditions[0])
+
+
+async def _ask(client: Client, workload: Workload, prompt: Prompt, plan: RunPlan, pilot: Pilot) -> None:
     backend = client.backend
-    turn = Turn(number=-1, arm=backend.name, workload=workload.name, repeat=0, prompts=())
+    turn = _make_turn(backend.name, workload.name, plan)
     await backend.wake()
     before = await backend.counters()
-    answer = await client.ask(turn, prompt, seed=seed)
+    answer = await client.ask(turn, prompt, seed=plan.seed)
     pilot.add(prompt, answer, await backend.counters() - before)
     await backend.rest()
-
-
-def _disguise_all(workload: Workload) -> Iterator[Prompt]:
-    yield from map(_disguise, workload.prompts[:_LOOKED_AT])
 
 
 def _disguise(prompt: Prompt) -> Prompt:
@@ -114,36 +177,44 @@ def _disguise(prompt: Prompt) -> Prompt:
     return replace(prompt, messages=({**first, "content": disguised}, *rest))
 
 
-def make_forecast(plan: RunPlan, warm: WarmUp, pilots: Mapping[tuple[str, str], Pilot], overhead_s: float) -> Forecast:
+def make_forecast(
+    plan: RunPlan, warm: WarmUp, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot], overhead_s: float
+) -> Forecast:
     """Return how long turns take, going by what was seen before the first of them."""
     texts = {}
     for (arm, workload), pilot in pilots.items():
+        # Of all servers together: what held up one of them once says nothing of its pace.
+        first_s = median(chain.from_iterable(each.firsts_s for (_, name), each in pilots.items() if name == workload))
         for condition in plan.conditions:
-            pace = warm.pace[arm, condition.label]
             if pilot.tokens:
-                texts[arm, workload, condition.label] = _find_pace(condition, pace, warm.counters[arm], pilot)
+                per_token_s = _find_pace(condition, warm.decoding[arm, condition.label], warm.counters[arm], pilot)
+                texts[arm, workload, condition.label] = TextPace(first_s=first_s, per_token_s=per_token_s)
     return Forecast(
         pace=warm.pace,
-        shares={workload.name: _find_share(workload.name, pilots) for workload in plan.workloads},
+        lengths=lengths,
+        shares={workload.name: _find_share(workload, lengths, pilots) for workload in plan.workloads},
         texts=texts,
         turn_s=plan.turn_s,
         overhead_s=overhead_s,
     )
 
 
-def _find_pace(condition: Condition, pace: float, warm: Counters, pilot: Pilot) -> float:
-    """Return the seconds per output token of a server on a workload.
+def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pilot) -> float:
+    """Return the seconds of an output token of a server on a workload.
 
     Under a load a step takes as long as in the warm-up, and gives as many tokens as on this text; prompts are
     computed beside it.
     """
     if condition.concurrency == 1:
-        return pilot.seconds / pilot.tokens
+        return pilot.decoding_s / pilot.tokens
     before, here = warm.tokens_per_step, pilot.counters.tokens_per_step
-    return pace * (before / here if before and here else 1.0) + pilot.first_s / pilot.tokens
+    return decoding * (before / here if before and here else 1.0)
 
 
-def _find_share(workload: str, pilots: Mapping[tuple[str, str], Pilot]) -> float:
-    """Return the share of `max_tokens` that outputs reach, on all servers together; all of it where nothing came."""
-    mine = [pilot for (_, name), pilot in pilots.items() if name == workload and pilot.tokens]
-    return sum(pilot.tokens for pilot in mine) / sum(pilot.allowed for pilot in mine) if mine else 1.0
+def _find_share(workload: Workload, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot]) -> float:
+    """Return the share of `max_tokens` that outputs reach; all of it where nothing came."""
+    places = ((prompt, lengths.get((workload.name, prompt.id))) for prompt in workload.prompts)
+    known = [(tokens, prompt.max_tokens) for prompt, tokens in places if tokens is not None]
+    known = known or [(each.tokens, each.allowed) for (_, name), each in pilots.items() if name == workload.name]
+    tokens = sum(each for each, _ in known)
+    return tokens / sum(allowed for _, allowed in known) if tokens else 1.0

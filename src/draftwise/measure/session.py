@@ -11,18 +11,17 @@ from statistics import median
 from typing import Any
 
 from draftwise.backends import Backend, LineUp
-from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan
-from draftwise.core.comparison import ALL
-from draftwise.decide.comparison.cell import make_cells
+from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan, Severity
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.validity.servers import find_differences
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
-from draftwise.measure.divergences import View, ask, conclude
+from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, Progress, no_device
 from draftwise.measure.forecast import Forecast, Pace, fit_plan
 from draftwise.measure.load.client import Client
-from draftwise.measure.pilot import Pilot, look_at_outputs, make_forecast, spare_prompts
+from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_forecast, spare_prompts
 from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
@@ -32,12 +31,13 @@ from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
 
+_TIMED = 5
+"""Readings of counters and of the machine of which the median tells how long they take."""
+_PLANNED = 0.98
+"""Share of the time that is left for turns which these are planned to take: something comes between them, too."""
 Announce = Callable[[RunPlan, Pace, float], None]
 """Called before the first measured request: with the plan, the seconds per output token of each arm under each
 condition, and the seconds that all of it will take."""
-
-_MOST_EXAMINED = 40
-"""Differing prompts per comparison that both servers are asked about."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,9 +157,11 @@ class Session:
         clock, wait, greeting = asyncio.get_running_loop().time, self.progress.wait, make_greeting(self.plan)
         groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
-        warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
+        warm, pilots = WarmUp(pace={}, decoding={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
+        lengths: Lengths = {}
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
         starts: list[float] = []
+        unrest: str | None = None
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             wait("starting the servers")
@@ -171,12 +173,15 @@ class Session:
             warm_up_end = budget.warm_up_end(clock(), share)
             warm = warm.join(await warm_up(roster, group, self.plan, ends_at=warm_up_end, wait=wait))
             starts.append(clock() - began)
+            unrest = await settle(self.read_device, ends_at=budget.settle_end(clock(), share), wait=wait) or unrest
             if spared is None:
                 spared = self._spare(budget)
-            pilot_end = budget.pilot_end(clock(), share)
-            pilots |= await look_at_outputs(roster, group, self.plan, spared, ends_at=pilot_end, wait=wait)
-        await self._check_warm_up(roster, warm, budget)
-        forecast = make_forecast(self._list_present(roster), warm, pilots, await self._time_readings(roster))
+                lengths = await look_at_lengths(roster, self.plan, ends_at=budget.lengths_end(clock()), wait=wait)
+            paces_end = budget.paces_end(clock(), share)
+            pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, wait=wait)
+        await self._check_warm_up(roster, warm, unrest)
+        overhead_s = await self._time_readings(roster)
+        forecast = make_forecast(self._list_present(roster), warm, lengths, pilots, overhead_s)
         if self.line_up is not None:
             forecast.switch_s = median(starts)
             self._say_cost(forecast.switch_s)
@@ -207,9 +212,8 @@ class Session:
 
         line_up.warm = warm
 
-    async def _check_warm_up(self, roster: Roster, warm: WarmUp, budget: Budget) -> None:
-        """See to it that servers are what they should be, and at rest."""
-        clock, wait = asyncio.get_running_loop().time, self.progress.wait
+    async def _check_warm_up(self, roster: Roster, warm: WarmUp, unrest: str | None) -> None:
+        """See to it that servers are what they should be, and say which are not steady or not at rest."""
         engines = {each.name: (await each.describe()).metric_names for each in roster.present}
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.tell(f"{finding.severity}: {finding}")
@@ -217,33 +221,39 @@ class Session:
             self.tell(
                 f"{arm}: its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
             )
-        if (unrest := await settle(self.read_device, ends_at=budget.settle_end(clock()), wait=wait)) is not None:
+        if unrest is not None:
             self.tell(f"The machine did not come to rest: {unrest}.")
 
     async def _time_readings(self, roster: Roster) -> float:
         """Return the seconds that each turn takes beside its requests."""
         clock, backend = asyncio.get_running_loop().time, roster.present[-1]
-        began = clock()
-        await backend.wake()
-        for _ in range(2):
-            await backend.gauges()
-            await backend.counters()
-        await backend.rest()
-        await self.read_device()
-        return clock() - began
+        taken = []
+        for _ in range(_TIMED):
+            began = clock()
+            await backend.wake()
+            for _ in range(2):
+                await backend.gauges()
+                await backend.counters()
+            await backend.rest()
+            await self.read_device()
+            taken.append(clock() - began)
+        return median(taken)
 
     async def _begin(self, roster: Roster, forecast: Forecast, budget: Budget) -> None:
         """Settle what is measured, and write it down."""
         omissions: list[Omission] = []
         if budget.is_bounded and not self.resume:
             left_s = budget.turns_end - asyncio.get_running_loop().time()
-            fitted, omissions = fit_plan(self._list_present(roster), forecast, left_s)
+            fitted, omissions = fit_plan(self._list_present(roster), forecast, _PLANNED * left_s)
             # Whose server failed stays in the plan: it is tried again when the run is continued.
             kept = {*(arm.name for arm in fitted.arms), *roster.left_out}
             whole = replace(fitted, arms=self.plan.arms, remembering=self.plan.remembering)
             self.plan = whole.keep_arms(kept)
         planned = [each for each in roster.present if each.name in {arm.name for arm in self.plan.arms}]
         servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
+        for finding in find_differences([each.name for each in planned], servers):
+            if finding.severity is Severity.ERROR:
+                self.tell(f"{finding.severity}: {finding}")
         context = replace(self.context, servers=servers)
         if self.resume:
             self._go_on(context)
@@ -272,27 +282,13 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
         self.progress.wait("looking at outputs that differ")
-        clock, ends_at = asyncio.get_running_loop().time, budget.cut_at or math.inf
-        run = set_aside_disturbed(self.directory.read())
-        known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        wanted = [
-            difference
-            for cell in make_cells(run)
-            if cell.workload != ALL
-            and cell.differences is not None
-            and {cell.baseline, cell.candidate} <= clients.keys()
-            for difference in cell.differences[:_MOST_EXAMINED]
-            if (cell.candidate, cell.condition.label, *difference.unit) not in known
-        ]
-        views: dict[int, list[View]] = {}
-        # Arm by arm: where one server is up at a time, each comes up once.
-        for arm in dict.fromkeys(answer.arm for each in wanted for answer in (each.baseline, each.candidate)):
-            for number, each in enumerate(wanted):
-                if arm in (each.baseline.arm, each.candidate.arm) and clock() < ends_at:
-                    views.setdefault(number, []).append(await ask(each, clients[arm]))
-        for number, each in enumerate(wanted):
-            if len(views.get(number, ())) > 1:
-                self.directory.add_divergence(conclude(each, views[number]))
+        await examine(
+            list_differences(set_aside_disturbed(self.directory.read()), clients),
+            clients,
+            ends_at=budget.examination_end,
+            keep=self.directory.add_divergence,
+            arm_by_arm=self.line_up is not None,
+        )
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

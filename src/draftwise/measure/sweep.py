@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from math import ceil
 
-from draftwise.core import Condition, Omission, RunPlan, Settled
+from draftwise.core import Condition, Estimate, Omission, RunPlan, Settled
 from draftwise.measure.adaptive import (
     FIRST_ANALYSIS,
     describe_first_verdict,
@@ -62,10 +62,18 @@ class Sweep:
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
     _number: int = field(default=0, init=False)
+    _done: int = field(default=0, init=False)
+    """Turns that were measured."""
+    _ahead: Sequence[Sequence[Turn]] = field(default=(), init=False)
+    """Blocks that are left of what is being measured."""
+    _later: Sequence[Turn] = field(default=(), init=False)
+    """Turns of the repetitions after it, as far as they fit."""
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
     _has_told: bool = field(default=False, init=False)
     """Whether any result was shown."""
+    _word_due: float = field(default=math.inf, init=False)
+    """When one is shown at the latest, on the clock of the event loop; later where nothing counts by then."""
     _leading: Place | None = field(default=None, init=False)
     """Where the first verdict is looked for."""
     _num_led: int = field(default=0, init=False)
@@ -81,7 +89,12 @@ class Sweep:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
         """
-        self._number = self._directory.next_number()
+        self._number, self._word_due = self._directory.next_number(), self.budget.first_word
+        await self._measure_all()
+        self._ahead = self._later = ()
+        self._note_estimate()
+
+    async def _measure_all(self) -> None:
         await self._repeat_all(self._plan.conditions)
         for condition in self._directory.read().added:
             await self._repeat_all([condition])
@@ -158,8 +171,10 @@ class Sweep:
         if fitted.last not in (self._last, max(ahead)) and not self._is_over:
             self.tell(f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions.")
         self._last = fitted.last
-        later = (turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number])
-        self._report_progress(chain(*fitted.blocks, later))
+        self._ahead = fitted.blocks
+        self._later = [turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number]]
+        self._note_estimate()
+        self._report_progress(chain(*self._ahead, self._later))
         return fitted.blocks
 
     async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
@@ -177,8 +192,9 @@ class Sweep:
                 self._leave_out(Omission(what=what, reason=reason))
                 return
             await self._take(block)
+            self._ahead = blocks[place + 1 :]
             self._look_at_lead(block)
-            if not self._has_told and asyncio.get_running_loop().time() > self.budget.first_word:
+            if not self._has_told and asyncio.get_running_loop().time() > self._word_due:
                 self._tell_lead()
 
     def _lead(self, blocks: Sequence[Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
@@ -192,19 +208,27 @@ class Sweep:
             return
         self._num_led += len(block[0].prompts)
         if self._num_led >= self._next_look:
-            self._next_look = ceil(_LOOK_AGAIN * self._num_led)
+            self._next_look = math.ceil(_LOOK_AGAIN * self._num_led)
             verdict = describe_first_verdict(self._directory.read(), self._leading)
             if verdict is not None:
                 self._has_told = True
-                self.tell(verdict)
+                self._tell_result(verdict)
 
     def _tell_lead(self) -> None:
         """Say what the result is so far."""
-        clock, self._has_told = asyncio.get_running_loop().time, True
+        clock = asyncio.get_running_loop().time
         began = clock()
         lead = describe_lead(self._directory.read())
         self.budget.look_s = clock() - began
-        self.tell(lead)
+        self._has_told |= lead is not None
+        self._word_due += self.budget.patience_s
+        if lead is not None:
+            self._tell_result(lead)
+
+    def _tell_result(self, text: str) -> None:
+        """Say a result, and how long the rest is going to take by now."""
+        left_s = self._note_estimate()
+        self.tell(f"{text} {left_s / 60:.1f} min are left to measure." if left_s else text)
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""
@@ -212,8 +236,10 @@ class Sweep:
         for turn in block:
             await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
-            if await self.experiment.take(replace(turn, number=self._number)):
+            expected_s = self.forecast.expect_first(turn)
+            if await self.experiment.take(replace(turn, number=self._number), expected_s=expected_s):
                 self.forecast.learn(turn, clock() - began)
+                self._done += 1
             self._number += 1
 
     async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
@@ -226,7 +252,7 @@ class Sweep:
             return
         labels = [condition.label for condition in conditions]
         turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
-        allowed = ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
+        allowed = math.ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
         while allowed > 0 and not self._is_over:
             blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
             while is_once and blocks and self.forecast.sum(chain(*blocks)) > self._left_s():
@@ -245,6 +271,14 @@ class Sweep:
 
     def _left_s(self) -> float:
         return self.budget.turns_end - asyncio.get_running_loop().time()
+
+    def _note_estimate(self) -> float:
+        """Write down how many seconds the turns ahead are going to take, and return them."""
+        ahead = [*chain(*self._ahead), *self._later]
+        at_s, left_s = asyncio.get_running_loop().time() - self.budget.began, self.forecast.sum(ahead)
+        if ahead or self._done:
+            self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=len(ahead), left_s=left_s))
+        return left_s
 
     def _report_progress(self, turns: Iterable[Turn]) -> None:
         """Report how much there is to do."""

@@ -41,6 +41,8 @@ class WarmUp:
     """What the discarded warm-ups showed."""
 
     pace: Pace
+    decoding: Pace
+    """The same without the time until the first tokens."""
     counters: Mapping[str, Counters]
     """Growth of every server's counters, by arm."""
     unsteady: Mapping[str, str]
@@ -50,9 +52,19 @@ class WarmUp:
         """Return what the warm-ups of these servers and of others showed."""
         return WarmUp(
             pace={**self.pace, **other.pace},
+            decoding={**self.decoding, **other.decoding},
             counters={**self.counters, **other.counters},
             unsteady={**self.unsteady, **other.unsteady},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """A prompt answered in each stream of a load: seconds per output token of the server."""
+
+    pace: float
+    decoding: float
+    """After the first token of every stream."""
 
 
 def make_greeting(plan: RunPlan) -> Prompt:
@@ -92,25 +104,27 @@ async def warm_up(
     """
     clock = asyncio.get_running_loop().time
     before = await _read_counters(roster, group)
-    rounds = {(name, condition): list[float]() for name in before for condition in plan.conditions}
+    rounds = {(name, condition): list[_Round]() for name in before for condition in plan.conditions}
     pending = list(rounds)
     for number in range(_MOST_ROUNDS):
         for name, condition in pending:
             if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
                 wait(f"warming up {name} at {condition.label}")
-                pace = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
-                rounds[name, condition] += [] if pace is None else [pace]
+                taken = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
+                rounds[name, condition] += [] if taken is None else [taken]
         pending = [
             (name, condition)
             for name, condition in pending
-            if name in roster.clients and not _is_steady(rounds[name, condition], _count_rounds(condition, plan))
+            if name in roster.clients
+            and not _is_steady([each.pace for each in rounds[name, condition]], _count_rounds(condition, plan))
         ]
         if not pending or clock() >= ends_at:
             break
     grown = {name: after - before[name] for name, after in (await _read_counters(roster, group)).items()}
-    taken = {key: paces for key, paces in rounds.items() if key[0] in grown}
+    last = {(name, condition.label): each[-2:] for (name, condition), each in rounds.items() if name in grown}
     return WarmUp(
-        pace={(name, condition.label): median(paces[-2:]) for (name, condition), paces in taken.items()},
+        pace={place: median(each.pace for each in two) for place, two in last.items()},
+        decoding={place: median(each.decoding for each in two) for place, two in last.items()},
         counters=grown,
         unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
     )
@@ -141,15 +155,22 @@ def _is_steady(rounds: Sequence[float], fewest: int) -> bool:
     return len(before) == _NOISY_ROUNDS and median(after) >= _STILL_FALLS * median(before)
 
 
-async def _take_round(client: Client, condition: Condition, plan: RunPlan, number: int) -> float:
-    """Answer a warm-up prompt in each stream of a load; return the seconds per output token of the server."""
+async def _take_round(client: Client, condition: Condition, plan: RunPlan, number: int) -> _Round:
+    """Answer a warm-up prompt in each stream of a load."""
     streams = condition.concurrency or _OPEN_STREAMS
     await client.backend.wake()
     began, first = client.backend.now(), number * streams + 1
     answers = await _ask_together(client, condition, plan, range(first, first + streams))
     seconds = client.backend.now() - began
     await client.backend.rest()
-    return seconds / max(1, sum(answer.timing.num_tokens for answer in answers))
+    pace = seconds / max(1, sum(answer.timing.num_tokens for answer in answers))
+    chunks = [each.timing.chunks for each in answers if each.timing.chunks]
+    all_began = max((each[0][0] for each in chunks), default=0.0)
+    later = [(at, count) for each in chunks for at, count in each if at > all_began]
+    if not later:
+        return _Round(pace=pace, decoding=pace)
+    decoding = (max(at for at, _ in later) - all_began) / sum(count for _, count in later)
+    return _Round(pace=pace, decoding=decoding)
 
 
 async def settle(read_device: DeviceReader, *, ends_at: float, wait: Callable[[str], None]) -> str | None:

@@ -23,6 +23,7 @@ from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.estimates import find_undisturbed, hold_estimates
 from draftwise.report.forecasts import hold_forecasts
 from draftwise.report.promql import write_expression
 from draftwise.report.reasons import describe_reason
@@ -52,12 +53,15 @@ def summarise(found: Conclusions) -> dict[str, Any]:
       `single_settings`: the best one for all loads, with its `gain` and that of the bands at each;
       `schedules`: the bands as the engine's own schedule by batch size, with `remarks`.
     - `forecasts`: speed-ups that were forecast before the run (90 % interval), beside what it measured.
+    - `estimates`: `at_s` seconds after the command, with so many turns `done`, those `ahead` were expected to take
+      `left_s`; the `turns` measured after that took `took_s`. `undisturbed`: the same of the turns that count.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
       histogram, by temperature; `conversions`: from acceptance length to realised speed-up; `text_quality`;
       `findings` of the run as a whole.
     - `arms`, `workloads`, `request_parameters`, `context`, `thresholds`: what it rests on.
     """
     run, decision, plan = found.run, found.decision, found.run.plan
+    undisturbed = find_undisturbed(run)
     document = {
         "evidence": decision.is_evidence,
         "missing_context": decision.missing_context,
@@ -74,6 +78,8 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         "single_settings": [_single_setting(each) for each in decision.single_settings],
         "schedules": _schedules(decision),
         "forecasts": [each.to_dict() for each in hold_forecasts(run.expected, decision.comparisons)],
+        "estimates": [each.to_dict() for each in hold_estimates(run.estimates)],
+        "undisturbed": undisturbed and undisturbed.to_dict(),
         "latencies": [_latencies(row) for row in found.latencies],
         "acceptance": [_distribution(each) for each in found.acceptances],
         "conversions": [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions],

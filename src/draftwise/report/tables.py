@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, Severity
 from draftwise.core.comparison import ALL
+from draftwise.report.estimates import describe_estimates, find_undisturbed, hold_estimates
 from draftwise.report.units import LOAD_UNITS, format_load
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ def list_context_rows(run: Run) -> list[tuple[str, str]]:
             f"{plan.warmup} discarded warm-ups per arm; {len(run.answers)} answers",
         )
     )
+    if told := describe_estimates(hold_estimates(run.estimates), find_undisturbed(run)):
+        rows.append(("Time", told))
     lengths = _mean_lengths(run)
     for workload in plan.workloads:
         prompt, output = lengths[workload.name]

@@ -4,7 +4,8 @@
 request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
 `conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
 where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
-`omissions.jsonl` what was left out, struck out by a line when the run is continued.
+`omissions.jsonl` what was left out, struck out by a line when the run is continued, `estimates.jsonl` how long the rest
+was expected to take.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -27,6 +28,7 @@ from draftwise.core import (
     Answer,
     Condition,
     Divergence,
+    Estimate,
     Expectation,
     InvalidSetup,
     Omission,
@@ -50,7 +52,7 @@ _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
-_OMISSIONS, _EXPECTED = "omissions.jsonl", "expected.jsonl"
+_OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
 _STRUCK = {"struck": True}
 _RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
@@ -166,6 +168,10 @@ class RunDirectory:
         """Append what is forecast of a cell that is not measured yet."""
         self._append(_EXPECTED, asdict(expected))
 
+    def add_estimate(self, estimate: Estimate) -> None:
+        """Append how long the rest is expected to take."""
+        self._append(_ESTIMATES, asdict(estimate))
+
     def strike_omissions(self) -> None:
         """Append that what was left out so far is going to be measured, as far as the plan still has it."""
         self._append(_OMISSIONS, _STRUCK)
@@ -226,6 +232,7 @@ class RunDirectory:
             settled=self.read_settled(),
             omissions=self.read_omissions(),
             expected=tuple(RowFile(self.path / _EXPECTED, lambda row: Expectation(**row)).read()),
+            estimates=tuple(RowFile(self.path / _ESTIMATES, lambda row: Estimate(**row)).read()),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)

@@ -16,7 +16,13 @@ from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
 from draftwise.facts.server_metrics import counts_drafts
 
-__all__ = ["check_servers", "find_resolved_config", "find_same_servers", "gather_drafting_evidence"]
+__all__ = [
+    "check_servers",
+    "find_differences",
+    "find_resolved_config",
+    "find_same_servers",
+    "gather_drafting_evidence",
+]
 
 
 _AFTERWARDS = 16
@@ -50,7 +56,7 @@ def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     return [
         *(() if run.plan.one_at_a_time else find_same_servers(run.plan.arms)),
         *_foreign_tokens(run, thresholds),
-        *_differences(run),
+        *find_differences([arm.name for arm in run.plan.arms], run.context.servers),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
     ]
 
@@ -93,10 +99,9 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
 
 
-def _differences(run: Run) -> Iterator[Finding]:
-    """Each candidate held against the baseline."""
-    servers = run.context.servers
-    baseline, *candidates = (arm.name for arm in run.plan.arms)
+def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
+    """Yield what differs between the baseline's server, that of the first arm, and each candidate's."""
+    baseline, *candidates = arms
     for name in candidates:
         if baseline in servers and name in servers:
             yield from _identity(name, servers[baseline], servers[name])

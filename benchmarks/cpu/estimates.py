@@ -1,0 +1,124 @@
+"""How long `draftwise decide` says that it will take, and how long it takes: on a machine that does nothing else.
+
+    python benchmarks/cpu/estimates.py two-arms     # one run of two to six minutes: a row more
+
+Every run keeps its estimates: before the first request, and whenever a result is told. An estimate is held to the
+turns that were measured after it, whose number it may not have known: verdicts settle early, and disturbed turns are
+taken again. So beside the seconds stand the turns, and the error is that of a turn: seconds expected over those taken,
+minus 1. `undisturbed` is the first estimate held to the turns that count: on a machine that others use as well it is
+what can be judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from suffix_vs_arctic import cpu_name
+
+from draftwise import __version__
+from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.report.estimates import find_undisturbed, hold_estimates
+from draftwise.runs import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results" / "estimates.jsonl"
+CANDIDATES = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix"},
+    "eagle3": {"method": "eagle3", "model": "bundle/eagle3", "num_speculative_tokens": 3},
+    "draft_model": {"method": "draft_model", "model": "bundle/draft_model", "num_speculative_tokens": 4},
+}
+SHAPES = {
+    "two-arms": (("eagle3",), "--minutes 2"),
+    "sweep": (("eagle3",), "--minutes 3 --concurrency 1,4"),
+    "one-at-a-time": (("eagle3",), "--minutes 3 --one-at-a-time"),
+    "four-candidates": (tuple(CANDIDATES), "--minutes 3"),
+    "sampled": (("ngram", "eagle3"), "--minutes 3 --temperature 0.8"),
+}
+DEMO = "demo"
+FIRST_RESULTS = ("First verdict", "So far")
+
+
+def list_words(shape: str) -> list[str]:
+    """Return what follows `draftwise decide` in the command of a shape."""
+    if shape == DEMO:
+        said = subprocess.run(["make", "--dry-run", DEMO], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        _, _, command = said.partition("draftwise decide ")
+        return shlex.split(command.replace("\\\n", " "))
+    names, options = SHAPES[shape]
+    return ["bundle/target", *shlex.split(options), *(f"--candidate={json.dumps(CANDIDATES[name])}" for name in names)]
+
+
+def measure(shape: str, path: Path) -> dict[str, Any]:
+    """Return what a run of a shape said and took; its directory is made."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    words = [*list_words(shape), "--out", str(path)]
+    lines, code = follow([sys.executable, "-m", "draftwise", "decide", *words])
+    whole_s = time.monotonic() - began
+    firsts = (at_s for at_s, line in lines if line.startswith(FIRST_RESULTS))
+    return {
+        "shape": shape,
+        "load_before": round(load, 2),
+        "whole_s": round(whole_s, 1),
+        "first_result_s": next(firsts, None),
+        "exit": code,
+        **describe(path),
+    }
+
+
+def follow(command: Sequence[str]) -> tuple[list[tuple[float, str]], int]:
+    """Return the lines that a command writes to stderr, each with the seconds since it began, and its exit code."""
+    began = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append((round(time.monotonic() - began, 1), line.rstrip("\n")))
+    return lines, process.returncode
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the estimates of a run, what came of them, and what was measured."""
+    run = set_aside_disturbed(RunDirectory(path).read())
+    undisturbed = find_undisturbed(run)
+    held = [each.to_dict() for each in hold_estimates(run.estimates)]
+    return {
+        "estimates": [{name: round(value, 3) for name, value in each.items()} for each in held],
+        "undisturbed": undisturbed and {name: round(value, 3) for name, value in undisturbed.to_dict().items()},
+        "disturbed": len(run.disturbances),
+        "left_out": [each.what for each in run.omissions],
+        "arms": [arm.name for arm in run.plan.arms],
+        "prompts": {each.name: len(each.prompts) for each in run.plan.workloads},
+        "repetitions": run.plan.repeats,
+        "loads": [condition.label for condition in run.plan.conditions],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=[*SHAPES, DEMO])
+    parser.add_argument("--keep", type=Path, help="directory for the run, which else is removed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    about = {"date": str(date.today()), "draftwise": __version__, "cpu": cpu_name(), "cores": os.cpu_count()}
+    with TemporaryDirectory() as folder:
+        row = about | measure(given.shape, given.keep or Path(folder) / "run")
+    with given.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How long turns were expected to take, beside how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from draftwise.core import Estimate, Run
+
+__all__ = ["HeldEstimate", "Undisturbed", "describe_estimates", "find_undisturbed", "hold_estimates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """The turns that count, as far as it is known how long each was expected to take before the first request."""
+
+    turns: int
+    expected_s: float
+    took_s: float
+
+    @property
+    def error(self) -> float:
+        """Seconds expected over those taken, minus 1."""
+        return self.expected_s / self.took_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**asdict(self), "error": self.error}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldEstimate:
+    """An estimate of a session that has ended, beside what came after it."""
+
+    estimate: Estimate
+    turns: int
+    """Measured after it: fewer than were ahead where verdicts settled early or the time was short, more where
+    disturbed ones were taken again."""
+    took_s: float
+    """Until the last of them had ended."""
+
+    @property
+    def error(self) -> float:
+        """Seconds expected of a turn over those that a turn took, minus 1."""
+        return (self.estimate.left_s / self.estimate.ahead) / (self.took_s / self.turns) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**asdict(self.estimate), "turns": self.turns, "took_s": self.took_s, "error": self.error}
+
+
+def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
+    """Return the estimates after which anything was measured, of sessions that ended by themselves."""
+    found = []
+    for session in _split_sessions(estimates):
+        last = session[-1]
+        for each in session if not last.ahead else ():
+            if each.ahead and last.done > each.done:
+                held = HeldEstimate(estimate=each, turns=last.done - each.done, took_s=last.at_s - each.at_s)
+                found.append(held)
+    return found
+
+
+def find_undisturbed(run: Run) -> Undisturbed | None:
+    """Return how long the turns that count took; None where it is known of none.
+
+    Args:
+        run: without the turns that something disturbed.
+    """
+    known = [(each.expected_s, each.took_s) for each in run.turns if each.expected_s and each.took_s]
+    expected_s, took_s = sum(each for each, _ in known), sum(each for _, each in known)
+    return Undisturbed(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None
+
+
+def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
+    session: list[Estimate] = []
+    for each in estimates:
+        if session and each.at_s < session[-1].at_s:
+            yield session
+            session = []
+        session.append(each)
+    if session:
+        yield session
+
+
+def describe_estimates(held: Iterable[HeldEstimate], undisturbed: Undisturbed | None = None) -> str:
+    """Return in words how long each session was expected to take and took; empty where none ended by itself."""
+    sessions = [
+        f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.estimate.left_s / 60:.1f} min were expected for "
+        f"{each.estimate.ahead}, {_tell_error(each.error)} for each"
+        for each in held
+        if not each.estimate.done
+    ]
+    if sessions and undisturbed is not None:
+        sessions.append(f"{_tell_error(undisturbed.error)} for the {undisturbed.turns} that count")
+    return "; ".join(sessions)
+
+
+def _tell_error(error: float) -> str:
+    return f"{abs(error):.0%} too {'much' if error > 0 else 'little'}"
