@@ -71,8 +71,8 @@ light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built whe
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
 
-every-case: $(VENV)/.installed ## The engine and its kernels with every combination of methods, situations and parameters
-	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine tests/plan/pick $(PARALLEL) $(CORES)
+every-case: $(VENV)/.installed ## All tests with every combination of methods, situations and parameters, and three times the draws
+	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest $(PARALLEL) $(CORES)
 
 # Programs that stages run beside the package are built or unpacked there, once.
 TOOLS ?= $(HOME)/.cache/draftwise/tools

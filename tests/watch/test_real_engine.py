@@ -51,7 +51,8 @@ def disturb(head: Path, out: Path) -> Path:
 @contextmanager
 def serving(head: Path, log: Path) -> Iterator[str]:
     spec = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(head))
-    backend = EmbeddedBackend("arm", Setup(target=str(BUNDLE / "target"), spec=spec, extra_args=("--dtype", "float32")), log=log)
+    setup = Setup(target=str(BUNDLE / "target"), spec=spec, extra_args=("--dtype", "float32"))
+    backend = EmbeddedBackend("arm", setup, log=log)
     with asyncio.Runner() as runner:
         try:
             runner.run(backend.start())
