@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, settings
 import draftwise
 from tests.support.combinations import tries
 
-pytest_plugins = [f"tests.support.{name}" for name in ("machine", "package_index", "releases", "tiny_models")]
+pytest_plugins = [
+    f"tests.support.{name}" for name in ("machine", "package_index", "releases", "reports", "tiny_models")
+]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (

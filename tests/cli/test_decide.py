@@ -24,7 +24,7 @@ SCRIPTS = {
     "faster": FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,)),
     "slower": FakeScript(first_token_s=0.004, step_s=0.010, k=3, accepted=(0, 1)),
 }
-pytestmark = pytest.mark.usefixtures("undisturbed")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 PATIENCE_S = 300
 """For a machine under load: it ends a test that hangs."""
 CONTEXT = ["--context", "hardware=2 cores", "--context", "precision=float32", "--context", "command.plain=serve"]

@@ -24,7 +24,7 @@ from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.runs import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("undisturbed")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 PROMPTS = [f"prompt {number}" for number in range(8)]
 SCRIPTS = {
     "plain": {"first_token_s": 0.05, "step_s": 0.010},

@@ -165,7 +165,7 @@ def test_a_calibration_alone_leaves_out_what_could_not_pay_if_all_of_it_stood(sc
 
 
 @pytest.mark.engine
-@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.usefixtures("undisturbed", "unplotted")
 def test_a_run_on_the_bundled_model_measures_what_is_left_and_shows_the_forecast_beside_it(tmp_path: Path) -> None:
     """And the embedded engine is served, measured and taken down."""
     calibration, profile, out = tmp_path / "calibration.json", tmp_path / "profile.json", tmp_path / "run"

@@ -28,7 +28,7 @@ from draftwise.replay.transcripts import Transcript
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[3] / "bundle"
-PROMPTS, ANSWER = 4, 20
+PROMPTS, ANSWER = 4, 14
 TEMPERATURES = (0.0, 1.0)
 HEADS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "p_eagle")
 KMAX = {"medusa": 3, "mlp_speculator": 3, "mtp": 3}
