@@ -10,10 +10,8 @@ BIN := $(VENV)/bin
 LIGHT := .venv-light
 WHEELS := build/wheels
 BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
-PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
-# Tests of the torch-free part wait for paced servers now and then, so that one more than there are cores finds work.
+PARALLEL := --dist loadfile --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
-MORE := $(shell echo $$(($(CORES) + 1)))
 
 .PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
 
@@ -66,7 +64,7 @@ unit: $(VENV)/.installed ## The tests that need the engine
 light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built wheel
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE)
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES)
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
@@ -94,7 +92,7 @@ coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the s
 	$(BIN)/pytest -m engine $(PARALLEL) $(CORES) --cov --cov-report= --cov-fail-under=0
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE) --cov --cov-append --cov-report= --cov-fail-under=0
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES) --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended

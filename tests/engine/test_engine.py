@@ -123,7 +123,7 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_neither_words_nor_drafts_depend_on_the_situation(
     name: str,
     situation: str,

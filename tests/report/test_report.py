@@ -158,7 +158,6 @@ def page(swept: Conclusions) -> str:
     return render_page(swept)
 
 
-@pytest.mark.xdist_group("sweep")
 class TestSweep:
     def test_every_load_is_a_column_and_every_candidate_a_row(self, page: str) -> None:
         grids = page[page.index('<div class="grids">') :]

@@ -17,7 +17,7 @@ from draftwise.backends import EmbeddedBackend
 from draftwise.cli import main
 from draftwise.core import Prompt, Setup, SpecConfig, Workload
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("watched engine")]
+pytestmark = pytest.mark.engine
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 NOISE = 0.08

@@ -144,7 +144,7 @@ def test_suffix_from_text_is_what_was_served(asked: tuple[int, int], temperature
     assert sum(accepted for *_, accepted in shape(requests, steps)) > 0
 
 
-OF_HEADS = [pytest.param(*turn, marks=pytest.mark.xdist_group(turn[0])) for turn in taking_turns(HEADS, TEMPERATURES)]
+OF_HEADS = taking_turns(HEADS, TEMPERATURES)
 """Heads, greedy or sampled: the tests of one share its engine."""
 
 
