@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from tests.support.combinations import tries
 from tests.support.crafted import (
     BUNDLE,
     Tensors,
@@ -441,7 +440,7 @@ KEYS = sorted(
 )  # fmt: skip
 
 
-@settings(max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["eagle3", "dflash", "medusa", "mlp_speculator", "mtp", "draft_model", "eagle"]),
     config=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4),

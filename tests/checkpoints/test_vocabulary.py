@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 from tests.support.crafted import BUNDLE, write_vocabulary
 
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens, compare_vocabularies
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import InvalidSetup
 
-QUICK = settings(max_examples=tries(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def read(folder: Path) -> Vocabulary:

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tests.support.combinations import tries
-
 from draftwise.engine.kernels.cuda.table import advance_rows, look_up_rows
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.verify import Accepted
@@ -52,7 +50,7 @@ def make_table(width: int, generator: torch.Generator) -> SequenceTable:
     return table
 
 
-@settings(max_examples=tries(25), deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(width=st.integers(1, 9), k=st.integers(0, 8), seed=st.integers(0, 2**16))
 def test_looking_up_and_advancing_equal_torch(width: int, k: int, seed: int) -> None:
     k = min(k, width - 1)

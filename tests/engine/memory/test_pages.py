@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from tests.support.combinations import tries
 
 from draftwise.engine.memory.pages import PagePool, page_key
 
@@ -60,7 +59,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == NUM_PAGES - sum(count > 0 for count in self.held.values())
 
 
-PagePoolMachine.TestCase.settings = settings(max_examples=tries(60), stateful_step_count=30, deadline=None)
+PagePoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPagePool = PagePoolMachine.TestCase
 
 

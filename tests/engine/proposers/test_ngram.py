@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 from tests.support.lookup_cases import Confirming, drafts, look_up, repetitive_texts
 
 from draftwise.engine.proposers.ngram import NgramProposer
@@ -18,7 +17,7 @@ def propose_all(proposer: NgramProposer, text: list[int], num_prompt: int, sizes
     return out
 
 
-@settings(max_examples=tries(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     text=repetitive_texts(),
     sizes=st.lists(st.integers(1, 4), max_size=30),
@@ -36,7 +35,7 @@ def test_drafts_are_those_of_the_definition(text, sizes, shortest, extra, k, max
         assert draft == look_up(text[:size], shortest, longest, k, max_model_len)
 
 
-@settings(max_examples=tries(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=repetitive_texts(), shortest=st.integers(1, 4), extra=st.integers(0, 3), max_model_len=st.integers(1, 70))
 def test_drafts_are_those_of_vllm(text, shortest, extra, max_model_len):
     vllm = pytest.importorskip("vllm.v1.spec_decode.ngram_proposer", reason="the oracle needs vLLM 0.32")

@@ -2,7 +2,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 from tests.support.confirming import confirm
 from tests.support.lookup_cases import Confirming, drafts, repetitive_texts
 from tests.support.uniform_rows import NoHostRead
@@ -23,7 +22,7 @@ def pair(shortest: int, longest: int, max_model_len: int, num_slots: int = 3) ->
     return NgramProposer(**options), NgramGpuProposer(**options)
 
 
-@settings(max_examples=tries(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), shortest=st.integers(1, 4), extra=st.integers(0, 3), max_model_len=st.integers(8, 80))
 def test_it_drafts_what_ngram_drafts(data, shortest, extra, max_model_len):
     host, device = pair(shortest, shortest + extra, max_model_len)

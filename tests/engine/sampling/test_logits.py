@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.logits import SamplingRow, adjust, check_params, encode_bad_words, needs_adjusting
@@ -94,7 +93,7 @@ batch = st.integers(0, 3).flatmap(
 )
 
 
-@settings(max_examples=tries(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batch, st.integers(0, 2**31))
 def test_a_row_is_what_it_would_be_alone_and_without_a_draft(
     batch: list[tuple[SamplingRow, list[int]]], seed: int

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.support.combinations import tries
 from torch import Tensor
 
 from draftwise.engine.sampling import tempering as sampling
@@ -383,7 +382,7 @@ def requests(draw: st.DrawFn) -> tuple[Tensor, Draft, dict[str, Any]]:
     return logits, Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=probs), arguments
 
 
-@settings(max_examples=tries(200), deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(requests())
 def test_bookkeeping(request_: tuple[Tensor, Draft, dict[str, Any]]) -> None:
     logits, draft, arguments = request_
@@ -407,7 +406,7 @@ def of_row(value: Any, b: int) -> Any:
     return value[b : b + 1] if isinstance(value, Tensor) else value
 
 
-@settings(max_examples=tries(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(requests())
 def test_a_row_does_not_depend_on_the_batch_nor_on_padding(request_: tuple[Tensor, Draft, dict[str, Any]]) -> None:
     logits, draft, arguments = request_

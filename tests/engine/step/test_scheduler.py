@@ -6,7 +6,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
@@ -94,7 +93,7 @@ class Device:
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=6)
 
 
-@settings(max_examples=tries(200), deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     prompts=prompts,
     caching=st.booleans(),

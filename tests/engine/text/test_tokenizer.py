@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -72,7 +71,7 @@ def units(kind: str) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=tries(200), deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_increments_join_to_the_whole_text(kind, data, skip):
     ids = [token for unit in data.draw(st.lists(units(kind), max_size=20)) for token in unit]
     stream = IncrementalDetokenizer(Tokenizer(BACKENDS[kind]()), skip_special_tokens=skip)
@@ -124,7 +123,7 @@ def whole_text_stop(pieces: list[str], stops: list[str], include: bool, min_toke
     include=st.booleans(),
     min_tokens=st.integers(0, 4),
 )
-@settings(max_examples=tries(400), deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_stop_strings_as_vllm_finds_them(pieces, stops, include, min_tokens):
     backend = Backend(models.WordLevel({piece: i for i, piece in enumerate(sorted(set(pieces)))}, unk_token=""))
     backend.decoder = decoders.Fuse()

@@ -5,13 +5,12 @@ import random
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 
 from draftwise.core import InvalidSetup
 from draftwise.setups.read import Reading, read_setups
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 
-QUICK = settings(max_examples=tries(60), deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 SEEDS = (
     "VLLM_X=1 vllm serve m -tp 2 --max_model_len=8k -sc '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}' # x",
