@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.combinations import tries
 from tests.support.confirming import confirm, plan
 
 from draftwise.engine.memory.kv import PagedKV
@@ -87,7 +86,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=tries(25), deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=steps, restarted=st.integers(0, 2))
 def test_drafts_are_what_the_model_says_from_scratch(
     model: CausalLM, steps: list[tuple[dict[int, list[int]], int, int]], restarted: int
