@@ -10,10 +10,8 @@ BIN := $(VENV)/bin
 LIGHT := .venv-light
 WHEELS := build/wheels
 BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
-PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
-# Tests of the torch-free part wait for paced servers now and then, so that one more than there are cores finds work.
+PARALLEL := --dist loadfile --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
-MORE := $(shell echo $$(($(CORES) + 1)))
 
 .PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
 
@@ -51,7 +49,7 @@ demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched 
 	  --candidate '{"method": "suffix"}' $(foreach method,$(TRAINED),$(REAL_$(method)))
 
 test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by side; each prints when it has ended
-	@echo "Static checks and both parts of the test suite: about twelve minutes on two cores; each prints when it has ended."
+	@echo "Static checks and both parts of the test suite: about nine minutes on two cores; each prints when it has ended."
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check unit light
 
 check: $(VENV)/.installed ## Lint, types and architecture
@@ -66,13 +64,13 @@ unit: $(VENV)/.installed ## The tests that need the engine
 light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built wheel
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE)
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES)
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
 
-every-case: $(VENV)/.installed ## The engine and its kernels with every combination of methods, situations and parameters
-	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine tests/plan/pick $(PARALLEL) $(CORES)
+every-case: $(VENV)/.installed ## All tests with every combination of methods, situations and parameters, and three times the draws
+	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest $(PARALLEL) $(CORES)
 
 # Programs that stages run beside the package are built or unpacked there, once.
 TOOLS ?= $(HOME)/.cache/draftwise/tools
@@ -94,7 +92,7 @@ coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the s
 	$(BIN)/pytest -m engine $(PARALLEL) $(CORES) --cov --cov-report= --cov-fail-under=0
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE) --cov --cov-append --cov-report= --cov-fail-under=0
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES) --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,9 @@ from hypothesis import HealthCheck, settings
 
 import draftwise
 
-pytest_plugins = [f"tests.support.{name}" for name in ("machine", "package_index", "releases", "tiny_models")]
+pytest_plugins = [
+    f"tests.support.{name}" for name in ("machine", "package_index", "releases", "reports", "tiny_models")
+]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
@@ -35,8 +38,9 @@ HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftwise")
 
-# Each of the processes that tests start would compile the whole package again.
+# Each worker, and each of the processes that tests start, would compile package and tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Torch reads it when it is imported, and processes that tests start inherit it. Models of tests are too small for more
 # threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -101,7 +101,7 @@ KINDS = [
     "virtual fake",
     "fake",
     "url",
-    pytest.param("embedded", marks=[pytest.mark.engine, pytest.mark.xdist_group("embedded backend")]),
+    pytest.param("embedded", marks=pytest.mark.engine),
     pytest.param("vllm", marks=pytest.mark.skipif(not VLLM, reason="DRAFTWISE_VLLM names no vLLM")),
 ]
 

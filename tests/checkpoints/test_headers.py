@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.combinations import tries
 from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
 from draftwise.checkpoints.headers import read_file, read_headers
 from draftwise.checkpoints.roles import role_of
 from draftwise.core import InvalidSetup
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TENSORS = {"a.weight": ("BF16", (4, 3)), "b": ("I64", (2,)), "c": ("F4", (4, 2)), "empty": ("F32", (0, 7))}
 
 

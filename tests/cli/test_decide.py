@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -25,7 +24,7 @@ SCRIPTS = {
     "faster": FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,)),
     "slower": FakeScript(first_token_s=0.004, step_s=0.010, k=3, accepted=(0, 1)),
 }
-pytestmark = pytest.mark.usefixtures("undisturbed")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 PATIENCE_S = 300
 """For a machine under load: it ends a test that hangs."""
 CONTEXT = ["--context", "hardware=2 cores", "--context", "precision=float32", "--context", "command.plain=serve"]
@@ -247,21 +246,3 @@ def test_deciding_on_running_servers_does_not_import_torch(urls, prompts, tmp_pa
     short = ["--prompts", "1", "--repeats", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", code, *arms, *short], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-@pytest.mark.engine
-def test_the_embedded_engine_is_served_measured_and_taken_down(tiny_target, tmp_path) -> None:
-    out = tmp_path / "run"
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"abcabc{i}", "max_tokens": 8}) + "\n" for i in range(2)))
-    spec = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}'
-    result = run("decide", str(tiny_target), "--candidate", spec, "--workload", str(path), "--repeats", "1",
-                 "--warmup", "1", "--out", str(out))  # fmt: skip
-    summary = json.loads((out / "summary.json").read_text())
-    assert result.exit_code in (0, 1), result.output
-    assert summary["evidence"] is True
-    assert summary["comparisons"][0]["equal_outputs"] == [2, 2]
-    assert summary["context"]["servers"]["ngram k=2"]["command"].startswith("draftwise serve ")
-    for server in summary["context"]["servers"].values():
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(server["url"])

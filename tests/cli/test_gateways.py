@@ -11,6 +11,8 @@ from tests.support.gateway import Gateway, running
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 
+pytestmark = pytest.mark.usefixtures("unplotted")
+
 PLAIN = FakeScript(first_token_s=0.004, step_s=0.004)
 FASTER = FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,))
 SLOWER = FakeScript(first_token_s=0.004, step_s=0.024, k=3, accepted=(3,))

@@ -9,6 +9,8 @@ from tests.support.made_runs import CONTEXT, Truth, gains, make_run, save_run
 
 from draftwise.cli import main
 
+pytestmark = pytest.mark.usefixtures("unplotted")
+
 SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 
 
@@ -23,11 +25,6 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     servers = {name: each | {"version": {"version": "fake-2"}} for name, each in CONTEXT["servers"].items()}
     slower = make_run({"ngram k=3": gains(0.7)}, seed=1, context=CONTEXT | {"servers": servers})
     return save_run(tmp_path_factory.mktemp("runs") / "after", slower)
-
-
-@pytest.fixture(autouse=True)
-def _unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.report.page.draw_plots", lambda found: {})
 
 
 def call(*arguments: object) -> Result:

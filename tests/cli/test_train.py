@@ -26,23 +26,19 @@ main()
 """The command, sent a signal when it has told its first loss."""
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "draftwise", "train", *map(str, arguments)]
-
-
 def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_path):
     data, out = tmp_path / "data.txt", tmp_path / "drafter"
     data.write_text("one two three four five six. " * 300)
     given = ("medusa", "--target", tiny_target, "--data", data, "--out", out, "--answers", "given", "--device", "cpu")
     given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn-from", "tokens", "--lr", 0.01)
-    stopped = [sys.executable, "-c", STOPPED, *command(*given, "--num-heads", 2)[3:]]
-    run = subprocess.run(stopped, stderr=subprocess.PIPE, text=True)
+    words = ["train", *map(str, given), "--num-heads", "2"]
+    run = subprocess.run([sys.executable, "-c", STOPPED, *words], stderr=subprocess.PIPE, text=True)
     assert run.returncode == 130, run.stderr
     assert "the same command resumes the run" in run.stderr
     assert not (out / "model.safetensors").exists()
 
-    rest = subprocess.run(command(*given, "--num-heads", 2, "--json"), capture_output=True, text=True)
-    assert rest.returncode == 0, rest.stderr
+    rest = CliRunner().invoke(main, [*words, "--json"])
+    assert rest.exit_code == 0, rest.stderr
     assert "resuming at step" in rest.stderr
     result = json.loads(rest.stdout)
     Draft7Validator(json.loads(CliRunner().invoke(main, ["schema", "train"]).stdout)).validate(result)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.combinations import tries
 from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
 from draftwise.core import Answer, Arm, Run, Timing, TurnRecord
@@ -241,7 +242,7 @@ def test_a_block_that_was_never_undisturbed_counts_for_nothing_and_says_so() -> 
 def test_disturbances_that_hit_turns_at_random_move_no_verdict() -> None:
     """A fifth of all turns takes 1.3 to 4 times as long: what is kept says what the run would have said without."""
     moved = []
-    for seed in range(30):
+    for seed in range(tries(30)):
         rng, quiet = np.random.default_rng(seed), make_run(ARMS, seed=seed)
         hit = {turn.turn: rng.uniform(1.3, 4) for turn in quiet.turns if rng.random() < 0.2}
         disturbed = quiet

@@ -1,6 +1,7 @@
 """Verdicts: the rule on given numbers, under each kind of load, and its error rates on simulated runs."""
 
 import pytest
+from tests.support.combinations import EVERY_CASE
 from tests.support.made_comparisons import ALONE, ARRIVING, FASTER, LOADED, SAME, SLOWER, around, compared, interval
 from tests.support.made_runs import Truth, closed, make_run, workload
 
@@ -168,7 +169,9 @@ def in_words(comparison: Comparison) -> str:
     return describe_reason(judge(comparison, [], LIMITS)[1])
 
 
-def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 40) -> list[Verdict]:
+def verdicts(
+    effect: float, num_prompts: int, *, streams: int = 1, count: int = 40 if EVERY_CASE else 20
+) -> list[Verdict]:
     """Return the verdicts on simulated runs of 5 passes: 3 % noise a request, 3 % a prompt and arm, 1 % a turn."""
     found = []
     for seed in range(count):

@@ -9,6 +9,7 @@ import yaml
 from packaging.version import Version
 from tests.deploy.test_render import SETUP
 from tests.support.adopted import limits_of
+from tests.support.combinations import tries
 from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
@@ -48,7 +49,7 @@ def refusal_of(setup: Setup, **how: Any) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_read_back(layout: str) -> None:
     case = Case(to="kserve", platform=Platform(layout=read_layout(layout)))
-    assert check_law(case, "0.26.0", examples=30) > 10
+    assert check_law(case, "0.26.0", examples=tries(30)) > tries(10)
 
 
 @pytest.mark.parametrize("mode", ["Standard", "Knative"])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from tests.support.adopted import IMAGES, SPEED
+from tests.support.combinations import tries
 from tests.support.drawn_setups import TEXT
 from tests.support.read_back_law import Case, check_law
 
@@ -35,7 +36,7 @@ SETUP = Setup(
 @pytest.mark.parametrize("case", [Case(to=to) for to in TARGETS], ids=str)
 def test_what_is_rendered_is_read_back(case: Case, release: str) -> None:
     # benchmarks/interop/deployed_files.py holds the same law against many more, in every layout.
-    assert check_law(case, release, examples=25) > 5
+    assert check_law(case, release, examples=tries(25)) > tries(5)
 
 
 @pytest.mark.parametrize("to", ["kserve", "systemd"])

@@ -73,7 +73,7 @@ def configs(tiny_target: Path, tiny_draft: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def plain(tiny_target: Path) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=32)
+    params = SamplingParams(temperature=0, max_tokens=24)
     return tokens_of(make_llm(tiny_target).generate(PROMPTS, params))
 
 
@@ -84,7 +84,7 @@ def test_plain_greedy_equals_transformers(tiny_target: Path, plain: list[list[in
     llm = make_llm(tiny_target)
     for prompt, ours in zip(PROMPTS, plain, strict=True):
         ids = torch.tensor([llm.get_tokenizer().encode(prompt)])
-        theirs = model.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
+        theirs = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
         assert ours == theirs
 
 
@@ -123,7 +123,7 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_neither_words_nor_drafts_depend_on_the_situation(
     name: str,
     situation: str,
@@ -140,7 +140,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
         watch(llm, texts, drafts_of[name])
     wishes = UNEQUAL if situation == "unequal k" else [None] * len(PROMPTS)
     for _ in range(2):  # the second time from the prefix cache
-        params = [SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=wish) for wish in wishes]
+        params = [SamplingParams(temperature=0, max_tokens=24, num_speculative_tokens=wish) for wish in wishes]
         assert tokens_of(llm.generate(PROMPTS, params)) == plain
     stats = llm.engine.stats()
     assert stats.spec.num_drafts > 0, "the method must really have drafted"
@@ -160,7 +160,7 @@ def test_a_step_behind_nothing_changes(
 ) -> None:
     """With uniform padded rows, and tokens that the host knows a step late."""
     llm = make_llm(tiny_target, configs.get(name), lag=1, **SITUATIONS[situation])
-    lengths = [32, 21, 32, 9, 27]
+    lengths = [24, 16, 24, 7, 20]
     for _ in range(2):  # the second time from the prefix cache
         params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
         expected = [tokens[:length] for tokens, length in zip(plain, lengths, strict=True)]
@@ -200,7 +200,7 @@ def test_a_step_behind_requests_come_and_go(
 
 def test_a_drafter_equal_to_the_target_is_always_right(configs: dict[str, dict[str, Any]], tiny_target: Path) -> None:
     llm = make_llm(tiny_target, configs["self_draft"])
-    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=32))
+    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
     assert llm.engine.stats().spec.acceptance_rate == 1.0
 
 
@@ -210,7 +210,7 @@ def test_a_request_of_one_token_leaves_its_prompt_to_the_next(
 ) -> None:
     llm = make_llm(tiny_target, configs[name])
     llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=1))
-    (output,) = llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=32))
+    (output,) = llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=24))
     assert output.outputs[0].token_ids == plain[4]
     assert llm.engine.stats().prefix_cache_hits > 0
 
@@ -222,7 +222,7 @@ def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
     llm = make_llm(tiny_target, spec, hidden_states_folder=str(tmp_path), max_num_batched_tokens=16)
-    for start, length in ((0, 32), (4, 1)):
+    for start, length in ((0, 24), (4, 1)):
         outputs = llm.generate(PROMPTS[start:], SamplingParams(temperature=0, max_tokens=length))
         assert tokens_of(outputs) == [tokens[:length] for tokens in plain[start:]]
         assert llm.engine.stats().kv_cache_usage == 0
@@ -294,13 +294,13 @@ def test_a_request_may_ask_for_fewer_drafts_or_none(tiny_target: Path, plain: li
     llm = make_llm(tiny_target, self_draft(tiny_target))
     wishes = UNEQUAL
     outputs = llm.generate(
-        PROMPTS, [SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=k) for k in wishes]
+        PROMPTS, [SamplingParams(temperature=0, max_tokens=24, num_speculative_tokens=k) for k in wishes]
     )
     assert tokens_of(outputs) == plain
     stats = llm.engine.stats().spec
     assert stats.num_drafts <= stats.num_draft_tokens < 3 * stats.num_drafts
     alone = make_llm(tiny_target, self_draft(tiny_target))
-    alone.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=0))
+    alone.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, num_speculative_tokens=0))
     assert alone.engine.stats().spec.num_drafts == 0
 
 
@@ -315,7 +315,7 @@ def test_same_seed_same_output_whatever_else_is_in_the_batch(tiny_target: Path) 
 def test_probabilistic_drafts_are_accepted_when_the_drafter_is_the_target(tiny_target: Path) -> None:
     spec = self_draft(tiny_target) | {"draft_sample_method": "probabilistic"}
     llm = make_llm(tiny_target, spec)
-    llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=1, max_tokens=32))
+    llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=1, max_tokens=24))
     assert llm.engine.stats().spec.acceptance_rate == 1.0
 
 
@@ -331,12 +331,12 @@ def test_stops(spec: str | None, tiny_target: Path, plain: list[list[int]]) -> N
     llm = make_llm(tiny_target, NGRAM if spec else None)
     text = llm.get_tokenizer().decode(plain[1])
     needle = text[10:13]
-    params = SamplingParams(temperature=0, max_tokens=32, stop=[needle])
+    params = SamplingParams(temperature=0, max_tokens=24, stop=[needle])
     (output,) = llm.generate(PROMPTS[1], params)
     assert output.outputs[0].text == text[: text.index(needle)]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", needle)
     stop_id = plain[1][7]
-    (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=32, stop_token_ids=[stop_id]))
+    (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[stop_id]))
     assert output.outputs[0].token_ids == plain[1][: plain[1].index(stop_id) + 1]
     assert output.outputs[0].stop_reason == stop_id
     (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=5))
@@ -437,7 +437,7 @@ class ChangingThreads(StepThreads):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_words_do_not_depend_on_the_number_of_threads(dtype: str, tiny_target: Path) -> None:
     llm = make_llm(tiny_target, self_draft(tiny_target), dtype=dtype, enable_prefix_caching=False)
-    params = SamplingParams(temperature=0, max_tokens=32)
+    params = SamplingParams(temperature=0, max_tokens=24)
     expected = tokens_of(llm.generate(PROMPTS, params))
     llm.engine.runner.threads = changing = ChangingThreads()
     assert tokens_of(llm.generate(PROMPTS, params)) == expected

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from tests.support.combinations import taking_turns
+from tests.support.combinations import EVERY_CASE, taking_turns
 from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
@@ -18,7 +18,7 @@ DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 DTYPE = "float64" if DEVICE == "cpu" else "float32"
 """The kernels that pick tokens on a GPU do not take double precision."""
 PROMPT = [65, 66, 65, 66, 65, 66]
-TOP_K, NUM_SAMPLES = 3, 2000
+TOP_K, NUM_SAMPLES = 3, 2000 if EVERY_CASE else 1000
 
 
 def exact_distribution(llm: LLM) -> dict[tuple[int, int], float]:

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import torch
 from scipy import stats
-from tests.support.combinations import taking_turns
+from tests.support.combinations import EVERY_CASE, taking_turns
 from tests.support.every_method import METHODS, WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
@@ -127,7 +127,7 @@ def test_a_draft_that_is_accepted_by_chance_matches_too(tiny_target: Path) -> No
     assert llm.engine.stats().spec.num_accepted_tokens > 0
 
 
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 2000 if EVERY_CASE else 1000
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "draft_model", "eagle3"])

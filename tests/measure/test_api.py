@@ -13,7 +13,7 @@ from draftwise.core import InvalidSetup, SpecConfig, Verdict
 from draftwise.measure import Candidate, MeasurementSpec, decide
 from draftwise.measure.access import Header
 
-pytestmark = pytest.mark.usefixtures("undisturbed")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 SCRIPTS = (FakeScript(step_s=0.004), FakeScript(step_s=0.006, k=3, accepted=(3,)))
 
 

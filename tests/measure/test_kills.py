@@ -17,12 +17,14 @@ from zlib import crc32
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from draftwise.cli import main
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.runs import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("undisturbed")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 PROMPTS = [f"prompt {number}" for number in range(8)]
 SCRIPTS = {
     "plain": {"first_token_s": 0.05, "step_s": 0.010},
@@ -76,12 +78,6 @@ def workload(tmp_path: Path) -> Path:
     return path
 
 
-def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "draftwise", *map(str, arguments)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **{**pipes, **options})
-
-
 def decide_arguments(servers: dict[str, Server], workload: Path) -> list[Any]:
     arms = ["--url", servers["plain"].url, "--candidate-url", servers["faster"].url]
     arms += ["--candidate", 'faster={"method": "ngram", "num_speculative_tokens": 3}']
@@ -90,7 +86,9 @@ def decide_arguments(servers: dict[str, Server], workload: Path) -> list[Any]:
 
 
 def measure(servers: dict[str, Server], workload: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-    return start("decide", *decide_arguments(servers, workload), "--out", out, **options)
+    command = [sys.executable, "-m", "draftwise", "decide", *decide_arguments(servers, workload), "--out", out]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*map(str, command)], **pipes, **options)
 
 
 def end(client: subprocess.Popen[str]) -> tuple[int, str]:
@@ -131,8 +129,8 @@ def wait_for_written(
 
 def resume(out: Path) -> None:
     """Go on with a run to its end; what it then finds about a busy machine is not the point."""
-    status, printed = end(start("decide", "--resume", out))
-    assert status in (0, 1), printed
+    result = CliRunner().invoke(main, ["decide", "--resume", str(out)])
+    assert result.exit_code in (0, 1), result.output
     check_whole(out)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from tests.support.made_calibrations import make_calibration, make_profile
@@ -164,8 +165,9 @@ def test_a_calibration_alone_leaves_out_what_could_not_pay_if_all_of_it_stood(sc
 
 
 @pytest.mark.engine
-@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.usefixtures("undisturbed", "unplotted")
 def test_a_run_on_the_bundled_model_measures_what_is_left_and_shows_the_forecast_beside_it(tmp_path: Path) -> None:
+    """And the embedded engine is served, measured and taken down."""
     calibration, profile, out = tmp_path / "calibration.json", tmp_path / "profile.json", tmp_path / "run"
     write_document(calibration, calibrate(STEPS_MS))
     write_document(profile, make_profile(NGRAM, EAGLE, length=2.0))
@@ -173,8 +175,15 @@ def test_a_run_on_the_bundled_model_measures_what_is_left_and_shows_the_forecast
     words += ["--repeats", "1", "--no-adaptive", "--concurrency", "1", "--out", str(out), "--json"]
     words += ["--candidate", NGRAM.to_json(), "--candidate", EAGLE.to_json()]
     result = CliRunner().invoke(main, [*words, "--calibration", str(calibration), "--profile", str(profile)])
+    assert result.exit_code in (0, 1), result.output
     summary = json.loads(result.stdout)
     assert {each["candidate"] for each in summary["comparisons"]} == {"ngram k=3"}, result.stderr
+    assert summary["evidence"] is True
+    assert summary["comparisons"][0]["equal_outputs"] == [4, 4]
+    assert summary["context"]["servers"]["ngram k=3"]["command"].startswith("draftwise serve ")
+    for server in summary["context"]["servers"].values():
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server["url"])
     assert any("candidate eagle3 k=3: its forecast of" in line for line in summary["unmeasured"])
     (row,) = summary["forecasts"]
     assert row["candidate"] == "ngram k=3"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.combinations import EVERY_CASE
 from tests.support.measuring import (
     FASTER,
     PLAIN,
@@ -32,9 +33,9 @@ def test_a_against_a_is_inconclusive(tmp_path: Path) -> None:
     in_vain = replace(PLAIN, k=1, accepted=(0,))
     runs = [
         compare_one(tmp_path / str(seed), noisy(in_vain, 2 * seed + 1), plain=noisy(PLAIN, 2 * seed))
-        for seed in range(20)
+        for seed in range(20 if EVERY_CASE else 8)
     ]
-    assert sum(run.verdict is Verdict.INCONCLUSIVE for run in runs) >= 19
+    assert sum(run.verdict is not Verdict.INCONCLUSIVE for run in runs) <= 1
 
 
 def test_a_ten_percent_gain_is_adopted_and_a_ten_percent_loss_rejected(tmp_path: Path) -> None:

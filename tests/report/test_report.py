@@ -32,12 +32,6 @@ def run(measured: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-@pytest.fixture
-def _unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what is beside the plots: drawing takes a second."""
-    monkeypatch.setattr("draftwise.report.page.draw_plots", lambda found: {})
-
-
 def first_line_of_body(page: str) -> str:
     return page.split("<main>")[1].strip().splitlines()[0]
 
@@ -78,7 +72,7 @@ def test_a_report_is_self_contained_and_complete(run: RunDirectory) -> None:
     assert make_workload("rewrite", 6).sha256[:16] in page
 
 
-@pytest.mark.usefixtures("_unplotted")
+@pytest.mark.usefixtures("unplotted")
 def test_the_summary_is_plain_json_with_every_number(run: RunDirectory) -> None:
     _, summary = write_report(run)
     text = (run.path / "summary.json").read_text()
@@ -101,7 +95,7 @@ LOST = {
 }
 
 
-@pytest.mark.usefixtures("_unplotted")
+@pytest.mark.usefixtures("unplotted")
 @pytest.mark.parametrize("name", LOST)
 def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: RunDirectory, name: str) -> None:
     change_manifest(run, LOST[name])
@@ -112,7 +106,7 @@ def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: R
     assert summary["evidence"] is False
 
 
-@pytest.mark.usefixtures("_unplotted")
+@pytest.mark.usefixtures("unplotted")
 def test_the_alerts_of_the_decision_lie_beside_the_report(run: RunDirectory) -> None:
     decision, summary = write_report(run)
     (group,) = yaml.safe_load((run.path / "rollback.rules.yml").read_text())["groups"]
@@ -121,7 +115,7 @@ def test_the_alerts_of_the_decision_lie_beside_the_report(run: RunDirectory) -> 
     assert 'href="rollback.rules.yml"' in (run.path / "report.html").read_text()
 
 
-@pytest.mark.usefixtures("_unplotted")
+@pytest.mark.usefixtures("unplotted")
 def test_prompts_and_model_names_cannot_inject_markup(run: RunDirectory) -> None:
     change_manifest(run, lambda context: context["model"].update(name="<script>alert(1)</script>"))
     write_report(run)
@@ -135,7 +129,7 @@ def test_a_run_without_any_pair_still_reports(tmp_path: Path) -> None:
     assert describe_decision(decision).startswith("Nothing was measured")
 
 
-@pytest.mark.usefixtures("_unplotted")
+@pytest.mark.usefixtures("unplotted")
 def test_goodput_counts_the_requests_within_the_promise(run: RunDirectory) -> None:
     change_manifest(run, lambda context: context.update(thresholds={"slo_tpot_s": 0.003}))
     _, summary = write_report(run)
@@ -164,7 +158,6 @@ def page(swept: Conclusions) -> str:
     return render_page(swept)
 
 
-@pytest.mark.xdist_group("sweep")
 class TestSweep:
     def test_every_load_is_a_column_and_every_candidate_a_row(self, page: str) -> None:
         grids = page[page.index('<div class="grids">') :]

@@ -12,6 +12,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.combinations import tries
 from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
@@ -262,7 +263,7 @@ JSON = st.recursive(
 
 @pytest.mark.parametrize(("read", "known"), [(read_completion, COMPLETION_FIELDS), (read_chat, CHAT_FIELDS)])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_json_is_read_or_refused(checkpoint, read, known, data):
     body = data.draw(st.dictionaries(st.sampled_from(sorted(known)), JSON, max_size=5))
     body = data.draw(st.sampled_from([{}, {"prompt": "a"}, CHAT])) | body

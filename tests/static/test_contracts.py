@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tests.support import planted_imports
 
-pytestmark = pytest.mark.xdist_group("contracts")  # they share what one look at the package says
-
 ROOT = Path(__file__).parents[2]
 LAYERED = "The operator's loop is layered, and no folder stands outside it"
 NO_TORCH = "What needs no torch cannot reach it, not even by a detour"

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.support.combinations import tries
 from tests.support.simulated import Array, Machine, binomial_bounds
 
 from draftwise.statistics import Estimate, LoadPoint, Spread, find_crossing, next_load, prompt_ratio
@@ -117,7 +118,7 @@ def search(rng: np.random.Generator) -> list[LoadPoint]:
 
 
 def test_bisection_finds_it() -> None:
-    rng, trials = np.random.default_rng(0), 60
+    rng, trials = np.random.default_rng(0), tries(60)
     found = [search(rng) for _ in range(trials)]
     crossings = [find_crossing(points) for points in found]
     held = sum(each.low <= TRUTH <= each.high for each in crossings) / trials

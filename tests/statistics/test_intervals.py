@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.combinations import tries
 from tests.support.simulated import Array, Machine, binomial_bounds
 
 from draftwise.statistics import (
@@ -19,7 +20,7 @@ from draftwise.statistics import (
     total_ratio,
 )
 
-TRIALS = 1000
+TRIALS = tries(1000)
 
 
 def coverage(machine: Machine, *, speedup: float = 1.1, design: Design | None = None) -> float:

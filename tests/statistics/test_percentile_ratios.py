@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from tests.support.combinations import tries
 from tests.support.simulated import Machine
 
 from draftwise.statistics import Design, percentile_ratios
 
-TRIALS = 200
+TRIALS = tries(200)
 
 
 def single(values_N: np.ndarray) -> list[list[float]]:

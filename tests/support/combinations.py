@@ -1,4 +1,4 @@
-"""Which combinations of parameters a test runs: enough of them, or every one where that is asked for."""
+"""Which combinations of parameters, and how many draws, a test runs: enough, or all where that is asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 
 EVERY_CASE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") != "cpu" or "DRAFTWISE_EVERY_CASE" in os.environ
 """A GPU runs each combination in no time, and compiles different code for it; an interpreter takes long."""
+
+
+def tries(number: int) -> int:
+    """Return how often a law is tried on what is drawn: a third of `number`, all of them with EVERY_CASE."""
+    return number if EVERY_CASE else number // 3
 
 
 def covering(*axes: Sequence[Any], together: int = 2) -> list[tuple[Any, ...]]:

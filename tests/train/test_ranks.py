@@ -46,6 +46,17 @@ TrainingRun._step = step_and_die
 main()
 """
 """The command, the second of whose processes is killed after its third step."""
+PRELOADED = ["draftwise.train.launch", "draftwise.train.target", "transformers"]
+FORKED = f"""
+import functools, multiprocessing
+from torch.distributed.launcher import api
+from draftwise.cli import main
+
+multiprocessing.set_forkserver_preload({PRELOADED})
+api.LaunchConfig = functools.partial(api.LaunchConfig, start_method="forkserver")
+main()
+"""
+"""The command, whose processes are forked off one that has imported what they need."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +84,7 @@ def settings(tiny_target, tmp_path_factory):
 @pytest.fixture
 def forked(monkeypatch):
     """Ranks are forked off a process that has imported torch, once for all tests."""
-    multiprocessing.set_forkserver_preload(["draftwise.train.launch", "draftwise.train.target", "transformers"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     api = "torch.distributed.launcher.api.LaunchConfig"
     monkeypatch.setattr(api, functools.partial(LaunchConfig, start_method="forkserver"))
 
@@ -173,7 +184,7 @@ def test_a_signal_stops_all_processes_at_one_step(settings, tmp_path):
     asked = {"--target": settings.target, "--data": settings.data[0], "--answers": "given", "--heldout": 0.1}
     asked |= {"--steps": 100000, "--batch-tokens": 256, "--device": "cpu", "--out": tmp_path / "out", "--gpus": 2}
     words = [str(word) for flag in asked.items() for word in flag]
-    command = [sys.executable, "-m", "draftwise", "train", "eagle3", *words]
+    command = [sys.executable, "-c", FORKED, "train", "eagle3", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("step 0"):

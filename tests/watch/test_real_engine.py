@@ -3,9 +3,11 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Event
 
 import httpx
 import pytest
@@ -13,14 +15,18 @@ from click.testing import CliRunner, Result
 
 from draftwise.backends import EmbeddedBackend
 from draftwise.cli import main
-from draftwise.core import Setup, SpecConfig
-from draftwise.measure.probe import load_probe
+from draftwise.core import Prompt, Setup, SpecConfig, Workload
 
 pytestmark = pytest.mark.engine
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 NOISE = 0.08
 """Standard deviation of what every weight is multiplied with, around 1: tokens per step fall by 2 %."""
+LINES = (
+    *("def add(a, b):", "class Stack:", "import json", "for line in file:", "The house", "Once upon a time"),
+    *("with open(path) as file:", "It was", "while left <= right:", "She said", "if not items:", "On the way"),
+)
+PROBE = tuple(Prompt(id=line, text=line, max_tokens=20) for line in LINES)
 
 
 def disturb(head: Path, out: Path) -> Path:
@@ -42,17 +48,32 @@ def disturb(head: Path, out: Path) -> Path:
     return out
 
 
-def with_server(tmp_path: Path, head: Path, do: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        spec = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(head))
-        backend = EmbeddedBackend("arm", Setup(target=str(BUNDLE / "target"), spec=spec), log=tmp_path / "arm.log")
+@contextmanager
+def serving(head: Path, log: Path) -> Iterator[str]:
+    spec = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(head))
+    setup = Setup(target=str(BUNDLE / "target"), spec=spec, extra_args=("--dtype", "float32"))
+    backend = EmbeddedBackend("arm", setup, log=log)
+    with asyncio.Runner() as runner:
         try:
-            await backend.start()
-            await do(backend.url)
+            runner.run(backend.start())
+            yield backend.url
         finally:
-            await backend.stop()
+            runner.run(backend.stop())
 
-    asyncio.run(run())
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with the drafter as it was trained."""
+    with serving(BUNDLE / "eagle3", tmp_path_factory.mktemp("good") / "arm.log") as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = (Workload(name="lines", source="test", prompts=PROBE),)
+    for module in ("cli._probing", "measure.probe"):
+        monkeypatch.setattr(f"draftwise.{module}.load_probe", lambda number: probe)
+    monkeypatch.setattr("draftwise.cli._probing._REPEATS", 2)
 
 
 def watch(*arguments: object) -> Result:
@@ -65,58 +86,51 @@ def verify(url: str, head: Path, baseline: Path) -> set[str]:
     spec = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
     target = str(BUNDLE / "target")
     setup.write_text(json.dumps({"target": target, "engine_version": "0.26.0", "speculative_config": spec, "args": {}}))
-    words = ["verify", url, "--setup", str(setup), "--baseline", str(baseline), "--prompts", "12", "--json"]
+    words = ["verify", url, "--setup", str(setup), "--baseline", str(baseline), "--json"]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     findings = [each for row in json.loads(done.stdout) for each in row["findings"] if each["severity"] == "error"]
     return {each["code"] for each in findings if not each["message"].startswith("Release ")}
 
 
-def test_its_window_is_what_it_counted(tmp_path: Path) -> None:
-    async def keep_busy(url: str, done: asyncio.Event) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            model = (await client.get("/v1/models")).json()["data"][0]["id"]
+def test_its_window_is_what_it_counted(good: str) -> None:
+    answered, done = Event(), Event()
+
+    def keep_busy() -> None:
+        with httpx.Client(base_url=good, timeout=60) as client:
+            model = client.get("/v1/models").json()["data"][0]["id"]
             body = {"model": model, "prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
             while not done.is_set():
-                (await client.post("/v1/completions", json=body)).raise_for_status()
+                client.post("/v1/completions", json=body).raise_for_status()
+                answered.set()
 
-    async def look(url: str) -> None:
-        done = asyncio.Event()
-        busy = asyncio.create_task(keep_busy(url, done))
-        seen = await asyncio.to_thread(watch, url, "--once", "--interval", "4", "--json")
-        done.set()
-        await busy
-        assert seen.exit_code == 0, seen.output
-        (pool,) = json.loads(seen.stdout)["pools"]
-        assert pool["counts_drafts"] is True
-        assert pool["tokens_per_step"] == pytest.approx(1 + pool["coverage"] * (pool["acceptance_length"] - 1))
-        assert 1 < pool["tokens_per_step"] <= 4
-        assert pool["rate_per_pos"] == sorted(pool["rate_per_pos"], reverse=True)
-        assert pool["step_s"] > pool["seconds_per_token"] > 0
+    with ThreadPoolExecutor() as pool:
+        busy = pool.submit(keep_busy)
+        try:
+            assert answered.wait(60)
+            for seconds in (1, 5, 25):  # on a busy machine a second may see too few steps to tell anything
+                seen = watch(good, "--once", "--interval", seconds, "--json")
+                assert seen.exit_code == 0, seen.output
+                (row,) = json.loads(seen.stdout)["pools"]
+                if row["step_s"] is not None:
+                    break
+        finally:
+            done.set()
+        busy.result()
+    assert row["counts_drafts"] is True
+    assert row["tokens_per_step"] == pytest.approx(1 + row["coverage"] * (row["acceptance_length"] - 1))
+    assert 1 < row["tokens_per_step"] <= 4
+    assert row["rate_per_pos"] == sorted(row["rate_per_pos"], reverse=True)
+    assert row["step_s"] > row["seconds_per_token"] > 0
 
-    with_server(tmp_path, BUNDLE / "eagle3", look)
 
-
-def test_a_disturbed_drafter_is_told_from_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.cli._probing.load_probe", lambda number: load_probe(12))
-    monkeypatch.setattr("draftwise.cli._probing._REPEATS", 2)
+def test_a_disturbed_drafter_is_told_from_a_good_one(good: str, tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
+    done = watch(good, "--record-baseline", baseline, "--interval", "0.2")
+    assert done.exit_code == 0, done.output
+    again = watch(good, "--baseline", baseline, "--probe", "--once", "--interval", "0.2", "--json")
+    assert again.exit_code == 0, again.output
+    assert [finding["code"] for finding in json.loads(again.stdout)["findings"]] == ["no-traffic", "probe-same"]
 
-    async def record(url: str) -> None:
-        done = await asyncio.to_thread(watch, url, "--record-baseline", baseline, "--interval", "0.2")
-        assert done.exit_code == 0, done.output
-        again = await asyncio.to_thread(
-            watch, url, "--baseline", baseline, "--probe", "--once", "--interval", "0.2", "--json"
-        )
-        assert again.exit_code == 0, again.output
-        printed = json.loads(again.stdout)
-        assert [finding["code"] for finding in printed["findings"]] == ["no-traffic", "probe-same"]
-        assert await asyncio.to_thread(verify, url, BUNDLE / "eagle3", baseline) == set()
-
-    async def probe(url: str) -> None:
-        done = await asyncio.to_thread(watch, url, "--baseline", baseline, "--probe", "--once", "--interval", "0.2")
-        assert done.exit_code == 1, done.output
-        assert "probe-differs" in done.output
-        assert await asyncio.to_thread(verify, url, tmp_path / "eagle3", baseline) == {"probe-differs"}
-
-    with_server(tmp_path, BUNDLE / "eagle3", record)
-    with_server(tmp_path, disturb(BUNDLE / "eagle3", tmp_path / "eagle3"), probe)
+    head = disturb(BUNDLE / "eagle3", tmp_path / "eagle3")
+    with serving(head, tmp_path / "arm.log") as url:
+        assert verify(url, head, baseline) == {"probe-differs"}

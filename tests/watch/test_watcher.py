@@ -143,7 +143,7 @@ def test_gauges_are_weighted_by_time() -> None:
     assert only(seen[-1]).load.running == pytest.approx((8.0 * 10 + 14.0 + 20.0 * 9) / 20)
 
 
-def test_a_week_is_watched_in_bounded_memory() -> None:
+def test_days_are_watched_in_bounded_memory() -> None:
     sizes = []
 
     async def run() -> None:
@@ -157,11 +157,11 @@ def test_a_week_is_watched_in_bounded_memory() -> None:
                 pages[0].restart()
             if number % 1000 == 0:
                 sizes.append(measure(watcher))
-            if number == 7 * 24 * 60:
+            if number == 4 * 1000:
                 break
 
     virtual_time.run(run())
-    assert len(sizes) == 10
+    assert len(sizes) == 4
     assert max(sizes) <= 1.1 * min(sizes)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from tests.support.adopted import ORDER
+from tests.support.combinations import tries
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, SpecConfig
@@ -126,7 +127,7 @@ def changed_lines(before: str, after: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(
     ending=st.sampled_from(["\n", "\r\n"]),
     is_cut=st.booleans(),

@@ -1,9 +1,10 @@
 """Records what a rehearsal and then random steps would launch on a GPU; run as a program, for Triton without a GPU.
 
-Tensors of the CPU stand for those of a GPU: nothing is launched, so nobody looks at them. Prints the kernels of the
-rehearsal, and those that only the random steps need, which a server would compile while requests wait.
+Tensors of the CPU stand for those of a GPU: nothing is launched, so nobody looks at them. Prints for each engine the
+kernels of the rehearsal, and those that only the random steps need, which a server would compile while requests wait.
 
-Arguments: folder of the target, speculative config as JSON or an empty text, engine settings as JSON.
+Arguments: folder of the target, engine settings as JSON, and for each engine its speculative config as JSON or an empty
+text.
 """
 
 from __future__ import annotations
@@ -80,9 +81,14 @@ def run_random_steps(rehearsal: Rehearsal, engine: Engine, rng: random.Random) -
 
 
 def main() -> None:
-    target, spec, settings = sys.argv[1:4]
+    target, settings, *specs = sys.argv[1:]
     pretend()
     config = EngineConfig.from_settings(model=target, device="cpu", dtype="bfloat16", **json.loads(settings))
+    print(json.dumps([record(config, spec) for spec in specs]))
+
+
+def record(config: EngineConfig, spec: str) -> dict[str, Any]:
+    """Return the kernels of the rehearsal, how many jobs the random steps made, and which of these are new."""
     engine = Engine(config, SpecConfig.parse(spec) if spec else None, lag=1)
     rehearsed: dict[Job, None] = {}
     later: dict[Job, None] = {}
@@ -91,8 +97,7 @@ def main() -> None:
     with recording(later):
         run_random_steps(engine.rehearsal(), engine, random.Random(3))
     missed = [f"{job.name} {json.loads(job.form)['key']}" for job in later if job not in rehearsed]
-    told = {"rehearsed": Counter(job.name for job in rehearsed), "later": len(later), "missed": missed}
-    print(json.dumps(told))
+    return {"rehearsed": Counter(job.name for job in rehearsed), "later": len(later), "missed": missed}
 
 
 if __name__ == "__main__":

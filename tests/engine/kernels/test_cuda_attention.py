@@ -159,7 +159,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @settings(
-    max_examples=30 if EVERY_CASE else 5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30 if EVERY_CASE else 2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(case=cases(), tiling=st.sampled_from(TILINGS))
 @example(Case(spans=[(0, 1)], width=1), TILINGS[2])

@@ -7,7 +7,7 @@ from tests.support.production import FAULTS, PAIRS, Fault
 from tests.support.simulated_service import Server
 from tests.support.simulated_watch import observe
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("simulated")]  # numba; and what is seen of healthy servers
+pytestmark = pytest.mark.engine  # numba
 
 PLANTED = {fault.diagnosis: fault for fault in FAULTS if fault.simulated is not None}
 
