@@ -1,6 +1,7 @@
 """Sampled output of the whole engine under speculation has the target's distribution."""
 
 import os
+import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -8,16 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from tests.support.combinations import EVERY_CASE, taking_turns
 from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
+from draftwise.engine.sampling import verify
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 DTYPE = "float64" if DEVICE == "cpu" else "float32"
 """The kernels that pick tokens on a GPU do not take double precision."""
 PROMPT = [65, 66, 65, 66, 65, 66]
+MISTAKES = ("accepts too little", "replaces by a draw from p") if DEVICE == "cpu" else ()
+"""Planted in plain torch, which a GPU has kernels for."""
 TOP_K, NUM_SAMPLES = 3, 2000 if EVERY_CASE else 1000
 
 
@@ -68,13 +73,51 @@ def test_pairs_of_tokens_follow_the_targets_distribution(
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **SETTINGS, **SITUATIONS[situation])
-    params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
-    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
-    seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)
+    seen = sample_pairs(llm)
     assert set(seen) <= set(distribution)
     assert llm.engine.stats().spec.num_drafts > NUM_SAMPLES / (2 if situation == "plenty" else 10)
     assert (llm.engine.stats().num_preemptions > 0) == (situation == "preempted")
-    outcome = stats.chisquare([seen[pair] for pair in distribution], [NUM_SAMPLES * p for p in distribution.values()])
-    assert outcome.pvalue > 1e-4
-    mutant = dict(zip(distribution, [1 / len(distribution)] * len(distribution), strict=True))
-    assert stats.chisquare([seen[pair] for pair in mutant], [NUM_SAMPLES * p for p in mutant.values()]).pvalue < 1e-4
+    assert compare(seen, distribution) > 1e-4
+    assert compare(seen, dict.fromkeys(distribution, 1 / len(distribution))) < 1e-4
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_a_drafter_that_is_surer_than_the_target_shows_every_mistake(
+    mistake: str | None,
+    distribution: dict[tuple[int, int], float],
+    tiny_target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Random drafters name other tokens than the target, which are rejected by any rule; this one names the same."""
+    surer = shutil.copytree(tiny_target, tmp_path / "surer") / "model.safetensors"
+    tensors = load_file(surer)
+    save_file(tensors | {"model.norm.weight": 4 * tensors["model.norm.weight"]}, surer, metadata={"format": "pt"})
+    rejects = verify._reject
+    if mistake == "accepts too little":
+        uniform = verify._Counters.uniform
+        monkeypatch.setattr(verify._Counters, "uniform", lambda *args: uniform(*args) / 0.8)
+    elif mistake is not None:
+        monkeypatch.setattr(
+            verify, "_reject", lambda p, q, *rest: (rejects(p, q, *rest)[0], rejects(p, 0 * q, *rest)[1])
+        )
+    spec = {"method": "draft_model", "model": str(surer.parent), "num_speculative_tokens": 3}
+    spec |= {"draft_sample_method": "probabilistic"}
+    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **SETTINGS, **SITUATIONS["plenty"])
+    seen = sample_pairs(llm)
+    counted = llm.engine.stats().spec
+    assert 0.3 < counted.num_accepted_tokens / counted.num_draft_tokens < 0.9
+    assert (compare(seen, distribution) > 1e-4) == (mistake is None)
+
+
+def sample_pairs(llm: LLM) -> Counter[tuple[int, ...]]:
+    """Return how often each pair of first tokens was sampled."""
+    params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
+    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
+    return Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)
+
+
+def compare(seen: Counter[tuple[int, ...]], expected: dict[tuple[int, int], float]) -> float:
+    """Return how likely samples as far off as these are."""
+    outcome = stats.chisquare([seen[pair] for pair in expected], [NUM_SAMPLES * p for p in expected.values()])
+    return float(outcome.pvalue)
