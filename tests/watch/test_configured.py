@@ -26,6 +26,8 @@ def test_the_start_log_settles_the_release_and_the_runner_that_a_command_leaves_
     assert "context-gate" not in (read_asked(setup, None).rulings or {})  # the newest release takes V2 there
     assert "context-gate" in (read_asked(setup, log).rulings or {})
     assert read_asked(setup, log).largest_graph == read_asked(None, log).largest_graph == 64
+    log.write_text(LOG.replace("size': 64", "size': 0"))
+    assert read_asked(setup, log).largest_graph is None  # without any graph, no batch is beyond them
     log.write_text(LOG.splitlines()[0])
     assert read_asked(setup, log).largest_graph is None
     assert "context-gate" not in (read_asked(setup, log).rulings or {})

@@ -27,7 +27,7 @@ def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
     log = None if start_log is None else _read(start_log)
     started = StartupLog(0.0)
     started.take((log or "").splitlines(), 0.0)
-    largest = started.values.get("largest_graph")
+    largest = started.values.get("largest_graph") or None  # 0: it runs without graphs, at any batch
     if setup_file is None:
         return Asked(log=log, largest_graph=largest)
     readings = read_setups(setup_file)
