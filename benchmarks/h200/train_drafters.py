@@ -50,6 +50,8 @@ BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
 PARTS = {"eagle3": (4, 4), "p_eagle": (3, 4), "p_eagle_chats": (1, 1)}
 """Processes that answer a file's prompts, and how many parts these are divided into: 3 of 4 leave out a quarter."""
 CHECKPOINT_EVERY = 300
+LEARN_PROMPTS = ("eagle3", "2_layers")
+"""Family and shape that learns the prompts' tokens too; the others guess better on prompts that they have seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +119,18 @@ def answer_jobs(
 
 
 def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.Namespace) -> list[Job]:
-    data = tuple(job.made for job in answers)
+    answered = tuple(job.made for job in answers)
     steps = args.steps[list(SHAPES).index(family)]
     jobs = []
+    whole = args.work / f"{family}-whole.jsonl.gz"
     for shape, options in SHAPES[family].items():
         if args.shapes and shape not in args.shapes:
             continue
-        out = args.work / family / shape
+        out, data = args.work / family / shape, answered
+        if (family, shape) == LEARN_PROMPTS:
+            join = (str(BUNDLE / "recipe/drafter_data.py"), "--answers", *map(str, answered), "--out", str(whole))
+            jobs.append(Job(name=whole.name.split(".")[0], command=join, made=whole, needs=answered))
+            data = (whole,)
         command = ["-m", "draftwise", "train", "eagle3", "--target", str(target), "--answers", "given", "--seed", "7"]
         command += [f"--data={each}" for each in data] + ["--steps", str(steps), "--eval-every", "500"]
         command += ["--save-every", str(CHECKPOINT_EVERY)]

@@ -22,7 +22,7 @@ _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """Dimensions, rotations and epsilon of a drafter's layers: the target's, except for depth, MLP and key-value heads."""
+    """Dimensions, rotations and epsilon of a drafter's layers: the target's, but for depth, MLP and key-value heads."""
 
     shape: ModelShape
     eps: float

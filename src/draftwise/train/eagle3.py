@@ -92,7 +92,7 @@ class Eagle3Training(ChainTraining):
             name="num_key_value_heads",
             default=0,
             least=0,
-            help="Heads of keys and values; 0: the target's. The last token reaches the stream through their values only.",
+            help="Heads of keys and values; 0: the target's. Through their values alone the head sees the last token.",
         ),
         Option(
             name="draft_vocab_size", default=0, least=0, help="Number of most frequent tokens to draft from; 0: all."

@@ -96,7 +96,7 @@ class _VocabularyLoss(torch.autograd.Function):
 def _chunks(used_M: Tensor, vocabulary: int) -> list[Tensor]:
     """Return the rows that are used, in chunks of a few fixed sizes (each is compiled), filled up with unused ones."""
     size = max(_CHUNK_VALUES // vocabulary, 1)
-    rows_M = used_M.argsort(descending=True, stable=True)
+    rows_M = used_M.byte().argsort(descending=True, stable=True)
     return list(rows_M.split(size)[: -(-int(used_M.sum()) // size)])
 
 
