@@ -65,13 +65,6 @@ class VllmLab(Lab):
         self.version = (await self._started[name].describe()).version.get("version")
         return url
 
-    async def find_baseline(self) -> Path:
-        """Return the baseline of the good server."""
-        path = self.folder / "good.json"
-        if not path.exists():
-            await self.record("good", await self.start("good", self.head), self.chat)
-        return path
-
     async def ask(self, url: str, baseline: Path, *arguments: object, streams: int = STREAMS) -> dict[str, Any]:
         """Return what `watch --probe` says; without streams the server is idle."""
         load = traffic(url, self.chat, streams) if streams else nullcontext()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["read_bytes", "read_data", "read_folder"]
+__all__ = ["freeze", "read_bytes", "read_data", "read_folder"]
 
 
 def read_data(name: str) -> Any:
@@ -25,3 +25,8 @@ def read_folder(name: str) -> Mapping[str, Any]:
     folder = files("draftwise.facts").joinpath(f"data/{name}")
     found = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     return {file.name: json.loads(file.read_text(encoding="utf-8")) for file in found}
+
+
+def freeze(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with tuples for its lists, as the fields of frozen values have them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
