@@ -32,7 +32,6 @@ from typing import Any
 import httpx
 import torch
 from safetensors.torch import load_file, save_file
-from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
 from draftwise.backends import EmbeddedBackend
@@ -49,6 +48,7 @@ from draftwise.core import (
     Window,
 )
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.machine.cores import cpu_name
 from draftwise.watch.pages import open_pages
 from draftwise.watch.watcher import Watcher
 

@@ -26,10 +26,10 @@ from typing import Any
 import httpx
 import torch
 from real_diagnoses import STREAMS, Lab, traffic
-from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
 from draftwise.core import SpecConfig
+from draftwise.machine.cores import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "rolled_out.json"
 CPU_FLAGS = "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --max-model-len 2048"

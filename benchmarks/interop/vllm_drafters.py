@@ -33,6 +33,7 @@ from traces import Comparison, compare, count
 from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.machine.cores import cpu_name
 from draftwise.train.assemble import assemble_mtp
 
 HERE = Path(__file__).parent
@@ -348,13 +349,6 @@ def command_without_paths(args: argparse.Namespace) -> str:
     """Return the command as others can type it."""
     words = [word.replace(args.vllm_python, "VLLM_PYTHON") for word in sys.argv[1:]]
     return " ".join(["python", f"benchmarks/interop/{Path(sys.argv[0]).name}", *words])
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def write_beside(path: Path, text: str) -> None:
