@@ -411,8 +411,8 @@ FAULTS = (
 
 
 def judge(seen: Mapping[str, Any], codes: Set[str]) -> dict[str, Any]:
-    """Return what was named, and whether the first of it is one of the codes."""
-    first = next((each["code"] for each in seen["findings"]), "nothing")
+    """Return what was named, and whether the first of it (`none` where nothing was) is one of the codes."""
+    first = next((each["code"] for each in seen["findings"]), "none")
     return {
         "named first": first,
         "right": first in codes,
