@@ -117,7 +117,7 @@ def _describe_log(transcripts: Transcripts, rows: int) -> ReplayedLog:
     return ReplayedLog(
         rows=rows,
         used=len(requests),
-        skipped=dict(transcripts.skipped),
+        skipped=transcripts.skipped,
         order="time" if transcripts.in_time_order else "file",
         groups=dict(groups),
         tokens_out=sum(len(request.answer_ids) for request in requests),
