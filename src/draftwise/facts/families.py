@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.facts.stored import freeze, read_data
+from draftwise.facts.stored import read_rows
 
 __all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
 
@@ -68,15 +68,15 @@ def find_native(model_type: str) -> NativeModules | None:
 
 @cache
 def _drafters() -> tuple[PublishedDrafter, ...]:
-    return tuple(PublishedDrafter(**freeze(row)) for row in _load()["drafters"])
+    return tuple(PublishedDrafter(**row) for row in _load()["drafters"])
 
 
 @cache
 def _native() -> tuple[NativeModules, ...]:
-    return tuple(NativeModules(**freeze(row)) for row in _load()["native"])
+    return tuple(NativeModules(**row) for row in _load()["native"])
 
 
 @cache
 def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_data("families")
+    loaded: Mapping[str, Any] = read_rows("families")
     return loaded

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from draftwise.core import Severity
-from draftwise.facts.stored import freeze, read_folder
+from draftwise.facts.stored import read_folder
 
 __all__ = ["DiagnosisFact", "FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
 
@@ -81,7 +81,7 @@ def all_findings() -> Mapping[str, FindingFact]:
             if row["code"] in facts:
                 raise ValueError(f"finding {row['code']} is written twice, the second time in {name}")
             severities = tuple(map(Severity, row["severities"]))
-            diagnosis = DiagnosisFact(**freeze(row["diagnosis"])) if "diagnosis" in row else None
+            diagnosis = DiagnosisFact(**row["diagnosis"]) if "diagnosis" in row else None
             parts = {"severities": severities, "diagnosis": diagnosis}
             facts[row["code"]] = FindingFact(**{**row, **parts}, room=room["room"])
     return facts

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from draftwise.core import Effect, Finding, Ruling, Severity, Stage
-from draftwise.facts.stored import freeze, read_folder
+from draftwise.facts.stored import read_folder
 from draftwise.facts.vllm import Release, releases
 
 __all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "get_doubts", "get_rule", "of_release"]
@@ -238,6 +238,6 @@ def _read(row: Mapping[str, Any]) -> Rule:
         "effect": Effect(row["effect"]),
         "stage": Stage(row["stage"]),
         "spans": tuple((first, last) for first, last in row["spans"]),
-        "probe": None if probe is None else Probe(**freeze(probe)),
+        "probe": None if probe is None else Probe(**probe),
     }
-    return Rule(**{**freeze(row), **parts})
+    return Rule(**{**row, **parts})
