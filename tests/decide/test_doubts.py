@@ -252,6 +252,8 @@ def test_slowness_in_everything_that_lasts_is_the_servers_own() -> None:
     assert only(lasting).verdict is Verdict.REJECT
 
 
-def test_under_load_the_first_token_waits_for_the_steps_of_others() -> None:
-    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4, conditions=closed(4))
-    assert only(run).verdict is Verdict.REJECT
+@pytest.mark.parametrize(("repeats", "verdict"), [(3, Verdict.INCONCLUSIVE), (4, Verdict.REJECT)])
+def test_under_load_the_first_token_waits_for_the_steps_of_others(repeats: int, verdict: Verdict) -> None:
+    """So it says that a server is slow only where all turns may have been in one spell."""
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=repeats, conditions=closed(4))
+    assert only(run).verdict is verdict
