@@ -89,11 +89,10 @@ class Forecast:
     def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as they looked before the first one."""
         pace, streams = self._find_pace(turn), turn.condition.concurrency
-        requests, tokens = len(turn.prompts), 0.0
         if streams is not None and streams > 1:
-            requests, each_stream = self._fill_streams(turn, streams)
-            tokens = streams * each_stream
+            requests, tokens = self._fill_streams(turn, streams)
         else:
+            requests = len(turn.prompts)
             tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)
         work_s = pace.first_s * requests + pace.per_token_s * tokens
         if streams is None:
@@ -102,10 +101,11 @@ class Forecast:
         return work_s + self.overhead_s
 
     def _fill_streams(self, turn: Turn, streams: int) -> tuple[int, float]:
-        """Return the requests of a turn and the tokens of each stream, until the last measured one is answered."""
+        """Return the requests of a turn, and the tokens that all streams write until the last measured answer."""
         place = turn.workload, streams, tuple(prompt.id for prompt in turn.prompts), turn.background is None
         if place not in self._filled:
-            self._filled[place] = fill_streams(turn, streams, partial(self._count_tokens, turn.workload))
+            requests, of_each = fill_streams(turn, streams, partial(self._count_tokens, turn.workload))
+            self._filled[place] = requests, streams * of_each
         return self._filled[place]
 
     def _count_tokens(self, workload: str, prompt: Prompt) -> float:
