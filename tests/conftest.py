@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import draftwise
+from tests.support.combinations import tries
 
 pytest_plugins = [
     f"tests.support.{name}" for name in ("machine", "package_index", "releases", "reports", "tiny_models")
@@ -44,7 +45,9 @@ ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers"
 HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 
 # How long an example takes, or takes to draw, is the machine's affair.
-settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "draftwise", max_examples=tries(150), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("draftwise")
 
 # Each worker, and each of the processes that tests start, would compile package and tests again.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.later_case import Case, codes, find_engine
+from tests.support.later_case import Case, codes, find_engine, find_later
 from tests.support.made_checkpoints import DFLASH, LLAMA, judge, rejections, write
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
@@ -96,3 +96,22 @@ def test_a_window_that_is_not_used_keeps_no_prefixes_from_v0(used: bool, tmp_pat
     spec = {"method": "draft_model", "model": "drafter", "num_speculative_tokens": 3}
     refused = asked(tmp_path, spec=spec, version="0.9.2", target=windowed, enable_prefix_caching=True)
     assert ("v0-rejects-prefixes-with-window" in refused) is used
+
+
+@pytest.mark.parametrize(
+    ("code", "entries", "told"),
+    [
+        ("schedule-clamped", [[1, 4, 3]], None),
+        ("schedule-clamped", [[1, 4, 4]], "The entry [1, 4, 4] asks for more"),
+        ("schedule-gap", [[1, 4, 3], [5, 8, 1]], None),
+        ("schedule-gap", [[1, 4, 3], [6, 8, 1]], "batch sizes 5 to 5"),
+        ("schedule-invalid", [[1, 4, 0]], None),
+        ("schedule-invalid", [[0, 4, 3]], "names batch size 0"),
+        ("schedule-invalid", [[1, 4, 3], [4, 8, 1]], "[1, 4, 3] and [4, 8, 1] overlap"),
+    ],
+)
+def test_what_a_schedule_says_and_does_not_say(code: str, entries: list[list[int]], told: str | None) -> None:
+    case = Case(spec={"num_speculative_tokens_per_batch_size": entries})
+    messages = [each.message for each in find_later(*case.seen_in("0.33.0")) if each.code == code]
+    assert len(messages) == (told is not None)
+    assert told is None or told in messages[0]
