@@ -33,8 +33,8 @@ SHAPES = {
         "last_state": "--target-layers 2,5,8 --intermediate-size 1024",
         "target_head": "--target-layers 2,5,8 --intermediate-size 2048 --lm-head target",
         "8_values": "--target-layers 2,5,8 --intermediate-size 1536 --lm-head target --num-key-value-heads 8 --lr 2e-3",
-        "2_layers": "--target-layers 2,5,8 --intermediate-size 1024 --lm-head target --num-key-value-heads 8 --lr 2e-3"
-        " --num-layers 2",
+        "two_layers": "--target-layers 2,5,8 --intermediate-size 1024 --lm-head target --num-key-value-heads 8"
+        " --lr 2e-3 --num-layers 2",
     },
     "p_eagle": {
         "1_layer": "--num-layers 1 --intermediate-size 1024",
@@ -50,7 +50,7 @@ BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
 PARTS = {"eagle3": (4, 4), "p_eagle": (3, 4), "p_eagle_chats": (1, 1)}
 """Processes that answer a file's prompts, and how many parts these are divided into: 3 of 4 leave out a quarter."""
 CHECKPOINT_EVERY = 300
-LEARN_PROMPTS = ("eagle3", "2_layers")
+LEARN_PROMPTS = ("eagle3", "8_values")
 """Family and shape that learns the prompts' tokens too; the others guess better on prompts that they have seen."""
 
 
