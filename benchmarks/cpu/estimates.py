@@ -19,15 +19,16 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from draftwise import __version__
-from draftwise.core import Run
+from draftwise.core import Prompt, Run
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.machine.cores import cpu_name
 from draftwise.measure.load.requests import fill_streams
@@ -127,13 +128,17 @@ def hold_tokens(run: Run) -> dict[str, Any] | None:
         if turn is None or not {(turn.workload, prompt.id) for prompt in turn.prompts} <= lengths.keys():
             continue
         streams = turn.condition.concurrency or 1
-        known = {prompt.id: lengths[turn.workload, prompt.id] for prompt in turn.prompts}
-        _, of_each = fill_streams(turn, streams, lambda prompt, known=known: min(known[prompt.id], prompt.max_tokens))
+        _, of_each = fill_streams(turn, streams, partial(count_tokens, lengths, turn.workload))
         expected += streams * of_each
         counted += each.counters.generation_tokens or 0
     if not counted:
         return None
     return {"expected": round(expected), "counted": round(counted), "error": round(expected / counted - 1, 3)}
+
+
+def count_tokens(lengths: Mapping[tuple[str, str], int], workload: str, prompt: Prompt) -> int:
+    """Return the length of an answer, or of its beginning where the request was cut short to ramp the load up."""
+    return min(lengths[workload, prompt.id], prompt.max_tokens)
 
 
 def main() -> None:
