@@ -47,6 +47,10 @@ def count_all() -> Iterator[dict[str, Any]]:
             "inside": round(sum(each["inside_90"] * each["rows"] for each in found)),
             "of": sum(each["rows"] for each in found),
         }
+    if (H200 / "unseen_shapes.json").exists():
+        for shape, measured in json.loads((H200 / "unseen_shapes.json").read_text())["shapes"].items():
+            held = [each["is_inside_90"] for each in measured["foreseen"]]
+            yield {"what": f"step times of {shape} (unseen_shapes.json)", "inside": sum(held), "of": len(held)}
     demo = json.loads((CPU / "forecast_demo.json").read_text())
     for part, name in ((demo, "acceptance of the counters"), (demo["replayed"], "acceptance of a replay")):
         summary = part["summary"]
@@ -55,12 +59,13 @@ def count_all() -> Iterator[dict[str, Any]]:
             "inside": summary["measured_in_forecast_interval"],
             "of": summary["rows"],
         }
-    for path in (CPU / "forecast_sweep.json", H200 / "forecast_sweep" / "forecast_sweep.json"):
+    folders = sorted(H200.glob("forecast_sweep*"))
+    for path in (CPU / "forecast_real.json", *(folder / "forecast_sweep.json" for folder in folders)):
         if path.exists():
             found = json.loads(path.read_text())["rows"]
             inside = sum(row["forecast"][1] <= row["measured"][0] <= row["forecast"][2] for row in found)
-            where = path.name
-            yield {"what": f"speed-ups forecast before a sweep ({where})", "inside": inside, "of": len(found)}
+            where = f"{path.parent.name}/{path.name}"
+            yield {"what": f"speed-ups of servers, forecast ({where})", "inside": inside, "of": len(found)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The k and the schedule that `draftwise schedule` chooses beside every fixed k, over a ramp of load on our engine.
 
-In one process: plain decoding and the largest k are timed at three batch sizes (a calibration), the plain answers are
+In one process: plain decoding and the largest k are timed at four batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
 are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
 more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One
@@ -43,11 +43,12 @@ from draftwise.replay.directory import to_anchors
 from draftwise.replay.lookup_drafts import NgramReplayer
 from draftwise.replay.summary import summarize
 from draftwise.replay.transcripts import Transcript
+from draftwise.runs.documents import write_document
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
-RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 4, 16), 48
+RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
 PROMPTS = 32
 PLAIN = "plain"
 
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     use_one_core()
@@ -70,6 +72,10 @@ def main() -> None:
     known, fresh = encode(llms[PLAIN], 0), encode(llms[PLAIN], 30)
     calibration = calibrate(llms, SpecConfig.parse(spec), known)
     profile = replay(llms, SpecConfig.parse(spec), known, fixed)
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+        write_document(given.keep / "calibration.json", calibration)
+        write_document(given.keep / "profile.json", profile)
     (advice,) = advise_lengths(profile, calibration, batches=RAMP)
     choice = advice.choice
     keys = make_schedule_keys(choice.ranges)
@@ -160,7 +166,7 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple
 
 
 def calibrate(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Sequence[int]]) -> Calibration:
-    """Return the steps of plain decoding and of the largest k at three batch sizes."""
+    """Return the steps of plain decoding and of the largest k at four batch sizes."""
     known = find_model_config(str(BUNDLE / "target"))
     assert known is not None
     drafter = find_model_config(spec.model) if spec.model else None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.plan.cost.constants import Constants, Prior
-from draftwise.plan.cost.fit import MeasuredStep, find_expert_doubt, fit_machine, log_seconds
+from draftwise.plan.cost.fit import MeasuredStep, covary_noise, find_expert_doubt, fit_machine, log_seconds
 from draftwise.plan.cost.machine import Machine, Step
 
 __all__ = ["CostModel", "Prediction", "fit_cost_model"]
@@ -81,7 +81,7 @@ def fit_cost_model(
     """
     fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
-    noise = np.diag([each.noise**2 for each in measured]) if measured else np.zeros((0, 0))
+    noise = covary_noise(measured, [each.noise for each in measured])
     inverse = np.linalg.inv(_covary(steps, steps) + noise)
     missed = np.log([each.seconds for each in measured]) - log_seconds(fitted, steps)
     return CostModel(machine=fitted, prior=prior, measured=tuple(measured), _weights=inverse @ missed, _inverse=inverse)
