@@ -107,7 +107,7 @@ def compare(run: Run, answers: list[Answer], profile: Profile, calibration: Cali
     """Yield every candidate and workload with the forecast speed-up and the measured one."""
     comparisons = conclude_run(run).decision.comparisons
     largest = {each.name: each.k for each in calibration.candidates}
-    for workload in dict.fromkeys(each.workload for each in comparisons):
+    for workload in dict.fromkeys(each.workload for each in answers):
         own = [each for each in answers if each.workload == workload]
         made = forecast(
             profile,

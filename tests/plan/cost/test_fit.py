@@ -113,6 +113,24 @@ def test_a_processor_is_learnt_from_its_own_steps_alone() -> None:
     assert fitted.seconds(step(2, 3)) == pytest.approx(truth.seconds(step(2, 3)), rel=0.1)
 
 
+def test_a_slow_moment_is_not_taken_for_what_a_long_context_costs() -> None:
+    prior = cpu_prior()
+    truth = machine(replace(prior.constants, bytes_per_s=8e9, flops_per_s=4e10))
+    near, far = (
+        [replace(step(1, k), batch=Batch(sequences=1, context=tokens)) for k in (0, 3)] for tokens in (100, 400)
+    )
+    slow = [replace(each, seconds=1.1 * each.seconds, moment="slow") for each in measure(truth, far)]
+    known = [replace(each, moment="usual") for each in measure(truth, near)]
+    longer = [replace(each, batch=Batch(sequences=1, context=2000)) for each in far]
+
+    def find_error(measured: list[MeasuredStep]) -> float:
+        plain_s, spec_s = fit_cost_model(machine(prior.constants), prior, measured).predict(longer).seconds
+        return float(abs(math.log(spec_s / plain_s / (truth.seconds(longer[1]) / truth.seconds(longer[0])))))
+
+    apart = [replace(each, moment="") for each in (*known, *slow)]
+    assert find_error([*known, *slow]) < 0.7 * find_error(apart)
+
+
 def test_graphs_cost_what_they_are_said_to(prior: Prior) -> None:
     one = machine(prior.constants)
     full, piecewise, none = (one.seconds(step(8, 3, graph=graph)) for graph in Graph)

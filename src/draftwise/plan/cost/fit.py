@@ -14,10 +14,9 @@ from draftwise.plan.cost.machine import Graph, Machine, Step
 __all__ = ["MeasuredStep", "covary_noise", "find_expert_doubt", "fit_machine", "log_seconds"]
 
 _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-_TOLERANCE = 0.03
-"""Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
 _TOLERANCE_WITH_PROMPTS = 0.10
-"""The same of a step that also computes prompts: it is no measure of what steps that only decode are made of."""
+"""Relative: what the physics may miss of a step that also computes prompts: it is no measure of what steps that only
+decode are made of."""
 _MOMENT_SD = 0.04
 """How far a machine's pace is off its own mean for some seconds."""
 _ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
@@ -105,7 +104,7 @@ def _make_misses(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep
     spread = np.array([prior.spread_of(name) for name in names])
     steps = [each.step for each in measured]
     logs = np.log([each.seconds for each in measured])
-    tolerance = [_TOLERANCE_WITH_PROMPTS if each.step.prefill_tokens else _TOLERANCE for each in measured]
+    tolerance = [_TOLERANCE_WITH_PROMPTS if each.step.prefill_tokens else prior.tolerance for each in measured]
     noises = np.hypot(tolerance, [each.noise for each in measured])
     whiten = np.linalg.inv(np.linalg.cholesky(covary_noise(measured, list(noises))))
 
