@@ -47,12 +47,19 @@ def main() -> None:
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def make_requests() -> list[Transcript]:
-    """Return the requests, each from a place of its own in the text (a few less where places coincide)."""
+def make_requests(count: int = REQUESTS, vocabulary: int | None = None) -> list[Transcript]:
+    """Return the requests, each from a place of its own in the text (a few less where places coincide).
+
+    Args:
+        count: how many.
+        vocabulary: ids stay below it; None for any.
+    """
     size = PROMPT + ANSWER
     rng = random.Random(0)
     text = standard_library(rng, 10**7)
-    starts = [rng.randrange(len(text) - size) for _ in range(REQUESTS)]
+    if vocabulary is not None:
+        text = [token % vocabulary for token in text]
+    starts = [rng.randrange(len(text) - size) for _ in range(count)]
     return [
         Transcript(
             id=str(start),
@@ -63,20 +70,20 @@ def make_requests() -> list[Transcript]:
     ]
 
 
-def time_replay(name: str, replayer: Replayer, requests: list[Transcript]) -> dict[str, Any]:
+def time_replay(name: str, replayer: Replayer, requests: list[Transcript], k: int = K) -> dict[str, Any]:
     """Return the seconds from tokens to drafts, and from drafts to the profile's numbers."""
     began, worked = time.perf_counter(), time.process_time()
     rows = {each.id: each.by_k for each in replayer.replay(requests)}
     replayed = time.perf_counter()
-    (anchors,) = to_anchors(SpecConfig(method="any", num_speculative_tokens=K), requests, rows)
-    (entry,) = summarize(anchors, [k for k in choose_ks(K, ()) if k in anchors.ks])
+    (anchors,) = to_anchors(SpecConfig(method="any", num_speculative_tokens=k), requests, rows)
+    (entry,) = summarize(anchors, [k for k in choose_ks(k, ()) if k in anchors.ks])
     ended = time.perf_counter()
     return {
         "replay": name,
         "seconds": round(ended - began, 2),
         "cpu_seconds": round(time.process_time() - worked, 2),
         "of_which_numbers": round(ended - replayed, 2),
-        "tokens_per_step": round(entry.by_k[K].tokens_per_step.value, 3),
+        "tokens_per_step": round(entry.by_k[k].tokens_per_step.value, 3),
     }
 
 

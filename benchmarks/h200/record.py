@@ -71,6 +71,8 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "scale": args.scale,
-        "acceptance": PER_TOKEN_ACCEPTANCE if args.acceptance == "synthetic" else "real",
+        "acceptance": getattr(args, "token_acceptance", PER_TOKEN_ACCEPTANCE)
+        if args.acceptance == "synthetic"
+        else "real",
         "repeats": args.repeats,
     }

@@ -2,8 +2,11 @@
 
 The hidden states are given to it on the GPU, as `train_speed.py --states given` gives them to ours: both are timed
 without a target and without loading. Its model, loss, optimizers and loop are used as they come; its defaults leave the
-output matrix frozen, which ours trains. Its wheels come from the package index, for a machine without a network
-(Python 3.12 on x86-64):
+output matrix frozen, which ours trains. One thing is changed, in its favour: the block mask of its attention is
+computed without torch.compile, and once instead of in each step. Compiled, it has a sort kernel over the blocks, on
+which ptxas was still busy after 87 s (torch 2.11). `--compile attention` is for where the rest takes too long as well:
+then only flex_attention is compiled, as transformers does it. Its wheels come from the package index, for a machine
+without a network (Python 3.12 on x86-64):
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \\
         --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 --dest WHEELS \\
@@ -16,9 +19,10 @@ output matrix frozen, which ours trains. Its wheels come from the package index,
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,9 +63,15 @@ def measure_speculators(
         args: of `train_speed.py`.
         scratch: a folder of this rank.
     """
+    from speculators.models import attention
+    from speculators.models.eagle3 import Eagle3DraftModel
     from speculators.train import distributed, trainer
     from speculators.train.trainer import Trainer, TrainerConfig
 
+    Eagle3DraftModel._build_attn_mask = torch.compiler.disable(_once(Eagle3DraftModel._build_attn_mask))
+    if args.compile == "attention":
+        Eagle3DraftModel.forward = inspect.unwrap(Eagle3DraftModel.forward)
+        attention.flex_attention = torch.compile(attention.flex_attention)
     on_gpu = args.device == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     if on_gpu:
@@ -93,6 +103,7 @@ def measure_speculators(
         if len(marks) in (args.skip - 1, args.steps - 1) and on_gpu:
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
+        print(f"step {len(marks)} after {time.monotonic() - started:.1f} s", flush=True)
 
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -111,6 +122,7 @@ def measure_speculators(
         "ranks": ranks,
         "sharded": args.shard,
         "states": "given",
+        "compiled": args.compile,
         "optimizer": args.optimizer,
         "tokens_per_s": round(tokens / seconds),
         "seconds_a_step": round(seconds, 4),
@@ -121,6 +133,18 @@ def measure_speculators(
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
         "torch": torch.__version__,
     }
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes its result the first time only: all steps here have the same documents."""
+    results: list[Any] = []
+
+    def get(*args: Any, **named: Any) -> Any:
+        if not results:
+            results.append(function(*args, **named))
+        return results[0]
+
+    return get
 
 
 def _make_model(
@@ -136,7 +160,8 @@ def _make_model(
     (folder / "config.json").write_text(json.dumps(target))
     wide = (target["vocab_size"], target["hidden_size"])
     names = {"model.embed_tokens.weight": wide, "lm_head.weight": wide, "model.norm.weight": wide[1:]}
-    tensors = {name: torch.randn(shape, dtype=torch.bfloat16) * 0.02 for name, shape in names.items()}
+    drawn = {name: torch.randn(shape, dtype=torch.bfloat16, device=args.device) for name, shape in names.items()}
+    tensors = {name: (each * 0.02).cpu() for name, each in drawn.items()}
     save_file(tensors, folder / "model.safetensors")
     options = TrainConfig().flatten() | {
         "verifier_name_or_path": str(folder),

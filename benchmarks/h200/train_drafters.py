@@ -2,15 +2,14 @@
 
 For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays
 in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
-its last checkpoint. `--out` gets the best drafter of each family as far as there is one, and `rest.tar.gz`: logs,
-settings and acceptance of all, and of SmolLM2's mtp module as it is. The prompts are `make prompts` of bundle/recipe
-and of bundle/smollm2/recipe.
+its last checkpoint. `--out` gets the weights of each drafter once they are there (until it is finished, those of its
+last checkpoint, named `.partial`), and `rest.tar.gz`: logs, settings and acceptance of all. The prompts are `make
+prompts` of bundle/recipe (`drafter_prompts.py --count 120000`) and of bundle/smollm2/recipe.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
+
 from draftwise.engine.models.gguf import checkpoint_of
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,9 @@ SHAPES = {
         "as_before": "--target-layers 2,4,7 --draft-vocab-size 3072 --intermediate-size 1024",
         "last_state": "--target-layers 2,5,8 --intermediate-size 1024",
         "target_head": "--target-layers 2,5,8 --intermediate-size 2048 --lm-head target",
+        "8_values": "--target-layers 2,5,8 --intermediate-size 1536 --lm-head target --num-key-value-heads 8 --lr 2e-3",
+        "8_values_2_layers": "--target-layers 2,5,8 --intermediate-size 1024 --lm-head target --num-key-value-heads 8 --lr 2e-3"
+        " --num-layers 2",
     },
     "p_eagle": {
         "1_layer": "--num-layers 1 --intermediate-size 1024",
@@ -41,8 +46,12 @@ COMMON = {
     "eagle3": "--num-speculative-tokens 4 --max-length 512 --heldout 0.01",
     "p_eagle": "--num-speculative-tokens 5 --max-length 768 --heldout 0.005 --parallel --lm-head target",
 }
-
 BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
+PARTS = {"eagle3": (4, 4), "p_eagle": (3, 4), "p_eagle_chats": (1, 1)}
+"""Processes that answer a file's prompts, and how many parts these are divided into: 3 of 4 leave out a quarter."""
+CHECKPOINT_EVERY = 300
+LEARN_PROMPTS = ("eagle3", "8_values")
+"""Family and shape that learns the prompts' tokens too; the others guess better on prompts that they have seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +73,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--parts", type=int, default=4, help="processes that answer one target's prompts")
+    parser.add_argument("--steps", type=int, nargs=2, default=(1500, 800), metavar=("EAGLE3", "P_EAGLE"))
     parser.add_argument("--gpus", type=int, nargs="+", help="only these")
-    parser.add_argument("--chats", type=int, default=24000)
+    parser.add_argument("--chats", type=int, default=10000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -82,7 +90,7 @@ def main() -> None:
         answers = answer_jobs("p_eagle", args.smollm2, args.smollm2_prompts, 256, args)
         answers += answer_jobs("p_eagle_chats", args.smollm2, chats, 256, args, needs=(chats,))
         jobs += answers + training_jobs("p_eagle", args.smollm2, answers, args)
-        jobs += [evaluation_job("mtp", SMOLLM2 / "mtp", SMOLLM2 / "mtp/config.json", args.smollm2, args)]
+    args.out.mkdir(parents=True, exist_ok=True)
     left = run(jobs, args)
     collect(args)
     if left:
@@ -100,24 +108,32 @@ def answer_jobs(
     name: str, target: Path, prompts: Path, tokens: int, args: argparse.Namespace, needs: tuple[Path, ...] = ()
 ) -> list[Job]:
     jobs = []
-    for i in range(args.parts):
+    processes, parts = PARTS[name]
+    for i in range(processes):
         made = args.work / f"{name}-answers-{i}.jsonl.gz"
         command = [str(BUNDLE / "recipe/answers.py"), "--target", str(target), "--prompts", str(prompts)]
         command += ["--cache", str(made.with_suffix(".cache")), "--out", str(made), "--new-tokens", str(tokens)]
-        command += ["--part", f"{i}/{args.parts}", "--memory", "0.1", "--device", args.device]
+        command += ["--part", f"{i}/{parts}", "--memory", "0.07", "--device", args.device]
         jobs.append(Job(name=made.name.split(".")[0], command=tuple(command), made=made, needs=needs))
     return jobs
 
 
 def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.Namespace) -> list[Job]:
-    data = tuple(job.made for job in answers)
+    answered = tuple(job.made for job in answers)
+    steps = args.steps[list(SHAPES).index(family)]
     jobs = []
+    whole = args.work / f"{family}-whole.jsonl.gz"
     for shape, options in SHAPES[family].items():
         if args.shapes and shape not in args.shapes:
             continue
-        out = args.work / family / shape
+        out, data = args.work / family / shape, answered
+        if (family, shape) == LEARN_PROMPTS:
+            join = (str(BUNDLE / "recipe/drafter_data.py"), "--answers", *map(str, answered), "--out", str(whole))
+            jobs.append(Job(name=whole.name.split(".")[0], command=join, made=whole, needs=answered))
+            data = (whole,)
         command = ["-m", "draftwise", "train", "eagle3", "--target", str(target), "--answers", "given", "--seed", "7"]
-        command += [f"--data={each}" for each in data] + ["--steps", str(args.steps), "--eval-every", "500"]
+        command += [f"--data={each}" for each in data] + ["--steps", str(steps), "--eval-every", "500"]
+        command += ["--save-every", str(CHECKPOINT_EVERY)]
         command += ["--batch-tokens", str(BATCH_TOKENS[family] if args.device == "cuda" else 2048)]
         command += ["--out", str(out), "--device", args.device, *COMMON[family].split(), *options.split()]
         made = out / "config.json"  # what is moved into place last
@@ -153,6 +169,7 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Run the jobs, each on the GPU with the fewest; return the names of those that are not done at the time limit."""
     gpus = args.gpus or range(max(count_gpus(), 1))
     until = time.monotonic() + 60 * args.minutes
+    collect_at = time.monotonic()
     running: dict[Job, tuple[subprocess.Popen[bytes], int, float]] = {}
     failed: set[Job] = set()
     while time.monotonic() < until:
@@ -162,6 +179,7 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
                 if process.returncode:
                     failed.add(job)
                 say(f"{job.name}: {'failed' if process.returncode else 'done'} in {time.monotonic() - started:.0f} s")
+                collect(args)
         waiting = [job for job in jobs if not job.made.exists() and job not in running and job not in failed]
         for job in waiting:
             if all(each.exists() for each in job.needs):
@@ -171,6 +189,9 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
                 say(f"{job.name}: started on GPU {gpu}")
         if not running:
             break
+        if time.monotonic() > collect_at:
+            collect(args)
+            collect_at = time.monotonic() + 20
         time.sleep(0.5)
     for process, _, _ in running.values():
         process.send_signal(signal.SIGTERM)
@@ -196,25 +217,29 @@ def count_gpus() -> int:
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Copy the best of each family, and pack what is small of all."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    for family in SHAPES:
-        trained = [each.parent for each in (args.work / family).glob("*/draftwise.json")]
-        if trained:
-            best = max(trained, key=acceptance_length)
-            say(f"{family}: " + ", ".join(f"{each.name} {acceptance_length(each):.3f}" for each in sorted(trained)))
-            shutil.copy(best / "model.safetensors", args.out / f"{family}-{best.name}.safetensors")
-    with tarfile.open(args.out / "rest.tar.gz", "w:gz") as packed:
+    """Copy the weights that are there and not yet copied, and pack what is small."""
+    for folder in sorted(folder for family in SHAPES for folder in (args.work / family).glob("*")):
+        made, checkpoint = folder / "model.safetensors", folder / "training/checkpoint.pt"
+        kept = args.out / f"{folder.parent.name}-{folder.name}.safetensors"
+        partial = kept.with_suffix(".partial.safetensors")
+        if (folder / "config.json").exists():
+            if not kept.exists():
+                shutil.copy(made, kept)
+                partial.unlink(missing_ok=True)
+        elif checkpoint.exists() and is_newer(checkpoint, partial):
+            network = torch.load(checkpoint, map_location="cpu", weights_only=True)["network"]
+            save_file({name: each.bfloat16().contiguous() for name, each in network.items()}, partial)
+    packed = args.work / "rest.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
         for file in sorted(args.work.rglob("*")):
             small = file.suffix in (".log", ".json") or file.name == "log.jsonl"
             if small and "evaluated" not in file.parts and not file.is_symlink():
-                packed.add(file, file.relative_to(args.work))
+                archive.add(file, file.relative_to(args.work))
+    shutil.copy(packed, args.out)
 
 
-def acceptance_length(drafter: Path) -> float:
-    """Return tokens per step at k = 3 on the answers held out in training."""
-    measured = json.loads((drafter / "draftwise.json").read_text())["training"]["measured"]
-    return 1.0 + sum(map(float, measured["acceptance"][:3]))
+def is_newer(file: Path, than: Path) -> bool:
+    return not than.exists() or file.stat().st_mtime > than.stat().st_mtime
 
 
 def say(line: str) -> None:

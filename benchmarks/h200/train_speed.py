@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--states", choices=("target", "given"), default="target")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), help="ours is muon, or adamw if sharded")
     parser.add_argument("--peer", choices=("speculators",), help="time this one's eagle3 instead, with given states")
+    parser.add_argument("--compile", choices=("all", "attention"), default="all", help="of the peer")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl file; rows are added")
     args = parser.parse_args()

@@ -35,7 +35,7 @@ KINDS = [
     pytest.param("eagle3", {K: 3}, id="eagle3"),
     pytest.param("eagle3", {K: 3, "norm_before_residual": True, "draft_vocab_size": 90}, id="eagle3-vocabulary"),
     pytest.param("eagle3", {K: 3, "num_layers": 2, "target_layers": (0, 1)}, id="eagle3-2-layers"),
-    pytest.param("eagle3", {K: 3, "lm_head": "target"}, id="eagle3-target-head"),
+    pytest.param("eagle3", {K: 3, "lm_head": "target", "num_key_value_heads": 4}, id="eagle3-target-head"),
     pytest.param("mtp", {K: 3}, id="mtp"),
 ]
 PARALLEL = {K: 3, "parallel": True, "mask_token_id": 7}

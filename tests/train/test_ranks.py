@@ -173,6 +173,14 @@ def test_more_processes_than_gpus_are_refused_under_torchrun(monkeypatch):
         pass
 
 
+def test_one_process_shards_under_torchrun_only(settings, monkeypatch):
+    alone = dataclasses.replace(settings, shard=True)
+    assert not alone.resolve(learning_rate=1e-3).shard
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert alone.resolve(learning_rate=1e-3).shard
+    assert not settings.resolve(learning_rate=1e-3).shard
+
+
 def test_a_run_that_cannot_fit_is_refused_before_its_first_step():
     memory = Memory(target=int(16e9), drafter=int(6e9), states=int(2e9), there=int(20e9))
     with pytest.raises(InvalidSetup, match=r"= 24\.00 GB of 20\.0 GB.*Halve --batch-tokens"):

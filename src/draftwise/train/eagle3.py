@@ -89,6 +89,12 @@ class Eagle3Training(ChainTraining):
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
         Option(
+            name="num_key_value_heads",
+            default=0,
+            least=0,
+            help="Heads of keys and values; 0: the target's. Through their values alone the head sees the last token.",
+        ),
+        Option(
             name="draft_vocab_size", default=0, least=0, help="Number of most frequent tokens to draft from; 0: all."
         ),
         Option(
@@ -111,7 +117,10 @@ class Eagle3Training(ChainTraining):
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
         self.taps = check_taps(options["target_layers"] or usual_taps(target.num_layers), target)
         blueprint = Blueprint.for_target(
-            target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
+            target,
+            num_layers=options["num_layers"],
+            intermediate_size=options["intermediate_size"],
+            num_key_value_heads=options["num_key_value_heads"],
         )
         vocab_size = target.vocab_size
         num_named = min(options["draft_vocab_size"] or vocab_size, vocab_size)

@@ -58,11 +58,10 @@ class Ranks:
 
     def spread(self, module: nn.Module, *, shard: bool) -> nn.Module:
         """Return a module whose gradients are averaged over the ranks; with `shard` each keeps a part of it only."""
-        if self.size == 1:
-            return module
         if shard:
             # Kept whole between forward and backward pass: what is saved is gradients, optimizer and master weights.
             fully_shard(module, reshard_after_forward=False)
+        if shard or self.size == 1:
             return module
         # Graphs are compiled for a drafter's parts, and torch would split them at the edges of DDP's buckets.
         torch._dynamo.config.optimize_ddp = False

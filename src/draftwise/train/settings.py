@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.train.ranks import is_launched
 
 __all__ = ["TrainSettings"]
 
@@ -87,7 +88,7 @@ class TrainSettings:
     compile: bool | None = None
     shard: bool | None = None
     """Whether the ranks divide target, drafter and optimizer among them; None: if the target alone takes more than half
-    of a GPU's memory."""
+    of a GPU's memory. Started by torchrun, one rank does so too; else it has nobody to share with."""
     eval_every: int = 250
     save_every: int | None = None
     """Steps between checkpoints, in addition to those by time."""
@@ -158,8 +159,8 @@ class TrainSettings:
             fix = f"Use a multiple of {num_ranks}."
             message = f"is {accumulate}: {num_ranks} processes cannot share as many batches evenly."
             raise InvalidSetup(_error("accumulate", message, fix))
-        is_large = _is_large(target_bytes, device) and not self.states_url
-        shard = num_ranks > 1 and (is_large if self.shard is None else self.shard)
+        is_large = num_ranks > 1 and _is_large(target_bytes, device) and not self.states_url
+        shard = is_large if self.shard is None else self.shard and (num_ranks > 1 or is_launched())
         if shard and self.hidden_states != "online":
             fix = "Use --hidden-states online, or --no-shard."
             whole = "is disk, for which each GPU needs the whole target."

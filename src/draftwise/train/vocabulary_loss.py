@@ -40,6 +40,7 @@ def compute_vocabulary_loss(
 
     All draft positions of a row share its answer, which is therefore computed once. Gradients reach `hidden_JMH` and
     `head_UH`; they are computed with the losses, chunk by chunk, so that no logits are kept for the backward pass.
+    Rows without any weight (prompts, padding) are left out, and their tokens mean nothing.
 
     Args:
         hidden_JMH: for each draft position, the head's input.
@@ -67,19 +68,19 @@ class _VocabularyLoss(torch.autograd.Function):
             choose_compiled(_softmax, fuse=fuse),
         )
         total = torch.zeros((), device=head.device)
-        picks_JM = torch.empty(weights_JM.shape, dtype=torch.long, device=head.device)
-        grad_hidden = [torch.empty_like(hidden_MH) if wants_hidden else None for hidden_MH in hidden]
+        picks_JM = torch.zeros(weights_JM.shape, dtype=torch.long, device=head.device)
+        grad_hidden = [torch.zeros_like(hidden_MH) if wants_hidden else None for hidden_MH in hidden]
         grad_head = torch.zeros(head.shape, device=head.device) if wants_head else None
-        for rows in _chunks(weights_JM.shape[1], len(head)):
-            answer_CU = _answer(answers, rows, head, probabilities)
+        for rows_C in _chunks((weights_JM != 0).any(0), len(head)):
+            answer_CU = _answer(answers, rows_C, head, probabilities)
             for j, hidden_MH in enumerate(hidden):
-                logits_CU = hidden_MH[rows] @ head.T
-                losses_C, picks_JM[j, rows], slope_CU = terms(logits_CU, answer_CU, weights_JM[j, rows])
+                hidden_CH = hidden_MH[rows_C]
+                losses_C, picks_JM[j, rows_C], slope_CU = terms(hidden_CH @ head.T, answer_CU, weights_JM[j, rows_C])
                 total += losses_C.sum()
                 if (gradient := grad_hidden[j]) is not None:
-                    torch.mm(slope_CU, head, out=gradient[rows])
+                    gradient[rows_C] = slope_CU @ head
                 if grad_head is not None:
-                    grad_head += slope_CU.T @ hidden_MH[rows]
+                    grad_head += slope_CU.T @ hidden_CH
         ctx.mark_non_differentiable(picks_JM)
         ctx.gradients = (grad_head, grad_hidden)
         return total, picks_JM
@@ -92,18 +93,20 @@ class _VocabularyLoss(torch.autograd.Function):
         return (scaled[0], None, None, None, *scaled[1:])
 
 
-def _chunks(num_rows: int, vocabulary: int) -> list[slice]:
+def _chunks(used_M: Tensor, vocabulary: int) -> list[Tensor]:
+    """Return the rows that are used, in chunks of a few fixed sizes (each is compiled), filled up with unused ones."""
     size = max(_CHUNK_VALUES // vocabulary, 1)
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    rows_M = used_M.byte().argsort(descending=True, stable=True)
+    return list(rows_M.split(size)[: -(-int(used_M.sum()) // size)])
 
 
-def _answer(answers: Answers, rows: slice, head_UH: Tensor, softmax: Callable[[Tensor], Tensor]) -> Tensor:
+def _answer(answers: Answers, rows_C: Tensor, head_UH: Tensor, softmax: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the probabilities that these rows should predict, [C, U]."""
     if answers.states_MH is not None and answers.head_UH is not None:
-        logits_CU = answers.states_MH[rows].to(answers.head_UH.dtype) @ answers.head_UH.T
+        logits_CU = answers.states_MH[rows_C].to(answers.head_UH.dtype) @ answers.head_UH.T
         return softmax(logits_CU).to(head_UH.dtype)
     assert answers.tokens_M is not None
-    tokens_C = answers.tokens_M[rows]
+    tokens_C = answers.tokens_M[rows_C]
     answer_CU = torch.zeros(len(tokens_C), len(head_UH), dtype=head_UH.dtype, device=head_UH.device)
     return answer_CU.scatter_(1, tokens_C.unsqueeze(1), 1.0)
 
