@@ -71,7 +71,7 @@ class Prior:
     drafting_spread: float
     """Of the factors on the overheads of methods."""
     tolerance: float = 0.03
-    """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
+    """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what measuring missed."""
     rows_sd: float = 0.04
     """What the physics misses of steps with as many rows (standard deviation of the logarithm)."""
     rows_reach: float = 0.9
