@@ -22,6 +22,7 @@ from datetime import date
 from pathlib import Path
 
 from draftwise import __version__
+from draftwise.machine.cores import cpu_name
 
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 SPECS = (
@@ -71,7 +72,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "draftwise": __version__,
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {_processor()}",
+        "machine": f"{platform.machine()}, {cpu_name()}",
         "rounds": given.rounds,
         "rows": [
             {"run": name, "median_ms": round(statistics.median(values), 1), "min_ms": round(min(values), 1),
@@ -82,12 +83,6 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from drifting_services import REGIMES, Regime, Service, make_service
 from numpy.typing import NDArray
-from suffix_vs_arctic import cpu_name
 
+from draftwise.machine.cores import cpu_name
 from draftwise.watch.drift import Drift, DriftModel, Rows, fit_model
 from draftwise.watch.drift.model import LEARN_DAYS
 from draftwise.watch.drift.rows import ROW_S, ROWS_PER_DAY

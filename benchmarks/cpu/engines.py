@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from draftwise.machine.cores import cpu_name
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 SHARED_SETTINGS = {"max_model_len": 1024, "new_tokens": 128}
@@ -110,12 +111,6 @@ def main() -> None:
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from suffix_vs_arctic import cpu_name
-
 from draftwise import __version__
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.machine.cores import cpu_name
 from draftwise.report.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 

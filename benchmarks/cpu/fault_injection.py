@@ -32,7 +32,8 @@ from typing import Any
 from unittest.mock import patch
 
 from injected_faults import KINDS, World, make_world
-from suffix_vs_arctic import cpu_name
+
+from draftwise.machine.cores import cpu_name
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

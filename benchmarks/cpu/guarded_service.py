@@ -28,11 +28,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from suffix_vs_arctic import cpu_name
-
 from draftwise.core import Baseline, ClosedLoop, Condition, Relation, Rollback, RollbackBasis
 from draftwise.guard.executors.haproxy import parse_servers
 from draftwise.machine.cache import cache_folder
+from draftwise.machine.cores import cpu_name
 from draftwise.workloads.loading import load_workloads
 
 ROOT = Path(__file__).parents[2]

@@ -33,6 +33,7 @@ import httpx
 from load_peers import PEERS, Job, Reading, run_draftwise
 
 from draftwise import __version__
+from draftwise.machine.cores import cpu_name
 
 ACCURACY = {"first_token_s": 0.05, "step_s": 0.02, "shortest": 0.5}
 """Answers of different lengths, so that the streams do not stay in step."""
@@ -84,13 +85,12 @@ def main() -> int:
 
 def about() -> dict[str, Any]:
     """Return what ran this and where."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "draftwise": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpu": model.partition(": ")[2],
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "fake": {"accuracy": ACCURACY, "capacity": CAPACITY},
     }

@@ -18,7 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-from suffix_vs_arctic import cpu_name, standard_library
+from suffix_vs_arctic import standard_library
+
+from draftwise.machine.cores import cpu_name
 
 PROMPTS = (200, 2_000, 10_000, 50_000)
 RANGES = ((5, 5), (2, 4), (1, 32))

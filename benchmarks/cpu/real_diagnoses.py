@@ -20,7 +20,7 @@ import shutil
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -32,7 +32,6 @@ from typing import Any
 import httpx
 import torch
 from safetensors.torch import load_file, save_file
-from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
 from draftwise.backends import EmbeddedBackend
@@ -49,6 +48,7 @@ from draftwise.core import (
     Window,
 )
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.machine.cores import cpu_name
 from draftwise.watch.pages import open_pages
 from draftwise.watch.watcher import Watcher
 
@@ -410,15 +410,31 @@ FAULTS = (
 )
 
 
-def _sum_up(fault: Fault, seen: Mapping[str, Any]) -> dict[str, Any]:
-    first = next((each["code"] for each in seen["findings"]), "nothing")
+def judge(seen: Mapping[str, Any], codes: Set[str]) -> dict[str, Any]:
+    """Return what was named, and whether the first of it (`none` where nothing was) is one of the codes."""
+    first = next((each["code"] for each in seen["findings"]), "none")
     return {
-        "fault": fault.name,
         "named first": first,
-        "right": first in fault.codes,
-        "wanted": sorted(fault.codes),
+        "right": first in codes,
+        "wanted": sorted(codes),
         "exit": seen["exit"],
         "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
+    }
+
+
+def put_row(out: Path, kind: str, row: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+    """Put a row among those of a kind, in the place of an earlier one of its name."""
+    print(json.dumps(row), flush=True)
+    known = json.loads(out.read_text())[f"{kind}s"] if out.exists() else []
+    rows = [*(each for each in known if each[kind] != row[kind]), row]
+    right = sum(each["right"] for each in rows)
+    out.write_text(json.dumps({**head, "right": right, f"{kind}s": rows}, indent=1) + "\n")
+
+
+def _sum_up(fault: Fault, seen: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "fault": fault.name,
+        **judge(seen, fault.codes),
         "tokens_per_step": [pool["tokens_per_step"] for pool in seen["pools"]],
         "expected": seen["expected"],
         "rates": seen["rates"],
@@ -441,12 +457,8 @@ async def run(names: Sequence[str], keep: Path | None) -> None:
                     row = _sum_up(fault, await fault.make(lab))
                 except Exception as error:  # one fault that cannot be made does not take the others along
                     row = {"fault": fault.name, "named first": "", "right": False, "failed": repr(error)}
-                print(json.dumps(row), flush=True)
-                known = json.loads(RESULTS.read_text())["faults"] if RESULTS.exists() else []
-                rows = [*(each for each in known if each["fault"] != fault.name), row]
                 head = {"draftwise": __version__, "date": date.today().isoformat(), "cpu": cpu_name()}
-                right = sum(each["right"] for each in rows)
-                RESULTS.write_text(json.dumps({**head, "right": right, "faults": rows}, indent=1) + "\n")
+                put_row(RESULTS, "fault", row, head)
 
 
 def main() -> None:

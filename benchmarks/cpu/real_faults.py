@@ -37,9 +37,9 @@ from typing import Any
 from uuid import uuid4
 
 from scipy.stats import binomtest
-from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
+from draftwise.machine.cores import cpu_name
 from draftwise.machine.files import write_whole
 from draftwise.runs.row_files import RowFile, cut_unfinished
 

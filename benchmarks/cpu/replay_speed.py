@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from suffix_vs_arctic import cpu_name, standard_library
+from suffix_vs_arctic import standard_library
 
 from draftwise.core import SpecConfig
+from draftwise.machine.cores import cpu_name
 from draftwise.replay.directory import to_anchors
 from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replay.replayer import Replayer

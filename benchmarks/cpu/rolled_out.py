@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import shlex
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -25,11 +24,12 @@ from typing import Any
 
 import httpx
 import torch
+from guarded_service import free_port
 from real_diagnoses import STREAMS, Lab, traffic
-from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
 from draftwise.core import SpecConfig
+from draftwise.machine.cores import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "rolled_out.json"
 CPU_FLAGS = "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --max-model-len 2048"
@@ -68,13 +68,6 @@ async def running(command: Sequence[object], ready: str, log: Path) -> AsyncIter
         await process.wait()
 
 
-def find_port() -> int:
-    """Return a port that is free."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 class Service:
     """An address at which servers replace each other, and the Prometheus that scrapes it.
 
@@ -85,7 +78,7 @@ class Service:
 
     def __init__(self, lab: Lab, vllm: str) -> None:
         self.lab, self._vllm = lab, vllm
-        self._port, self._recorder = find_port(), find_port()
+        self._port, self._recorder = free_port(), free_port()
         self.url, self.prometheus = (f"http://127.0.0.1:{port}" for port in (self._port, self._recorder))
 
     def record(self, program: Path) -> Any:

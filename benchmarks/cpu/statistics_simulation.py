@@ -19,7 +19,8 @@ import numpy as np
 from simulated_crossovers import rows_of_crossovers
 from simulated_decisions import rows_of_families, rows_of_looks, rows_of_power, rows_of_whole_runs
 from simulated_intervals import rows_of_coverage, rows_of_percentiles, rows_of_totals, summarise_coverage
-from suffix_vs_arctic import cpu_name
+
+from draftwise.machine.cores import cpu_name
 
 SECTIONS = {
     "coverage": (rows_of_coverage, 1),

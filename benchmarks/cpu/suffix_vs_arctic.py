@@ -26,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from draftwise.machine.cores import cpu_name
+
 DEPTH, CACHED_REQUESTS, K = 24, 10_000, 24  # vLLM's defaults
 TIMES = ("admit", "step", "release")
 
@@ -225,12 +227,6 @@ def compile_seconds() -> dict[str, float]:
         command = ["env", f"NUMBA_CACHE_DIR={folder}", sys.executable, "-c", code]
         times = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(2)]
     return {"cold": times[0], "cached": times[1]}
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor()
 
 
 def main() -> None:

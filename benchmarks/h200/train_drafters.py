@@ -33,8 +33,8 @@ SHAPES = {
         "last_state": "--target-layers 2,5,8 --intermediate-size 1024",
         "target_head": "--target-layers 2,5,8 --intermediate-size 2048 --lm-head target",
         "8_values": "--target-layers 2,5,8 --intermediate-size 1536 --lm-head target --num-key-value-heads 8 --lr 2e-3",
-        "8_values_2_layers": "--target-layers 2,5,8 --intermediate-size 1024 --lm-head target --num-key-value-heads 8 --lr 2e-3"
-        " --num-layers 2",
+        "two_layers": "--target-layers 2,5,8 --intermediate-size 1024 --lm-head target --num-key-value-heads 8"
+        " --lr 2e-3 --num-layers 2",
     },
     "p_eagle": {
         "1_layer": "--num-layers 1 --intermediate-size 1024",

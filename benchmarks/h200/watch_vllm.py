@@ -35,7 +35,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
-from real_diagnoses import Lab, add_rules, traffic
+from real_diagnoses import Lab, add_rules, judge, traffic
 from watch_vllm_cpu import VllmLab
 
 from draftwise import __version__
@@ -322,15 +322,10 @@ def list_cases(
 
 def sum_up(case: Case, seen: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept."""
-    first, wanted = next((each["code"] for each in seen["findings"]), "none"), case.codes(seen)
     keys = ("running", "tokens_per_step", "step_s", "coverage", "rate_per_pos", "counted")
     return {
         "case": case.name,
-        "named first": first,
-        "right": first in wanted,
-        "wanted": sorted(wanted),
-        "exit": seen["exit"],
-        "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
+        **judge(seen, case.codes(seen)),
         **{key: [pool.get(key) for pool in seen["pools"]] for key in keys},
     }
 

@@ -33,6 +33,8 @@ from traces import Comparison, compare, count
 from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.machine.cores import cpu_name
+from draftwise.machine.files import write_whole
 from draftwise.train.assemble import assemble_mtp
 
 HERE = Path(__file__).parent
@@ -108,7 +110,8 @@ def run(rows: Sequence[Row], args: argparse.Namespace, names: list[str], prompts
         "prompts": names,
         "methods": results,
     }
-    write_beside(args.out, json.dumps(document, indent=2) + "\n")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(args.out, json.dumps(document, indent=2) + "\n")
     console.print(make_table(results, args))
     console.print(f"written to {args.out}")
     return int(any(result["verdict"] not in ("same", "not run") for result in results.values()))
@@ -348,21 +351,6 @@ def command_without_paths(args: argparse.Namespace) -> str:
     """Return the command as others can type it."""
     words = [word.replace(args.vllm_python, "VLLM_PYTHON") for word in sys.argv[1:]]
     return " ".join(["python", f"benchmarks/interop/{Path(sys.argv[0]).name}", *words])
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def write_beside(path: Path, text: str) -> None:
-    """Write a file so that a reader finds all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
-    beside.replace(path)
 
 
 if __name__ == "__main__":

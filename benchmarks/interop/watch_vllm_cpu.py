@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import shlex
 import sys
@@ -27,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
-from real_diagnoses import STREAMS, Lab, traffic
+from real_diagnoses import STREAMS, Lab, judge, put_row, traffic
 
 from draftwise import __version__
 from draftwise.backends import VllmBackend
@@ -64,13 +63,6 @@ class VllmLab(Lab):
         url = await super().start(name, spec)
         self.version = (await self._started[name].describe()).version.get("version")
         return url
-
-    async def find_baseline(self) -> Path:
-        """Return the baseline of the good server."""
-        path = self.folder / "good.json"
-        if not path.exists():
-            await self.record("good", await self.start("good", self.head), self.chat)
-        return path
 
     async def ask(self, url: str, baseline: Path, *arguments: object, streams: int = STREAMS) -> dict[str, Any]:
         """Return what `watch --probe` says; without streams the server is idle."""
@@ -155,15 +147,10 @@ CASES = (
 
 def sum_up(case: Case, seen: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept."""
-    first = next((each["code"] for each in seen["findings"]), "nothing")
     keys = ("tokens_per_step", "coverage", "rate_per_pos", "conditional_rate_per_pos", "counted")
     return {
         "case": case.name,
-        "named first": first,
-        "right": first in case.codes,
-        "wanted": sorted(case.codes),
-        "exit": seen["exit"],
-        "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
+        **judge(seen, case.codes),
         **{key: [pool[key] for pool in seen["pools"]] for key in keys},
     }
 
@@ -180,9 +167,6 @@ async def run(vllm: str, names: list[str], out: Path, keep: Path | None) -> None
                     row = sum_up(case, await case.look(lab))
                 except Exception as error:  # one that cannot be looked at does not take the others along
                     row = {"case": case.name, "named first": "", "right": False, "failed": repr(error)}
-                print(json.dumps(row), flush=True)
-                known = json.loads(out.read_text())["cases"] if out.exists() else []
-                rows = [*(each for each in known if each["case"] != case.name), row]
                 head = {
                     "date": datetime.now(UTC).date().isoformat(),
                     "draftwise": __version__,
@@ -190,9 +174,8 @@ async def run(vllm: str, names: list[str], out: Path, keep: Path | None) -> None
                     "python": platform.python_version(),
                     "hardware": describe_hardware().to_dict(),
                     "serve": " ".join(SERVE),
-                    "right": sum(each["right"] for each in rows),
                 }
-                out.write_text(json.dumps({**head, "cases": rows}, indent=1) + "\n")
+                put_row(out, "case", row, head)
 
 
 def main() -> None:

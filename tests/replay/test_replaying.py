@@ -120,7 +120,7 @@ def test_damaged_rows_are_named(tmp_path: Path) -> None:
 def test_a_missing_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup) as caught:
         read_profile(tmp_path)
-    assert caught.value.findings[0].code == "not-a-profile"
+    assert caught.value.findings[0].code == "unreadable-file"
 
 
 def test_every_k_up_to_ten_is_answered_for() -> None:

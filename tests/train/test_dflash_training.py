@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from tests.support.training import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
@@ -44,6 +46,32 @@ def test_blocks_see_what_lies_before_their_anchor_only(target):
     changed_BNKH = _hidden(method, other, target.compute_states(other, method.taps))
     same_N = (hidden_BNKH - changed_BNKH).abs().amax((0, 2, 3)) < 1e-5
     assert same_N.tolist() == [True] * 9 + [False] * 9
+
+
+def test_a_cut_block_is_what_a_drafter_of_fewer_masks_drafts(target):
+    long, short = (build("dflash", target, num_speculative_tokens=k, num_layers=2, anchors=9) for k in (3, 2))
+    short.network.load_state_dict(long.network.state_dict())
+    batch = random_batch(target)
+    states = target.compute_states(batch, long.taps)
+    with torch.no_grad():
+        blocks, shorter = long.draw_blocks(batch), short.draw_blocks(batch)
+        cut = dataclasses.replace(blocks, sizes_BN=torch.full_like(blocks.sizes_BN, 2))
+        cut_BNKH, shorter_BNKH = long.fill_in(batch, states, cut), short.fill_in(batch, states, shorter)
+        whole_BNKH = long.fill_in(batch, states, blocks)
+    torch.testing.assert_close(cut_BNKH[:, :, :2], shorter_BNKH)
+    assert not torch.allclose(whole_BNKH[:, :, :2], shorter_BNKH, atol=1e-3)
+
+
+def test_half_of_the_blocks_are_cut_where_that_is_asked_for(target):
+    method = build("dflash", target, num_speculative_tokens=3, anchors=18, shorter_blocks=True)
+    batch = random_batch(target, length=40)
+    drawn = [method.draw_blocks(batch) for _ in range(20)]
+    sizes_D = torch.cat([each.sizes_BN.flatten() for each in drawn])
+    assert set(sizes_D.tolist()) == {1, 2, 3}
+    assert 0.5 < (sizes_D == 3).float().mean() < 0.8  # a half, and a third of the others
+    assert not any(each.learnt_BNK[..., 2][each.sizes_BN < 3].any() for each in drawn)
+    with torch.no_grad():
+        assert (method.draw_blocks(batch).sizes_BN == 3).all()
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import show_table
-from draftwise.cli._findings import finding_to_dict, report_to_dict
+from draftwise.cli._findings import report_to_dict
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import all_advice, get_advice
 from draftwise.plan.pick import Advice, Candidate
@@ -182,11 +182,10 @@ def advice_to_dict(advice: Advice) -> dict[str, Any]:
         "vllm": advice.version,
         "target": advice.requirements.target,
         "sentence": advice.sentence,
-        "against": [{"weight": lever.weight, **finding_to_dict(lever.finding)} for lever in advice.levers],
+        "against": [{"weight": lever.weight, **lever.finding.to_dict()} for lever in advice.levers],
         "ranked": [_candidate_to_dict(advice, each) for each in advice.ranked],
         "refused": [
-            {"method": each.method, "reasons": [finding_to_dict(reason) for reason in each.reasons]}
-            for each in advice.refused
+            {"method": each.method, "reasons": [reason.to_dict() for reason in each.reasons]} for each in advice.refused
         ],
     }
 
@@ -228,8 +227,8 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
             "kv_tokens": budget.kv_tokens,
         },
         "check": report_to_dict(candidate.report),
-        "reasons": [finding_to_dict(each) for each in candidate.reasons],
-        "caveats": [finding_to_dict(each) for each in candidate.caveats],
+        "reasons": [each.to_dict() for each in candidate.reasons],
+        "caveats": [each.to_dict() for each in candidate.caveats],
         "alternatives": [each.model for each in candidate.alternatives],
         "published": [
             {"result": each.result, "conditions": each.conditions, "source": each.source}

@@ -23,7 +23,6 @@ __all__ = [
     "MARKS",
     "Judged",
     "fail_option",
-    "finding_to_dict",
     "has_failed",
     "quiet_line",
     "render_findings",
@@ -220,10 +219,5 @@ def report_to_dict(report: Report, *, where: str = "") -> dict[str, Any]:
         "args": dict(report.setup.args),
         "accepted": report.accepted,
         "resolved": resolved,
-        "findings": [finding_to_dict(finding) for finding in report.findings],
+        "findings": [finding.to_dict() for finding in report.findings],
     }
-
-
-def finding_to_dict(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON, empty fields left out."""
-    return {key: value for key, value in asdict(finding).items() if value != ""}

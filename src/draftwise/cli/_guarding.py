@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.cli._findings import finding_to_dict, render_findings
+from draftwise.cli._findings import render_findings
 from draftwise.core import Window
 from draftwise.guard.loop import Tick
 
@@ -54,7 +54,7 @@ def tick_to_dict(tick: Tick) -> dict[str, Any]:
         "at_s": tick.at_s,
         "replicas": [*_replicas("spec", tick.reading.spec, tick), *_replicas("plain", tick.reading.plain, tick)],
         "actions": [{**asdict(each), "replicas": list(each.replicas)} for each in tick.actions],
-        "findings": [finding_to_dict(each) for each in tick.findings],
+        "findings": [each.to_dict() for each in tick.findings],
     }
 
 

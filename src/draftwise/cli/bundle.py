@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from draftwise.cli._console import open_console
-from draftwise.cli._findings import finding_to_dict, render_findings
+from draftwise.cli._findings import render_findings
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.deploy.record import SETUP
 from draftwise.deploy.verify.manifests import read_setup
@@ -82,7 +82,7 @@ def make(
     found = read_setup(setup / SETUP if setup.is_dir() else setup)
     findings = pack(found, dict(map(_read_source, sources)), out, wanted, told=tell)
     if as_json:
-        row = {"out": str(out), "copied_bytes": copied, "findings": list(map(finding_to_dict, findings))}
+        row = {"out": str(out), "copied_bytes": copied, "findings": [each.to_dict() for each in findings]}
         click.echo(json.dumps(row, indent=1))
         return
     click.echo(f"Written: {out} ({copied / (1 << 20):.1f} MiB of weights)")
@@ -101,7 +101,7 @@ def verify(folder: Path, as_json: bool) -> None:
 
     findings = verify_bundle(folder)
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "findings": list(map(finding_to_dict, findings))}, indent=1))
+        click.echo(json.dumps({"folder": str(folder), "findings": [each.to_dict() for each in findings]}, indent=1))
     else:
         wrong = any(each.severity is Severity.ERROR for each in findings)
         click.echo(f"{folder} is {'not ' if wrong else ''}what was written")

@@ -17,6 +17,7 @@ from draftwise.cli._console import open_console, show_table
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate
 from draftwise.cli._group import BEGAN
+from draftwise.cli._launching import launch_options, read_launch, split_arguments
 from draftwise.cli._loads import Finite, Numbers
 from draftwise.cli._session import refuse_others, run_session
 from draftwise.core import (
@@ -24,7 +25,6 @@ from draftwise.core import (
     Calibration,
     ClosedLoop,
     Condition,
-    LaunchOptions,
     RunPlan,
     SpecConfig,
     StorageError,
@@ -32,7 +32,7 @@ from draftwise.core import (
 from draftwise.measure import measurement as measure
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.forecast import Pace
-from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
+from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
@@ -66,12 +66,7 @@ _LARGE_ERROR = 0.10
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
               help="Prompts, as for `decide`  [default: code and rewrite]")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
-@click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
-              help="What serves TARGET.")  # fmt: skip
-@click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND", help="What starts vLLM.")
-@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]")
-@click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`.")
-@click.option("--one-at-a-time", is_flag=True, help="Start and stop the servers in turn, for one GPU.")
+@launch_options
 @context_option
 @click.option("--run", "folder", type=click.Path(path_type=Path), metavar="DIR",
               help="Where the raw readings go  [default: runs/TIME]")  # fmt: skip
@@ -148,19 +143,13 @@ def _measure(measurement: measure.Measurement) -> BaseException | None:
 def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
     """Return what the options ask for: every server under every load, no load left out or added."""
     urls, candidates = _read_candidates(given)
-    gpus = given["gpus"]
     engine = given["engine"] if given["url"] is None else "vllm"
     loads = given["concurrency"] or _LOADS[engine]
     return MeasurementSpec(
         target=given["target"],
         engine=given["engine"],
-        launch=LaunchOptions(
-            vllm=given["vllm"],
-            gpus=None if gpus is None else tuple(each for each in gpus.split(",") if each),
-            switch=given["switch"],
-            leave=given["leave"],
-        ),
-        serve_args=tuple(given["serve_args"].split()),
+        launch=read_launch(given),
+        serve_args=split_arguments(given["serve_args"]),
         url=given["url"],
         candidate_urls=urls,
         metrics_urls=given["metrics_urls"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,15 @@ from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._group import BEGAN
+from draftwise.cli._launching import launch_options, read_launch, split_arguments
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.cli._session import refuse_others, run_session
-from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
+from draftwise.core import BackendError, InvalidSetup, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.forecast import Pace
 from draftwise.measure.planning import explain_sharing
-from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
+from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.workloads import BUNDLED
@@ -60,14 +60,7 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
 @access_options
 @context_option
-@click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
-              help="What serves TARGET.")  # fmt: skip
-@click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
-              help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
-@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]")
-@click.option("--one-at-a-time", is_flag=True,
-              help="Start and stop the servers in turn (A B, B A ...), for one GPU.")  # fmt: skip
-@click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
+@launch_options
 @click.option("--processes", type=click.IntRange(1), metavar="N",
               help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
 @click.option("--margin", type=Finite(0, 1, max_open=True), help="Smallest change worth making  [default: 0.03]")
@@ -140,17 +133,11 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
 
 def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
     """Return what the options ask for."""
-    gpus = given["gpus"]
     return MeasurementSpec(
         target=given["target"],
         engine=given["engine"],
-        launch=LaunchOptions(
-            vllm=given["vllm"],
-            gpus=None if gpus is None else tuple(each for each in gpus.split(",") if each),
-            switch=given["switch"],
-            leave=given["leave"],
-        ),
-        serve_args=_split_arguments(given["serve_args"]),
+        launch=read_launch(given),
+        serve_args=split_arguments(given["serve_args"]),
         url=given["url"],
         candidate_urls=given["candidate_urls"],
         metrics_urls=given["metrics_urls"],
@@ -182,10 +169,3 @@ def _read_thresholds(given: Mapping[str, Any]) -> dict[str, float]:
     promised = {name: given[f"{name}_ms"] for name in ("slo_ttft", "slo_tpot", "slo_e2e")}
     seconds = {f"{name}_s": value / 1e3 for name, value in promised.items() if value is not None}
     return seconds if given["margin"] is None else {"margin": given["margin"], **seconds}
-
-
-def _split_arguments(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise click.UsageError(f"--serve-args {text!r} is no shell command line ({error}).") from None

@@ -160,14 +160,12 @@ def deploy(
         folder = _add_probe(folder, setup, canary, access)
     folder.write(out)
     if as_json:
-        from draftwise.cli._findings import finding_to_dict
-
         click.echo(
             json.dumps(
                 {
                     "out": str(out),
                     "files": list(folder.files),
-                    "limits": list(map(finding_to_dict, folder.limits)),
+                    "limits": [each.to_dict() for each in folder.limits],
                     "not_measured": order.evidence.unmeasured,
                 }
             )
@@ -243,10 +241,8 @@ def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, wri
     if writes and changed.difference:
         replace_text(path, changed.text)
     if as_json:
-        from draftwise.cli._findings import finding_to_dict
-
         row = {"file": str(path), "difference": changed.difference, "written": writes and bool(changed.difference)}
-        click.echo(json.dumps(row | {"findings": list(map(finding_to_dict, changed.findings))}))
+        click.echo(json.dumps(row | {"findings": [each.to_dict() for each in changed.findings]}))
         return
     click.echo(changed.difference or f"{path} starts that already.", nl=not changed.difference)
     for finding in changed.findings:

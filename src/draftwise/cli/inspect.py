@@ -15,7 +15,7 @@ from rich.text import Text
 from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.cli._console import open_console
-from draftwise.cli._findings import finding_to_dict, render_findings
+from draftwise.cli._findings import render_findings
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.core import Finding, Severity
 from draftwise.facts.rules import find_doubts
@@ -58,7 +58,7 @@ def inspect(checkpoint: Path, target: Path | None, version: str | None, nearest:
 def _show(sides: Sequence[Inspection], pair: Pair | None, findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         content = sides[0].to_dict() if pair is None else pair.to_dict()
-        click.echo(json.dumps(content | {"findings": [finding_to_dict(finding) for finding in findings]}, indent=1))
+        click.echo(json.dumps(content | {"findings": [finding.to_dict() for finding in findings]}, indent=1))
     else:
         console = open_console(stderr=False)
         console.print(_facts(sides))

@@ -12,7 +12,6 @@ import click
 
 from draftwise.cli._advice import advice_to_dict, show_advice
 from draftwise.cli._console import open_console
-from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
@@ -73,7 +72,7 @@ def pick(
     remarks = (*find_remarks(release), *find_doubts(release))
     advice = choose(_read_requirements(target, engine_flags, asked | {"version": str(release)}))
     if as_json:
-        about_release = {"asked": release.asked or str(release), "remarks": [finding_to_dict(each) for each in remarks]}
+        about_release = {"asked": release.asked or str(release), "remarks": [each.to_dict() for each in remarks]}
         click.echo(json.dumps(advice_to_dict(advice) | about_release, indent=1))
     else:
         tell_remarks(remarks)

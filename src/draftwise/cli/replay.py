@@ -76,7 +76,12 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
 @click.option("--target-url", metavar="URL", help="Server of the target, where drafts are sampled.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the models  [default: the target's]")
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models run  [default: auto]")
-@click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Requests that models replay together.")
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests that models replay together  [default: 256 on a GPU, else 16]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(
     log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,

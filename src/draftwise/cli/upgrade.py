@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.cli._findings import finding_to_dict, render_findings, report_to_dict
+from draftwise.cli._findings import render_findings, report_to_dict
 from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command, tell_skipped
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.facts.methods import find_method
@@ -158,7 +158,7 @@ def _to_dict(where: str, upgrade: Upgrade) -> dict[str, Any]:
         "after": report_to_dict(upgrade.after),
         "starts_on_neither": upgrade.starts_on_neither,
         **{
-            name: [finding_to_dict(f) for f in getattr(upgrade, name)]
+            name: [f.to_dict() for f in getattr(upgrade, name)]
             for name in ("breaks", "still", "unknown", "other", "gone")
         },
         **{name: [asdict(c) for c in getattr(upgrade, name)] for name in ("changes", "possible", "removed")},

@@ -12,7 +12,6 @@ from draftwise.core.counters import Counters, ServerLoad
 from draftwise.core.finding import UnreadableSource
 from draftwise.core.load import Condition
 from draftwise.core.rollback import Relation, Rollback, RollbackBasis
-from draftwise.core.stats import SpecStats
 from draftwise.core.window import Sums, Window
 
 __all__ = ["NO_PROBE", "Baseline", "Expected", "ProbeAnswer"]
@@ -158,25 +157,18 @@ def _read_expected(row: Mapping[str, Any]) -> Expected:
     return Expected(
         workload=row["workload"],
         condition=Condition.from_dict(row["condition"]),
-        counters=_read_counters(row["counters"]),
+        counters=Counters.from_dict(row["counters"]),
     )
 
 
 def _read_window(row: Mapping[str, Any]) -> Window:
     parts = {
-        "counters": _read_counters(row["counters"]),
+        "counters": Counters.from_dict(row["counters"]),
         "load": ServerLoad(**row["load"]),
         "sums": Sums(**row["sums"]),
         "adapters": frozenset(row["adapters"]),
     }
     return Window(**{**row, **parts})
-
-
-def _read_counters(row: Mapping[str, Any]) -> Counters:
-    stats: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in row["spec"].items()
-    }
-    return Counters(**{**row, "spec": SpecStats(**stats)})
 
 
 def _rollback_to_dict(rule: Rollback) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftwise.core.stats import SpecStats
 
@@ -17,6 +19,16 @@ class Counters:
     generation_tokens: int | None = None
     prefix_queries: int | None = None
     prefix_hits: int | None = None
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Counters:
+        """Return the counters whose fields were written as JSON.
+
+        Raises:
+            KeyError, TypeError: it is something else.
+        """
+        per_pos = {name: tuple(row["spec"][name]) for name in ("accepted_per_pos", "drafted_per_pos")}
+        return cls(**{**row, "spec": SpecStats(**{**row["spec"], **per_pos})})
 
     def __sub__(self, before: Counters) -> Counters:
         return self._combine(before, -1)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 __all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity", "StorageError", "UnreadableSource"]
 
@@ -45,6 +46,10 @@ class Finding:
         where = "" if _names(self.message, self.where) else f"{self.where}: "
         fix = f" {self.fix}" if self.fix else ""
         return f"{where}{self.message}{fix}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON, empty fields left out."""
+        return {key: value for key, value in asdict(self).items() if value not in ("", ())}
 
 
 def _names(text: str, where: str) -> bool:

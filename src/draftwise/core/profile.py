@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -37,10 +37,6 @@ class ReplayedTarget:
     tokenizer_sha256: str | None = None
     """Hash of its tokenizer.json; None where the log held token ids and no tokenizer was at hand."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {"name": self.name, "tokenizer_sha256": self.tokenizer_sha256}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedLog:
@@ -65,18 +61,6 @@ class ReplayedLog:
         _require(self.used + sum(self.skipped.values()) == self.rows, "log: used and skipped do not add up to rows")
         _require(self.tokens_out >= self.used, f"log: tokens_out is {self.tokens_out} for {self.used} answers")
         _require(self.order in ("time", "file"), f"log: order is {self.order!r}, not time or file")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "rows": self.rows,
-            "used": self.used,
-            "skipped": dict(self.skipped),
-            "order": self.order,
-            "groups": dict(self.groups),
-            "tokens_out": self.tokens_out,
-            "prompt_tokens": None if self.prompt_tokens is None else list(self.prompt_tokens),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +236,8 @@ class Profile:
         return {
             "format": _FORMAT,
             "version": _VERSION,
-            "target": self.target.to_dict(),
-            "log": self.log.to_dict(),
+            "target": asdict(self.target),
+            "log": asdict(self.log),
             "entries": [entry.to_dict() for entry in self.entries],
             "findings": [_finding_to_dict(finding) for finding in self.findings],
         }

@@ -266,11 +266,6 @@ class Window:
         return _ratio(self.sums.queue_s, self.sums.finished)
 
     @property
-    def mean_prefill_s(self) -> float | None:
-        """Seconds of prefill, a request."""
-        return _ratio(self.sums.prefill_s, self.sums.finished)
-
-    @property
     def mean_first_token_s(self) -> float | None:
         """Seconds to the first token, a request."""
         return _ratio(self.sums.first_token_s, self.sums.first_tokens)

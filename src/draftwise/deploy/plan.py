@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -99,44 +100,40 @@ class Target:
     """Where the weights lie and why, a sentence each."""
 
 
+_of_kubectl = partial(
+    Target,
+    suffix=".yaml",
+    remove="kubectl delete -f {file}",
+    compare="kubectl diff -f {file}",
+    in_cluster=True,
+)
+
 TARGETS: Mapping[str, Target] = {
-    "kubernetes": Target(
+    "kubernetes": _of_kubectl(
         render=kubernetes.render,
         scaled="apps/v1 Deployment {name}",
         address="{name}:80",
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster: the cache is the pod's own; a drafter in an image or on a volume stays there.",
-        in_cluster=True,
     ),
-    "kserve": Target(
+    "kserve": _of_kubectl(
         render=kserve.render,
         scaled="apps/v1 Deployment {name}-predictor",
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready inferenceservice/{name} "
         "--timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         prepare=layouts.prepare,
         brings_weights=True,
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
-        in_cluster=True,
     ),
-    "llminferenceservice": Target(
+    "llminferenceservice": _of_kubectl(
         render=llm_service.render,
         prepare=llm_service.prepare,
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready llminferenceservice/{name} "
         "--timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="Nothing of the drafter, which vLLM downloads; llm-d's scheduler and its route go with the service.",
         find_limits=layouts.warn_of_deadline,
-        in_cluster=True,
     ),
     "production-stack": Target(
         render=production_stack.render,
@@ -147,56 +144,40 @@ TARGETS: Mapping[str, Target] = {
         prepare=production_stack.prepare,
         in_cluster=True,
     ),
-    "vllmruntime": Target(
+    "vllmruntime": _of_kubectl(
         render=vllm_runtime.render,
         address="{name}:80",
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=create deployment/{name} --timeout=60s && "
         "kubectl rollout status deployment/{name} --timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster: the operator takes its Deployment and Service away with the object.",
         prepare=vllm_runtime.prepare,
         find_limits=vllm_runtime.find_limits,
-        in_cluster=True,
     ),
-    "argo-rollouts": Target(
+    "argo-rollouts": _of_kubectl(
         render=rollouts.render,
         scaled="argoproj.io/v1alpha1 Rollout {name}",
         address="{name}:80",
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster but the AnalysisTemplate and what it found, which other canaries may use.",
         write_more=canary.write_rollout,
         find_limits=canary.warn_of_shares,
-        in_cluster=True,
     ),
-    "flagger": Target(
+    "flagger": _of_kubectl(
         render=flagger.render,
-        suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="The Canary and the MetricTemplate; with the Canary Flagger's copies and Services go.",
         write_more=canary.write_flagger,
         find_limits=canary.name_provider,
-        in_cluster=True,
     ),
-    "ray-serve": Target(
+    "ray-serve": _of_kubectl(
         render=ray_serve.render,
         address="{name}-serve-svc:8000",
-        suffix=".yaml",
         lost=("device",),
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready rayservice/{name} --timeout={startup}s",
-        remove="kubectl delete -f {file}",
-        compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster: KubeRay takes its Ray cluster and Services away with the object.",
         prepare=ray_serve.prepare,
         metrics_prefix=ray_serve.METRICS_PREFIX,
         metrics_port=ray_serve.METRICS_PORT,
-        in_cluster=True,
     ),
     "compose": Target(
         render=compose.render,

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.stored import read_data
+from draftwise.facts.stored import read_rows
 
 __all__ = [
     "AcceptancePrior",
@@ -181,16 +181,12 @@ def find_prior(method: str, overlap: Overlap | None = None) -> AcceptancePrior |
     """Return the acceptance to expect of a method on such traffic; None for one that does not draft."""
     rows = (row for row in _load()["priors"] if method in row["methods"])
     row = next((row for row in rows if row.get("overlap") in (None, overlap)), None)
-    return None if row is None else AcceptancePrior(**{**row, "methods": tuple(row["methods"])})
+    return None if row is None else AcceptancePrior(**row)
 
 
 def find_seen_acceptance(method: str) -> tuple[SeenAcceptance, ...]:
     """Return what was measured of a method's acceptance."""
-    return tuple(
-        SeenAcceptance(**{**row, "methods": tuple(row["methods"])})
-        for row in _load()["seen_acceptance"]
-        if method in row["methods"]
-    )
+    return tuple(SeenAcceptance(**row) for row in _load()["seen_acceptance"] if method in row["methods"])
 
 
 @cache
@@ -201,11 +197,7 @@ def read_temperature_effect() -> TemperatureEffect:
 
 def find_published_results(method: str) -> tuple[PublishedResult, ...]:
     """Return the published results of a method."""
-    return tuple(
-        PublishedResult(**{**row, "methods": tuple(row["methods"])})
-        for row in _load()["published_results"]
-        if method in row["methods"]
-    )
+    return tuple(PublishedResult(**row) for row in _load()["published_results"] if method in row["methods"])
 
 
 @cache
@@ -226,14 +218,10 @@ def get_guide_rank(method: str) -> int:
 def read_step_costs() -> StepCosts:
     """Return the measured costs of steps and of drafting."""
     row = _load()["costs"]
-    drafting = tuple(
-        DraftingCost(**{**each, "methods": tuple(each["methods"]), "measured": tuple(each["measured"])})
-        for each in row["drafting"]
-    )
-    return StepCosts(**{**row, "drafting": drafting})
+    return StepCosts(**{**row, "drafting": tuple(DraftingCost(**each) for each in row["drafting"])})
 
 
 @cache
 def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_data("advice")
+    loaded: Mapping[str, Any] = read_rows("advice")
     return loaded

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.facts.stored import read_data
+from draftwise.facts.stored import read_rows
 
 __all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
 
@@ -25,15 +25,15 @@ class PublishedDrafter:
     method: str
     targets: tuple[str, ...]
     """Names on the hub of the models that it was made for."""
-    num_speculative_tokens: int | None
+    num_speculative_tokens: int | None = None
     """The k that its publisher shows; None where none is shown."""
-    format: str
+    format: str = "plain"
     """`plain`, or `speculators` for the format of the speculators library."""
-    parallel_drafting: bool
+    parallel_drafting: bool = False
     """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
-    trained_on: str | None
+    trained_on: str | None = None
     """The one kind of traffic that it was trained for; None for several, or where that is not said."""
-    note: str
+    note: str = ""
     source: str
     checked: str
     """Date on which the source was read."""
@@ -68,29 +68,15 @@ def find_native(model_type: str) -> NativeModules | None:
 
 @cache
 def _drafters() -> tuple[PublishedDrafter, ...]:
-    return tuple(
-        PublishedDrafter(
-            model=row["model"],
-            method=row["method"],
-            targets=tuple(row["targets"]),
-            num_speculative_tokens=row.get("num_speculative_tokens"),
-            format=row.get("format", "plain"),
-            parallel_drafting=row.get("parallel_drafting", False),
-            trained_on=row.get("trained_on"),
-            note=row.get("note", ""),
-            source=row["source"],
-            checked=row["checked"],
-        )
-        for row in _load()["drafters"]
-    )
+    return tuple(PublishedDrafter(**row) for row in _load()["drafters"])
 
 
 @cache
 def _native() -> tuple[NativeModules, ...]:
-    return tuple(NativeModules(**{**row, "model_types": tuple(row["model_types"])}) for row in _load()["native"])
+    return tuple(NativeModules(**row) for row in _load()["native"])
 
 
 @cache
 def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_data("families")
+    loaded: Mapping[str, Any] = read_rows("families")
     return loaded

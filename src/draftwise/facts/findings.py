@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from draftwise.core import Severity
 from draftwise.facts.stored import read_folder
@@ -82,12 +81,7 @@ def all_findings() -> Mapping[str, FindingFact]:
             if row["code"] in facts:
                 raise ValueError(f"finding {row['code']} is written twice, the second time in {name}")
             severities = tuple(map(Severity, row["severities"]))
-            diagnosis = _read_diagnosis(row["diagnosis"]) if "diagnosis" in row else None
+            diagnosis = DiagnosisFact(**row["diagnosis"]) if "diagnosis" in row else None
             parts = {"severities": severities, "diagnosis": diagnosis}
             facts[row["code"]] = FindingFact(**{**row, **parts}, room=room["room"])
     return facts
-
-
-def _read_diagnosis(row: Mapping[str, Any]) -> DiagnosisFact:
-    parts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return DiagnosisFact(**parts)

@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from draftwise.facts.stored import read_data
+from draftwise.facts.stored import read_rows
 
 __all__ = ["Method", "Remembers", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
 
@@ -154,7 +154,7 @@ def methods_where(**columns: object) -> Mapping[str, Method]:
 
 @cache
 def _rows() -> tuple[Method, ...]:
-    return read_methods(read_data("methods"))
+    return read_methods(read_rows("methods"))
 
 
 @cache
@@ -181,5 +181,4 @@ def _read(row: Mapping[str, Any]) -> Method:
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     if unknown:
         raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    return Method(**values)
+    return Method(**row)

@@ -63,14 +63,14 @@ def find_model(name: str) -> KnownModel | None:
     return _by_name().get(name.strip().lower())
 
 
-def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
-    """Return the known names that are most similar to an unknown one."""
+def suggest_models(name: str) -> tuple[str, ...]:
+    """Return the three known names, at most, that are most similar to an unknown one."""
     from difflib import get_close_matches
 
     spelled = {each.lower(): each for model in read_models() for each in model.names}
     by_tail = {each.partition("/")[2]: each for each in spelled}
     tail = name.strip().lower().rpartition("/")[2]
-    close = get_close_matches(tail, by_tail, n=count, cutoff=0.6)
+    close = get_close_matches(tail, by_tail, n=3, cutoff=0.6)
     return tuple(spelled[by_tail[each]] for each in close)
 
 

@@ -233,18 +233,11 @@ def all_rules() -> Mapping[str, Rule]:
 
 def _read(row: Mapping[str, Any]) -> Rule:
     probe = row.get("probe")
-    return Rule(
-        code=row["code"],
-        title=row["title"],
-        explains=row["explains"],
-        severity=Severity(row["severity"]),
-        effect=Effect(row["effect"]),
-        stage=Stage(row["stage"]),
-        spans=tuple((first, last) for first, last in row["spans"]),
-        source=row["source"],
-        exception=row.get("exception", ""),
-        methods=tuple(row.get("methods", ())),
-        stands_for=tuple(row.get("stands_for", ())),
-        rests_on=row.get("rests_on", "source"),
-        probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
-    )
+    parts = {
+        "severity": Severity(row["severity"]),
+        "effect": Effect(row["effect"]),
+        "stage": Stage(row["stage"]),
+        "spans": tuple((first, last) for first, last in row["spans"]),
+        "probe": None if probe is None else Probe(**probe),
+    }
+    return Rule(**{**row, **parts})

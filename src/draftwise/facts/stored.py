@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["read_bytes", "read_data", "read_folder"]
+__all__ = ["read_bytes", "read_data", "read_folder", "read_rows"]
 
 
 def read_data(name: str) -> Any:
     """Return the content of `data/NAME.json`; callers cache what they make of it."""
-    return json.loads(files("draftwise.facts").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
+    return json.loads(read_bytes(f"{name}.json"))
+
+
+def read_rows(name: str) -> Any:
+    """Return the content of `data/NAME.json`, whose objects hold tuples for lists, as the fields of values do."""
+    return json.loads(read_bytes(f"{name}.json"), object_hook=_freeze)
 
 
 def read_bytes(path: str) -> bytes:
@@ -21,7 +26,11 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_folder(name: str) -> Mapping[str, Any]:
-    """Return the files of `data/NAME`, in the order of their names: each file's name and content."""
+    """Return the files of `data/NAME`, in the order of their names: each file's name and content, as `read_rows`."""
     folder = files("draftwise.facts").joinpath(f"data/{name}")
     found = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    return {file.name: json.loads(file.read_text(encoding="utf-8")) for file in found}
+    return {file.name: json.loads(file.read_bytes(), object_hook=_freeze) for file in found}
+
+
+def _freeze(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["find_model_type", "is_buildable"]
+__all__ = ["fill_in", "find_model_type", "is_buildable"]
 
 
 def find_model_type(name: str) -> Mapping[str, Any] | None:
@@ -20,6 +20,19 @@ def find_model_type(name: str) -> Mapping[str, Any] | None:
     """
     row: Mapping[str, Any] | None = _data()["types"].get(name)
     return row
+
+
+def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with what its transformers class adds: defaults, and the common name of renamed attributes."""
+    known = find_model_type(str(config.get("model_type") or ""))
+    if known is None:
+        return config
+    names = ("vocab_size", "max_position_embeddings", "num_attention_heads", "rope_parameters")
+    defaults = {name: known[name] for name in names if name in known}
+    if config.get("rope_scaling"):
+        defaults.pop("rope_parameters", None)
+    renamed = {name: config[own] for name, own in known.get("rename", {}).items() if own in config}
+    return {**defaults, **renamed, **config}
 
 
 def is_buildable(architecture: str, *, by_attention: bool) -> bool:

@@ -1,12 +1,13 @@
-"""How many cores this process really has, and which control groups limit them."""
+"""The processor: its name, how many cores this process really has, and which control groups limit them."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count_cores", "find_control_groups", "read_system_file"]
+__all__ = ["count_cores", "cpu_name", "find_control_groups", "read_system_file"]
 
 _ROOT = Path("/")
 
@@ -44,6 +45,13 @@ def _quotas(root: Path) -> Iterator[float]:
         ]
         if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # v2 writes "max", v1 -1 for none
             yield int(limits[0]) / int(limits[1])
+
+
+def cpu_name() -> str:
+    """Return the processor's name: its model where the kernel tells it, else the architecture."""
+    lines = read_system_file(_ROOT / "proc/cpuinfo").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
 
 
 def read_system_file(file: Path) -> str:

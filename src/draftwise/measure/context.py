@@ -32,7 +32,7 @@ from draftwise.core import (
     Software,
     TargetModel,
 )
-from draftwise.machine.cores import count_cores
+from draftwise.machine.cores import count_cores, cpu_name
 from draftwise.version import __version__
 
 __all__ = ["add_notes", "build_context", "describe_hardware", "describe_machine", "describe_server", "runs_here"]
@@ -116,14 +116,7 @@ def describe_hardware(used: Sequence[str] | None = None) -> Hardware:
         index, uuid, told = (*line.split(", ", 2), "", "")[:3]
         if told and (used is None or any(each == index or uuid.startswith(each) for each in used)):
             gpus.append(told)
-    return Hardware(cpu=_cpu_name(), cores=count_cores(), memory_gib=_memory_gib(), gpus=tuple(gpus))
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return Hardware(cpu=cpu_name(), cores=count_cores(), memory_gib=_memory_gib(), gpus=tuple(gpus))
 
 
 def _memory_gib() -> float | None:

@@ -20,9 +20,9 @@ from draftwise.machine.files import write_whole
 from draftwise.replay.anchors import Anchors, Drafts, write_anchors
 from draftwise.replay.replayer import DraftRows, ReplayedRequest
 from draftwise.replay.transcripts import Transcript
-from draftwise.runs.row_files import RowFile, blame, cut_unfinished
+from draftwise.runs.row_files import RowFile, cut_unfinished
 
-__all__ = ["PROFILE", "ReplayDirectory", "hash_transcripts", "read_profile", "to_anchors"]
+__all__ = ["PROFILE", "ReplayDirectory", "hash_transcripts", "to_anchors"]
 
 PROFILE = "profile.json"
 _MANIFEST = "replay.json"
@@ -125,25 +125,6 @@ class ReplayDirectory:
 
     def _rows_of(self, candidate: int) -> Path:
         return self.path / f"candidate-{candidate}.jsonl"
-
-
-def read_profile(path: Path) -> Profile:
-    """Return the profile in a folder, or of a `profile.json`.
-
-    Raises:
-        InvalidSetup: there is none, or it is damaged.
-    """
-    file = path / PROFILE if path.is_dir() else path
-    with blame(str(file)):
-        if not file.is_file():
-            raise InvalidSetup.because(
-                "not-a-profile",
-                f"{path} has no {PROFILE}.",
-                where=str(path),
-                fix="Name the folder that `draftwise replay` wrote.",
-            )
-        row = json.loads(file.read_text(encoding="utf-8"))
-    return Profile.from_dict(row, str(file))
 
 
 def hash_transcripts(requests: Sequence[Transcript]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from draftwise.core import Answer, ClientHealth, Counters, ServerLoad, SpecStats, Timing, TurnRecord
+from draftwise.core import Answer, ClientHealth, Counters, ServerLoad, Timing, TurnRecord
 
 __all__ = ["answer_to_row", "row_to_answer", "row_to_turn", "turn_to_row"]
 
@@ -43,7 +42,7 @@ def row_to_turn(row: dict[str, Any]) -> TurnRecord:
     """
     _check_clock(row["wall_s"], row["began_s"])
     parts = {
-        "counters": Counters(**{**row["counters"], "spec": _to_stats(row["counters"]["spec"])}),
+        "counters": Counters.from_dict(row["counters"]),
         "client": ClientHealth(**row["client"]),
         "before": ServerLoad(**row["before"]),
     }
@@ -53,8 +52,3 @@ def row_to_turn(row: dict[str, Any]) -> TurnRecord:
 def _check_clock(*readings: float) -> None:
     if not all(map(math.isfinite, readings)):
         raise ValueError(f"no clock reads {readings}")
-
-
-def _to_stats(row: dict[str, Any]) -> SpecStats:
-    per_pos: dict[str, Sequence[int]] = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
-    return SpecStats(**{**row, **per_pos})

@@ -44,7 +44,7 @@ class Crossing:
     """Upper end; infinite where the largest load measured may still pay."""
 
 
-def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE, seed: int = 0) -> Crossing | None:
+def find_crossing(points: Sequence[LoadPoint]) -> Crossing | None:
     """Return where the speed-up is 1, on a falling curve through the measured speed-ups over the logarithm of the load.
 
     The curve is the falling sequence closest to the speed-ups (isotonic regression, weighted by their certainty), with
@@ -64,8 +64,8 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
     covariance_KK = _covariance(known)
     weight_K = 1 / np.diag(covariance_KK)
     value = math.exp(find_roots(np.log(load_K), fit_falling(logs_K[None, :], weight_K))[0])
-    drawn_BK = fit_falling(_redraw(known, logs_K, covariance_KK, seed), weight_K)
-    ends = [_interval(roots_B, known[0].load, confidence) for roots_B in _find_roots(load_K, drawn_BK)]
+    drawn_BK = fit_falling(_redraw(known, logs_K, covariance_KK), weight_K)
+    ends = [_interval(roots_B, known[0].load) for roots_B in _find_roots(load_K, drawn_BK)]
     return Crossing(
         value=value if 0 < value < math.inf else None,
         low=min(known[-1].load, *(low for low, _ in ends)),
@@ -85,10 +85,10 @@ def _find_roots(load_K: Array, drawn_BK: Array) -> Iterator[Array]:
     yield np.where(far_B, above_B, smooth_B)
 
 
-def _interval(roots_B: Array, smallest: float, confidence: float) -> tuple[float, float]:
+def _interval(roots_B: Array, smallest: float) -> tuple[float, float]:
     """Return the ends between which the draws lie, none of them below the smallest load."""
     ordered_B = np.maximum(np.sort(roots_B), smallest)
-    low, high = (ordered_B[int(share * (_DRAWS - 1))] for share in ((1 - confidence) / 2, (1 + confidence) / 2))
+    low, high = (ordered_B[int(share * (_DRAWS - 1))] for share in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return float(low), float(high)
 
 
@@ -186,13 +186,13 @@ def _shared(one: Estimate, other: Estimate) -> float:
     return float(np.cov(logs)[0, 1]) / max(len(one.log_by_prompt), len(other.log_by_prompt))
 
 
-def _redraw(points: Sequence[LoadPoint], logs_K: Array, covariance_KK: Array, seed: int) -> Array:
+def _redraw(points: Sequence[LoadPoint], logs_K: Array, covariance_KK: Array) -> Array:
     """Return [B, K] speed-ups as they might have come out, with the tails of Student's t.
 
     Where the spread of the prompts was underestimated, it was so at all loads: one quantile of the chi-square
     distribution for all of them (by Wilson and Hilferty's cube, PNAS 1931).
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     normal_BK = rng.multivariate_normal(np.zeros(len(points)), covariance_KK, size=_DRAWS, method="eigh")
     part_K = 2 / (9 * np.array([point.estimate.spread.degrees for point in points]))
     share_BK = (1 - part_K + np.sqrt(part_K) * rng.standard_normal((_DRAWS, 1))) ** 3

@@ -40,6 +40,8 @@ class _Blocks:
     """int64 position of each block's known token."""
     places_BNK: Tensor
     """int64 position of each mask; may be past the end of the sequence."""
+    sizes_BN: Tensor
+    """int64 masks of each block; those behind are not seen, and not learnt."""
     learnt_BNK: Tensor
     """bool: the masks whose tokens exist and are learnt, in blocks that count."""
 
@@ -106,6 +108,11 @@ class DFlashTraining(DrafterTraining):
         Option(
             name="decay", default=4.0, least=0.01, help="Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15."
         ),
+        Option(
+            name="shorter_blocks",
+            default=False,
+            help="Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learnt.",
+        ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
         learn_from("the text as in the paper"),
     )
@@ -120,6 +127,7 @@ class DFlashTraining(DrafterTraining):
         self.network = _Network(target.embedding_VH, self._blueprint, len(self.taps)).to(target.device)
         self._target, self._num_masks = target, options["num_speculative_tokens"]
         self._num_anchors, self._decay = options["anchors"], options["decay"]
+        self._cuts = options["shorter_blocks"]
         self._mask_token_id = choose_mask_token(options["mask_token_id"], target)
         self._learns_tokens = options["learn_from"] == "tokens"
 
@@ -162,11 +170,16 @@ class DFlashTraining(DrafterTraining):
         wanted = self._num_anchors or num_tokens // (self._num_masks + 1)
         anchors_BN = (fits_BT + order_BT * 0.5).topk(min(max(wanted, 1), num_tokens), dim=1).indices.sort(dim=1).values
         places_BNK = anchors_BN.unsqueeze(-1) + torch.arange(1, self._num_masks + 1, device=device)
-        exists_BNK = places_BNK < num_tokens
+        sizes_BN = torch.full_like(anchors_BN, self._num_masks)
+        if self._cuts and torch.is_grad_enabled():
+            drawn_BN = torch.randint_like(sizes_BN, 1, self._num_masks + 1)
+            sizes_BN = torch.where(torch.rand(sizes_BN.shape, device=device) < 0.5, drawn_BN, sizes_BN)
+        exists_BNK = (places_BNK < num_tokens) & (places_BNK - anchors_BN.unsqueeze(-1) <= sizes_BN.unsqueeze(-1))
         learnt_BNK = _gather(batch.learnt_BT, places_BNK.clamp(max=num_tokens - 1)) & exists_BNK
         return _Blocks(
             anchors_BN=anchors_BN,
             places_BNK=places_BNK,
+            sizes_BN=sizes_BN,
             learnt_BNK=learnt_BNK & fits_BT.gather(1, anchors_BN).unsqueeze(-1),
         )
 
@@ -183,18 +196,19 @@ class DFlashTraining(DrafterTraining):
             torch.cat(states.taps_BTH, dim=-1),
             (cos.view(*places_BQ.shape, -1), sin.view(*places_BQ.shape, -1)),
             rope.rotations(torch.arange(num_tokens, device=device), torch.float32),
-            self._visible(anchors_BN, num_tokens),
+            self._visible(blocks, num_tokens),
         )
         return hidden_BQH.unflatten(1, (anchors_BN.shape[1], -1))[:, :, 1:]
 
-    def _visible(self, anchors_BN: Tensor, num_tokens: int) -> Tensor:
+    def _visible(self, blocks: _Blocks, num_tokens: int) -> Tensor:
         """Return what each query row attends to, bool [B, Q, T + Q]: states before its anchor, and its block."""
-        size, device = self._num_masks + 1, anchors_BN.device
+        anchors_BN, size, device = blocks.anchors_BN, self._num_masks + 1, blocks.anchors_BN.device
         context_BNT = torch.arange(num_tokens, device=device) < anchors_BN.unsqueeze(-1)
         block_Q = torch.arange(anchors_BN.shape[1] * size, device=device) // size
-        own_QQ = block_Q.unsqueeze(1) == block_Q
+        inside_BQ = (torch.arange(size, device=device) <= blocks.sizes_BN.unsqueeze(-1)).flatten(1)
+        own_BQQ = (block_Q.unsqueeze(1) == block_Q) & inside_BQ.unsqueeze(1)
         context_BQT = context_BNT.repeat_interleave(size, dim=1)
-        return torch.cat((context_BQT, own_QQ.expand(len(anchors_BN), -1, -1)), dim=-1)
+        return torch.cat((context_BQT, own_BQQ), dim=-1)
 
     def _weights(self, learnt_BNK: Tensor) -> Tensor:
         """Return the weight of each mask; the weights sum to 1."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwise.core import Finding, Window
+from draftwise.core import Window
 from draftwise.watch.watcher import Sight
 from draftwise.watch.yardstick import Yardstick
 
@@ -51,7 +51,7 @@ def sight_to_dict(sight: Sight, yardstick: Yardstick, *, unanswered: Sequence[st
             "crossover": yardstick.crossover,
         },
         "pools": [_pool_to_dict(sight.of(pool)) for pool in sight.pools],
-        "findings": [_finding_to_dict(finding) for finding in sight.findings],
+        "findings": [finding.to_dict() for finding in sight.findings],
         "unanswered": list(unanswered),
     }
 
@@ -97,9 +97,3 @@ def _count(window: Window) -> Mapping[str, float | None]:
         "accepted_tokens": stats.num_accepted_tokens,
         "finished": window.sums.finished,
     }
-
-
-def _finding_to_dict(finding: Finding) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {key: value for key, value in asdict(finding).items() if value not in ("", ())}

@@ -169,6 +169,7 @@ LATER = [
      "0.29.0", NEWEST),
     ("hidden-states-without-connector", HIDDEN, "0.17.0", NEWEST),
     ("dflash-beyond-block", DFLASH.but(k=9), "0.20.0", NEWEST),
+    ("dflash-short-block", DFLASH.but(k=6), "0.20.0", NEWEST),
     ("suffix-beyond-depth",
      SUFFIX.but(k=32, resolved={"fields": {"suffix_decoding_max_tree_depth": 24}}),
      "0.11.1", NEWEST),

@@ -120,9 +120,9 @@ class FakeScript:
         """Return the mean number of tokens of a step (the last one of an output may be cut short)."""
         return 1 + sum(self.rates_at(temperature))
 
-    def tpot(self, running: float, temperature: float = 0.0) -> float:
+    def tpot(self, running: float) -> float:
         """Return the seconds per output token while so many requests are served, without chance and drift."""
-        return self.step_time(running) / self.tokens_per_step(temperature)
+        return self.step_time(running) / self.tokens_per_step()
 
     def keeps(self, checksum: int) -> bool:
         """Return whether it remembers the answer to a prompt, which its CRC-32 decides."""

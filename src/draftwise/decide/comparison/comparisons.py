@@ -20,7 +20,7 @@ from draftwise.decide.comparison.cell import (
 )
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.comparison.memory import Recall, divide_cell
-from draftwise.decide.disturbance import find_lost_pairs
+from draftwise.decide.disturbance import LostPair, find_lost_pairs
 from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
@@ -125,7 +125,8 @@ class Unjudged:
 
 def compare_cells(run: Run, thresholds: Thresholds) -> list[Unjudged]:
     """Return the numbers of every comparison of a run, pooled rows last."""
-    found = [_compare(run, each, thresholds) for each in estimate_cells(run, thresholds)]
+    lost = find_lost_pairs(run)
+    found = [_compare(run, each, lost, thresholds) for each in estimate_cells(run, thresholds)]
     return _correct_for_number(found, thresholds)
 
 
@@ -228,7 +229,7 @@ def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Esti
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
-def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged:
+def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], thresholds: Thresholds) -> Unjudged:
     """Return the numbers of a comparison.
 
     All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
@@ -262,14 +263,14 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    lost, faster = _find_lost(run, estimates.whole), _count_faster(run, estimates.whole)
-    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost, faster=faster)
+    mine, faster = _sum_up(lost, run, estimates.whole), _count_faster(run, estimates.whole)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=mine, faster=faster)
 
 
-def _find_lost(run: Run, cell: Cell) -> Lost | None:
+def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> Lost | None:
     lost = [
         each
-        for each in find_lost_pairs(run)
+        for each in of_run
         if (each.candidate, each.block[1]) == (cell.candidate, cell.condition.label) and each.block[0] in cell.workloads
     ]
     if not lost:

@@ -246,27 +246,21 @@ class Loop:
     length: int
 
 
-def find_loop(
-    tokens: Sequence[int],
-    *,
-    max_period: int = MAX_PERIOD,
-    min_repeats: int = MIN_REPEATS,
-    min_tokens: int = MIN_LOOP_TOKENS,
-) -> Loop | None:
+def find_loop(tokens: Sequence[int], *, min_tokens: int = MIN_LOOP_TOKENS) -> Loop | None:
     """Return the loop that `tokens` ends in, or None.
 
     The tail of a sequence is a loop of period p when its last L tokens satisfy
-    tokens[i] == tokens[i + p] throughout, with L >= min_repeats * p and L >= min_tokens; the
-    last repeat may be cut off. The smallest such p from 1 to `max_period` is returned, with
+    tokens[i] == tokens[i + p] throughout, with L >= MIN_REPEATS * p and L >= min_tokens; the
+    last repeat may be cut off. The smallest such p from 1 to `MAX_PERIOD` is returned, with
     the largest L for it. Tokens that end a sequence (EOS, padding) are the caller's to strip.
     """
     size = len(tokens)
-    for period in range(1, min(max_period, size // min_repeats) + 1):
+    for period in range(1, min(MAX_PERIOD, size // MIN_REPEATS) + 1):
         start = size - period
         while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
             start -= 1
         length = size - start
-        if length >= min_repeats * period and length >= min_tokens:
+        if length >= MIN_REPEATS * period and length >= min_tokens:
             return Loop(start=start, period=period, length=length)
     return None
 

@@ -18,7 +18,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
     """Curves over time."""
 
@@ -31,92 +31,71 @@ class Panel:
 
 _PLAIN = 'draftwise:seconds_per_token:15m{pool="plain"}'
 _SPEC = 'draftwise:seconds_per_token:15m{pool!="plain"}'
-_PREFILL = "sum by (model_name, pool) (rate(vllm:request_prefill_time_seconds_{part}[15m]))"
-_FIRST = "sum by (model_name, pool) (rate(vllm:time_to_first_token_seconds_{part}[15m]))"
+
+
+def _mean(histogram: str) -> str:
+    """Return the expression of a histogram's mean over 15 minutes."""
+    total, count = (f"sum by (model_name, pool) (rate({histogram}_{part}[15m]))" for part in ("sum", "count"))
+    return f"{total} / ({count} > 0)"
+
 
 PANELS: Mapping[str, Sequence[Panel]] = {
     "Does it pay?": (
         Panel(
-            title="Tokens per step",
-            unit="short",
-            queries={
+            "Tokens per step",
+            "short",
+            {
                 "{{pool}}": "draftwise:tokens_per_step:5m",
                 "break-even": "draftwise:breakeven_tokens_per_step",
                 "as measured": "draftwise:expected_tokens_per_step",
             },
         ),
         Panel(
-            title="Requests in flight, by server",
-            unit="short",
-            queries={"{{pool}}": "draftwise:in_flight:5m", "crossover": "draftwise:crossover_in_flight"},
+            "Requests in flight, by server",
+            "short",
+            {"{{pool}}": "draftwise:in_flight:5m", "crossover": "draftwise:crossover_in_flight"},
         ),
         Panel(
-            title="Seconds per token, plain over speculating",
-            unit="short",
-            queries={"{{pool}}, above 1 is faster": f"{_PLAIN} / on (model_name) group_right () {_SPEC}"},
+            "Seconds per token, plain over speculating",
+            "short",
+            {"{{pool}}, above 1 is faster": f"{_PLAIN} / on (model_name) group_right () {_SPEC}"},
         ),
     ),
     "Acceptance": (
         Panel(
-            title="Drafts accepted up to a position",
-            unit="percentunit",
-            queries={"{{pool}} {{position}}": "draftwise:position_rate:5m"},
+            "Drafts accepted up to a position", "percentunit", {"{{pool}} {{position}}": "draftwise:position_rate:5m"}
         ),
+        Panel("Steps with a draft", "percentunit", {"{{pool}}": "draftwise:coverage:5m"}),
         Panel(
-            title="Steps with a draft",
-            unit="percentunit",
-            queries={"{{pool}}": "draftwise:coverage:5m"},
-        ),
-        Panel(
-            title="Tokens of a draft",
-            unit="short",
-            queries={"{{pool}}": "draftwise:mean_k:5m", "configured": "draftwise:configured_k"},
+            "Tokens of a draft", "short", {"{{pool}}": "draftwise:mean_k:5m", "configured": "draftwise:configured_k"}
         ),
     ),
     "Cost": (
+        Panel("Seconds of a step", "s", {"{{pool}}": "draftwise:seconds_per_token:15m * draftwise:tokens_per_step:5m"}),
+        Panel("Seconds to the first token, mean", "s", {"{{pool}}": _mean("vllm:time_to_first_token_seconds")}),
+        Panel("Prompt tokens from the prefix cache", "percentunit", {"{{pool}}": "draftwise:prefix_hit_rate:30m"}),
         Panel(
-            title="Seconds of a step",
-            unit="s",
-            queries={"{{pool}}": "draftwise:seconds_per_token:15m * draftwise:tokens_per_step:5m"},
+            "Use of the KV cache, fullest server",
+            "percentunit",
+            {"{{pool}}": "max by (model_name, pool) (vllm:kv_cache_usage_perc)"},
         ),
         Panel(
-            title="Seconds to the first token, mean",
-            unit="s",
-            queries={"{{pool}}": f"{_FIRST.format(part='sum')} / ({_FIRST.format(part='count')} > 0)"},
+            "Preemptions per second",
+            "short",
+            {"{{pool}}": "sum by (model_name, pool) (rate(vllm:num_preemptions_total[10m]))"},
         ),
-        Panel(
-            title="Prompt tokens from the prefix cache",
-            unit="percentunit",
-            queries={"{{pool}}": "draftwise:prefix_hit_rate:30m"},
-        ),
-        Panel(
-            title="Use of the KV cache, fullest server",
-            unit="percentunit",
-            queries={"{{pool}}": "max by (model_name, pool) (vllm:kv_cache_usage_perc)"},
-        ),
-        Panel(
-            title="Preemptions per second",
-            unit="short",
-            queries={"{{pool}}": "sum by (model_name, pool) (rate(vllm:num_preemptions_total[10m]))"},
-        ),
-        Panel(
-            title="Seconds of prefill, mean",
-            unit="s",
-            queries={"{{pool}}": f"{_PREFILL.format(part='sum')} / ({_PREFILL.format(part='count')} > 0)"},
-        ),
+        Panel("Seconds of prefill, mean", "s", {"{{pool}}": _mean("vllm:request_prefill_time_seconds")}),
     ),
     "Replicas": (
         Panel(
-            title="Accepted tokens of a draft",
-            unit="short",
-            queries={"{{pool}} {{instance}}": "draftwise:replica_accepted_per_draft:15m"},
+            "Accepted tokens of a draft",
+            "short",
+            {"{{pool}} {{instance}}": "draftwise:replica_accepted_per_draft:15m"},
         ),
         Panel(
-            title="Tokens per second",
-            unit="short",
-            queries={
-                "{{pool}} {{instance}}": "sum by (model_name, pool, instance) (rate(vllm:generation_tokens_total[5m]))"
-            },
+            "Tokens per second",
+            "short",
+            {"{{pool}} {{instance}}": "sum by (model_name, pool, instance) (rate(vllm:generation_tokens_total[5m]))"},
         ),
     ),
 }

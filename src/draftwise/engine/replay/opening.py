@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from draftwise.checkpoints.dimensions import get_int
 from draftwise.checkpoints.model_config import read_config
 from draftwise.core import SpecConfig
@@ -20,6 +22,9 @@ __all__ = ["open_replayer"]
 
 _BY_LOAD = ("num_speculative_tokens_per_batch_size", "disable_by_batch_size")
 """Keys that make k depend on the load, which a replay leaves to whoever forecasts."""
+_ON_GPU = 256
+"""Requests that a GPU replays together: the drafter's walk over their answers waits for the host, however many they are
+(3 ms a token on an H200). A processor takes the engine's default: a batch ends, and is kept, sooner."""
 
 
 def open_replayer(
@@ -45,6 +50,8 @@ def open_replayer(
         InvalidSetup: target or drafter cannot be loaded, or do not fit.
     """
     given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("device") != "cpu" and torch.cuda.is_available():
+        given.setdefault("max_num_seqs", _ON_GPU)
     if "max_model_len" not in given:
         positions = get_int(read_config(target), "max_position_embeddings")
         wanted = longest + max(ks) + 1  # so that no draft ends where the log does

@@ -40,7 +40,8 @@ def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: boo
     Raises:
         InvalidSetup: the release is not known.
     """
-    return check_context(get_context(setup, installed=installed, nearest=nearest))
+    release = get_release(setup.engine_version or "newest", nearest=nearest)
+    return check_context(get_context(setup, release, installed=installed))
 
 
 def check_context(context: Context) -> Report:
@@ -49,20 +50,24 @@ def check_context(context: Context) -> Report:
     Where a table of the release is missing, what was found until then stays, and the rest is not judged.
     """
     release = context.release
-    findings: list[Finding] = [*find_remarks(release), *find_doubts(release), *context.rulings]
+    findings: list[Finding] = []
+
+    def tell(*found: Finding) -> None:
+        findings.extend(of_release(each, release) for each in found)
+
+    tell(*find_remarks(release), *find_doubts(release), *context.rulings)
     resolved: Resolved | None = None
     is_judged = True
     try:
-        context, resolved = run(configure(context), findings.append)
-        findings = _tell(findings, release)
+        context, resolved = run(configure(context), tell)
         rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
         if rejected:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
-            findings += _tell(find_serving(context, resolved), release)
+            tell(*find_serving(context, resolved))
     except MissingFacts as gap:
-        findings = _tell([*findings, *gap.findings], release)
+        tell(*gap.findings)
         is_judged = False
     return _report(release, context.setup, findings, resolved, is_judged=is_judged)
 
@@ -78,10 +83,6 @@ def _report(
         resolved=resolved,
         is_judged=is_judged,
     )
-
-
-def _tell(findings: Iterable[Finding], release: Release) -> list[Finding]:
-    return [of_release(each, release) for each in findings]
 
 
 def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
@@ -102,9 +103,9 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
         if reading.unknown:
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
-            context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
-            report = check_context(context)
+            report = check_context(get_context(setup, release, installed=installed, origins=reading.origins))
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)
         return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
-    return replace(report, findings=(*_tell(reading.findings, release), *report.findings))
+    told = (of_release(each, release) for each in reading.findings)
+    return replace(report, findings=(*told, *report.findings))

@@ -16,7 +16,6 @@ from draftwise.setups.read.arguments.command_line import Arguments, explain_unkn
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.images import holds_no_models
 from draftwise.setups.read.shell.launch import Launch, find_launch
-from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word, check_length
 
 __all__ = ["NoServer", "Reading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
@@ -195,7 +194,7 @@ def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
 def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Finding]:
     """Yield the first template in an argument that may be any text."""
     judged = {finding.where for finding in found.findings}
-    places = ((_TEMPLATE.search(word.text), get_place(word)) for word in words)
+    places = ((_TEMPLATE.search(word.text), word.where()) for word in words)
     for template, place in places:
         if template is not None and place not in judged:
             yield get_rule("template-left").ruling(

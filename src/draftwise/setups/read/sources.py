@@ -29,7 +29,6 @@ from draftwise.setups.read.kinds import (
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
-from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
 from draftwise.setups.read.texts import SourceText, find_texts
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_setups"]
 
+_LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
 _MAX_LINES = 10_000
@@ -108,7 +108,7 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
     return tuple(
         replace(
             reading,
-            where=in_file(reading.where, name, one_line=one_line),
+            where=_in_file(reading.where, name, one_line=one_line),
             findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
             unknown={part: _place(finding, name, one_line=one_line) for part, finding in reading.unknown.items()},
         )
@@ -117,7 +117,16 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
 
 
 def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
-    return replace(finding, where=in_file(finding.where, name, one_line=one_line))
+    return replace(finding, where=_in_file(finding.where, name, one_line=one_line))
+
+
+def _in_file(where: str, name: str, *, one_line: bool) -> str:
+    """Return a place whose `line 12` has become `NAME:12`; in a text of one line the number goes."""
+    found = _LINE.match(where)
+    if found is None:
+        return where or name
+    head = f"{name}:{found[1]} " if name else "" if one_line else found[0]
+    return (head + where[found.end() :]).strip()
 
 
 def _read(source: SourceText, asked: _Asked) -> list[Reading]:

@@ -37,23 +37,23 @@ Served = tuple[str | None, Config | None]
 
 def get_context(
     setup: Setup,
+    release: Release | None = None,
     *,
     installed: frozenset[str] | None = None,
-    nearest: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
+        release: that judges it; None stands for the setup's own.
         installed: optional Python packages that the server has; None: they are not known here.
-        nearest: takes the nearest known release for one that is not known.
         origins: directories of the server that hold a model of the hub: path -> the model's name.
 
     Raises:
-        InvalidSetup: the version is unknown.
+        InvalidSetup: the setup's release is not known.
     """
-    release = get_release(setup.engine_version or "newest", nearest=nearest)
+    release = release or get_release(setup.engine_version or "newest")
     rulings, context = collect(_look_up(setup, release, installed, origins))
     return replace(context, rulings=rulings)
 

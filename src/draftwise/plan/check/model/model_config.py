@@ -9,7 +9,7 @@ from typing import Any, Literal
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.quantization import is_deprecated, reads_weights_of
-from draftwise.facts.transformers import find_model_type, is_buildable
+from draftwise.facts.transformers import fill_in, is_buildable
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.steps import Step
 
@@ -18,7 +18,6 @@ __all__ = [
     "Kind",
     "Model",
     "build_model",
-    "fill_in",
     "find_architecture",
     "has_interface",
     "place_of",
@@ -132,19 +131,6 @@ class HfConfig:
 def place_of(role: str) -> str:
     """Return the key or argument that names the model of a role (`drafter` or `target`)."""
     return "model" if role == "drafter" else role
-
-
-def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with what its transformers class adds: defaults, and the common name of renamed attributes."""
-    known = find_model_type(str(config.get("model_type") or ""))
-    if known is None:
-        return config
-    names = ("vocab_size", "max_position_embeddings", "num_attention_heads", "rope_parameters")
-    defaults = {name: known[name] for name in names if name in known}
-    if config.get("rope_scaling"):
-        defaults.pop("rope_parameters", None)
-    renamed = {name: config[own] for name, own in known.get("rename", {}).items() if own in config}
-    return {**defaults, **renamed, **config}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

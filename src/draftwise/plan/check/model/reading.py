@@ -10,10 +10,10 @@ from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.methods import methods_where
 from draftwise.facts.rules import Rulebook
-from draftwise.facts.transformers import find_model_type
+from draftwise.facts.transformers import fill_in, find_model_type
 from draftwise.facts.vllm import Release
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.model_config import HfConfig, fill_in, place_of
+from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.steps import Step
 
 __all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "read_hf_config"]

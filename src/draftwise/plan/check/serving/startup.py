@@ -196,7 +196,7 @@ def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling
     if context.drafter is not None:
         yield from _find_medusa_heads(context, resolved, k)
         yield from _find_cut_vocabulary(context, resolved)
-    yield from _find_beyond_block(context, resolved, k)
+    yield from _find_other_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
     yield from context.rules.ruling(
         "mlp-speculator-not-on-v1",
@@ -247,9 +247,20 @@ def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Rulin
         )
 
 
-def _find_beyond_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
+def _find_other_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     block = context.draft_config.get("block_size")
-    if isinstance(block, int) and k is not None and k > block:
+    if not isinstance(block, int) or k is None:
+        return
+    if k < block - 1:
+        yield from context.rules.ruling(
+            "dflash-short-block",
+            f"{_TOKENS} {k} drafts {k} masks at once, and the drafter learnt blocks of {block - 1}: all of its "
+            "guesses may become worse, the first one too.",
+            where=_TOKENS,
+            fix=f"Write {block - 1}, or measure both: draftwise decide.",
+            method=resolved.method,
+        )
+    if k > block:
         yield from context.rules.ruling(
             "dflash-beyond-block",
             f"{_TOKENS} {k} exceeds the drafter's block_size {block}: it loads, and was not trained for that.",

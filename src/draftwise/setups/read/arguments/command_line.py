@@ -17,7 +17,6 @@ from draftwise.setups.read.arguments.huggingfaceserver import to_vllm
 from draftwise.setups.read.arguments.spelling import spell
 from draftwise.setups.read.arguments.values import Refused, get_value
 from draftwise.setups.read.shell.launch import Entry
-from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 
 __all__ = ["Arguments", "explain_unknown", "read_arguments"]
@@ -52,12 +51,12 @@ class Arguments:
 
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
         """Add a ruling about a word."""
-        where = "" if word is None else get_place(word)
+        where = "" if word is None else word.where()
         self.findings.append(get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes))
 
     def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str | None) -> None:
         """Add the ruling that something cannot be judged; `name` is that of the argument, if the server hangs on it."""
-        finding = explain_unknown(what, unknown or word.unknown, where=get_place(word))
+        finding = explain_unknown(what, unknown or word.unknown, where=word.where())
         self.findings.append(finding)
         if name is not None:
             self.unknown[name] = finding
@@ -92,7 +91,7 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     """
     if len(words) > _MAX_WORDS:
         raise InvalidSetup.because(
-            "too-long", f"The command has more than {_MAX_WORDS:,} arguments.", where=get_place(words[0])
+            "too-long", f"The command has more than {_MAX_WORDS:,} arguments.", where=words[0].where()
         )
     found = Arguments()
     if entry == "huggingfaceserver":

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
-from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 from draftwise.setups.read.text_file import read_text
 
@@ -32,13 +31,13 @@ def put_in_config_file(
             findings.append(
                 get_rule("config-file-with-equals").ruling(
                     "The file behind --config= is not read.",
-                    where=get_place(joined),
+                    where=joined.where(),
                     fix="Write --config FILE as two words.",
                 )
             )
         return words
     if index + 1 >= len(words):
-        findings.append(get_rule("flag-needs-value").ruling("--config names no file.", where=get_place(words[index])))
+        findings.append(get_rule("flag-needs-value").ruling("--config names no file.", where=words[index].where()))
         return words[:index]
     rest = [*words[:index], *words[index + 2 :]]
     try:
@@ -51,7 +50,7 @@ def put_in_config_file(
 
 
 def _read(word: Word, release: Release, findings: list[Finding], folder: Path | None) -> list[Word]:
-    where = get_place(word)
+    where = word.where()
     if not word.text.endswith((".yaml", ".yml")):
         findings.append(
             get_rule("config-file-refused").ruling(f"{word.text} does not end in .yaml or .yml.", where=where)

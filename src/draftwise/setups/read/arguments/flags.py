@@ -12,7 +12,6 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release, releases
-from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Mistake, Word
 
 __all__ = ["Given", "Matched", "match_flags"]
@@ -252,15 +251,15 @@ def _explain(error: argparse.ArgumentError, word: Word) -> Ruling:
     if ambiguous := _AMBIGUOUS.match(error.message):
         candidates = ", ".join(ambiguous[2].split(", ")[:6])
         return get_rule("ambiguous-flag").ruling(
-            f"{flag} is short for several flags: {candidates}.", where=get_place(word), fix="Write the flag out."
+            f"{flag} is short for several flags: {candidates}.", where=word.where(), fix="Write the flag out."
         )
     if "explicit argument" in error.message:
         return get_rule("switch-with-value").ruling(
             f"{flag} is a switch and takes no value.",
-            where=get_place(word),
+            where=word.where(),
             fix=f"Write {flag} for on, and --no-{flag.lstrip('-')} for off where the flag has it.",
         )
-    return get_rule("flag-needs-value").ruling(f"{flag} has no value after it.", where=get_place(word))
+    return get_rule("flag-needs-value").ruling(f"{flag} has no value after it.", where=word.where())
 
 
 def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
@@ -269,7 +268,7 @@ def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
         if written != given.option and given.option.startswith(written) and len(written) > 2:
             yield get_rule("abbreviated-flag").ruling(
                 f"The abbreviation is read as {given.option}, the one flag of vLLM {release} that begins so.",
-                where=get_place(given.word),
+                where=given.word.where(),
                 fix=f"Write {given.option}: another release may have two flags that begin so.",
             )
 
@@ -282,13 +281,13 @@ def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling
         elif word.text.lower() in ("true", "false"):
             yield get_rule("switch-with-value").ruling(
                 f"{word.text!r} stands alone: switches take no value.",
-                where=get_place(word),
+                where=word.where(),
                 fix="Write --flag for on and --no-flag for off.",
             )
         elif index == 0 or not words[index - 1].text.startswith("-"):
             yield get_rule("stray-argument").ruling(
                 f"{word.text[:60]!r} is neither a flag nor the value of one.",
-                where=get_place(word),
+                where=word.where(),
                 fix="Check the quotes around it and the flag before it.",
             )
     if len(words) > _MAX_EXPLAINED:
@@ -300,7 +299,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
     elsewhere = _releases_with(flag)
     if elsewhere:
         return get_rule("flag-of-other-release").ruling(
-            f"vLLM {release} has no {flag}; {elsewhere}.", where=get_place(word, flag)
+            f"vLLM {release} has no {flag}; {elsewhere}.", where=word.where(flag)
         )
     names = sorted(_spellings_in(release))
     from difflib import get_close_matches  # read only when something is misspelled
@@ -308,7 +307,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
     return get_rule("unknown-flag").ruling(
         f"No release of vLLM from {releases()[0]} to {releases()[-1]} has {flag[:80]}.",
-        where=get_place(word, flag[:80]),
+        where=word.where(flag[:80]),
         fix=f"Did you mean {near[0]}?" if near else "",
     )
 

@@ -13,7 +13,6 @@ from draftwise.facts.methods import find_placeholder
 from draftwise.facts.old_flags import OldFlag, read_old_flags
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
-from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 
 __all__ = ["Spelled", "spell"]
@@ -74,7 +73,7 @@ class _Speller:
         self.findings.append(
             get_rule("typographic-dash").ruling(
                 f"{text.partition('=')[0]!r} begins with a typographic dash, and the parser takes it for a value.",
-                where=get_place(word),
+                where=word.where(),
                 fix=f"Type {straight.partition('=')[0]}.",
             )
         )
@@ -131,7 +130,7 @@ class _Speller:
         return text
 
     def _report(self, word: Word, code: str, message: str) -> None:
-        self.findings.append(get_rule(code).ruling(message, where=get_place(word)))
+        self.findings.append(get_rule(code).ruling(message, where=word.where()))
 
 
 def _nest(keys: Sequence[str], value: Any) -> dict[str, Any]:
@@ -220,6 +219,6 @@ def _explain_old(taken: Sequence[tuple[OldFlag, Word, str]], spec: dict[str, Any
     notes = "".join(f" {flag} has no successor: {note}." for flag, note in left_out.items() if note)
     yield get_rule("flag-from-before-0.9").ruling(
         f"{names}: no release from 0.9.2 on has {'this flag' if len(taken) == 1 else 'these flags'}.",
-        where=get_place(taken[0][1]),
+        where=taken[0][1].where(),
         fix=f"Write --speculative-config '{json.dumps(spec)}' instead.{notes}",
     )

@@ -12,7 +12,6 @@ from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
 from draftwise.setups.read.arguments.json_text import read_json
-from draftwise.setups.read.shell.place import get_place
 
 __all__ = ["Refused", "get_value"]
 
@@ -110,7 +109,7 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
         )
     findings += (
         get_rule("flag-json-duplicate").ruling(
-            f"{key[:60]} is written twice; only the last one counts.", where=get_place(given.word, given.option)
+            f"{key[:60]} is written twice; only the last one counts.", where=given.word.where(given.option)
         )
         for key in found.duplicates
     )
@@ -124,4 +123,4 @@ _SHELL_MISTAKES: Mapping[str, str] = {
 
 
 def _refuse(given: Given, code: str, message: str, fix: str = "", meant: Any = None) -> Refused:
-    return Refused(get_rule(code).ruling(message, where=get_place(given.word, given.option), fix=fix), meant)
+    return Refused(get_rule(code).ruling(message, where=given.word.where(given.option), fix=fix), meant)

@@ -54,6 +54,16 @@ class Word:
     unknown: tuple[str, ...] = ()
     """What it depends on and the text does not tell, each with where it would come from."""
 
+    def where(self, flag: str = "") -> str:
+        """Return where it stands, as findings say it: `line 12 services.vllm.command[3] --seed`.
+
+        Args:
+            flag: that it belongs to; empty for its own, if it is one.
+        """
+        flag = flag or (self.text.partition("=")[0][:80] if self.text.startswith("-") else "")
+        line = f"line {self.line}" if self.line else ""
+        return " ".join(part for part in (line, self.place, flag) if part)
+
 
 @dataclass(frozen=True, slots=True)
 class HereDocument:
