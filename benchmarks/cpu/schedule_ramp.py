@@ -49,7 +49,6 @@ from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
-PROMPTS = 32
 PLAIN = "plain"
 
 
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -81,7 +81,7 @@ def main() -> None:
     keys = make_schedule_keys(choice.ranges)
     llms["schedule"] = make_llm({**spec, **keys})
     list(run(llms["schedule"], known[:4], 2))
-    measured = time_ramp(llms, fresh, given.rounds)
+    measured = time_ramp(llms, fresh[: given.prompts], given.rounds)
     rates = Rates(CalibratedCosts(calibration), calibration.candidates[0], profile.entries[0], 200)
     row = {
         "method": given.method,
@@ -111,7 +111,7 @@ def main() -> None:
         "draftwise": __version__,
         "ramp": RAMP,
         "answer_tokens": ANSWER,
-        "prompts": PROMPTS,
+        "prompts": given.prompts,
         "rounds": given.rounds,
         "clock": "CPU time of one thread",
     }
@@ -139,7 +139,7 @@ def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds:
     for number in range(rounds):
         for place, size in enumerate(RAMP):
             for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts[:PROMPTS], size)))
+                steps = np.array(list(run(llms[name], prompts, size)))
                 seconds[name][place] += steps[:, 0].sum()
                 tokens[name][place] += steps[:, 1].sum()
     return {name: list(tokens[name] / seconds[name]) for name in llms}
