@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 LIGHT := .venv-light
 WHEELS := build/wheels
 BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
-PARALLEL := --dist loadfile --maxprocesses 8 --numprocesses
+# A file is run by one process, and files start in the order of tests/conftest.py.
+PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 .PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
@@ -50,7 +51,7 @@ demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched 
 
 test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by side; each prints when it has ended
 	@echo "Static checks and both parts of the test suite: about nine minutes on two cores; each prints when it has ended."
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check unit light
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check unit light
 
 check: $(VENV)/.installed ## Lint, types and architecture
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import draftwise
+from tests.support.combinations import tries
 
 pytest_plugins = [
     f"tests.support.{name}" for name in ("machine", "package_index", "releases", "reports", "tiny_models")
@@ -31,11 +33,21 @@ LIGHT_FOLDERS = (
     *("workloads",),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
+LONGEST = (
+    *("engine/kernels/test_compile_ahead.py", "engine/replay/test_equals_serving.py", "bundle/test_drafters.py"),
+    *("engine/kernels/test_cuda_attention.py", "engine/kernels/test_cuda_ahead.py", "backends/test_contract.py"),
+    *("cli/test_train.py", "deploy/bundle/test_air_gap.py", "deploy/test_end_to_end.py"),
+    *("report/test_report.py", "plan/check/test_oracle.py", "benchmarks/test_fault_injection.py"),
+    *("measure/test_kills.py", "cli/test_decide.py", "cli/test_forecasts.py"),
+)
+"""Files that take longest: they start first, so that all processes end together."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
 HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 
 # How long an example takes, or takes to draw, is the machine's affair.
-settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "draftwise", max_examples=tries(150), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("draftwise")
 
 # Each worker, and each of the processes that tests start, would compile package and tests again.
@@ -92,12 +104,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("engine")
         elif item.get_closest_marker("engine") and not HAS_ENGINE:
             item.add_marker(pytest.mark.skip(reason="needs draftwise[engine]"))
+    longest = {HERE / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in longest)
     if config.getoption("--light"):
         left_out = [item for item in items if item.get_closest_marker("engine")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("engine")]
 
 
-@pytest.fixture(autouse=True)
-def _disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+@pytest.fixture(autouse=True, scope="session")
+def _disk_is_not_waited_for() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

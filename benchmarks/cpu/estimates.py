@@ -6,7 +6,8 @@ Every run keeps its estimates: before the first request, and whenever a result i
 turns that were measured after it, whose number it may not have known: verdicts settle early, and disturbed turns are
 taken again. So beside the seconds stand the turns, and the error is that of a turn: seconds expected over those taken,
 minus 1. `undisturbed` is the first estimate held to the turns that count: on a machine that others use as well it is
-what can be judged.
+what can be judged. `tokens_under_load` depends on no machine: what turns of several streams come to by the lengths of
+their answers, beside what the servers counted. (No server here remembers answers, so that all prompts are measured.)
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from draftwise import __version__
+from draftwise.core import Run
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.machine.cores import cpu_name
+from draftwise.measure.load.requests import fill_streams
 from draftwise.report.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
+from draftwise.runs.schedule import plan_turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "estimates.jsonl"
@@ -90,12 +95,14 @@ def follow(command: Sequence[str]) -> tuple[list[tuple[float, str]], int]:
 
 def describe(path: Path) -> dict[str, Any]:
     """Return the estimates of a run, what came of them, and what was measured."""
-    run = set_aside_disturbed(RunDirectory(path).read())
+    whole = RunDirectory(path).read()
+    run = set_aside_disturbed(whole)
     undisturbed = find_undisturbed(run)
     held = [each.to_dict() for each in hold_estimates(run.estimates)]
     return {
         "estimates": [{name: round(value, 3) for name, value in each.items()} for each in held],
         "undisturbed": undisturbed and {name: round(value, 3) for name, value in undisturbed.to_dict().items()},
+        "tokens_under_load": hold_tokens(whole),
         "disturbed": len(run.disturbances),
         "left_out": [each.what for each in run.omissions],
         "arms": [arm.name for arm in run.plan.arms],
@@ -103,6 +110,30 @@ def describe(path: Path) -> dict[str, Any]:
         "repetitions": run.plan.repeats,
         "loads": [condition.label for condition in run.plan.conditions],
     }
+
+
+def hold_tokens(run: Run) -> dict[str, Any] | None:
+    """Return the tokens of all turns under a load, measured or not: expected and counted; None where there are none."""
+    lengths = {(each.workload, each.prompt_id): each.timing.num_tokens for each in run.answers if each.measured}
+    loads = [condition for condition in run.conditions if (condition.concurrency or 1) > 1]
+    repeats = range(1, run.plan.repeats + 1)
+    planned = chain.from_iterable(
+        plan_turns(run.plan, loads, repeat, added=run.added, settled=run.settled) for repeat in repeats
+    )
+    turns = {(*turn.block_key, turn.arm): turn for turn in planned}
+    expected = counted = 0.0
+    for each in run.turns:
+        turn = turns.get((each.workload, each.condition, each.repeat, each.block, each.arm))
+        if turn is None or not {(turn.workload, prompt.id) for prompt in turn.prompts} <= lengths.keys():
+            continue
+        streams = turn.condition.concurrency or 1
+        known = {prompt.id: lengths[turn.workload, prompt.id] for prompt in turn.prompts}
+        _, of_each = fill_streams(turn, streams, lambda prompt, known=known: min(known[prompt.id], prompt.max_tokens))
+        expected += streams * of_each
+        counted += each.counters.generation_tokens or 0
+    if not counted:
+        return None
+    return {"expected": round(expected), "counted": round(counted), "error": round(expected / counted - 1, 3)}
 
 
 def main() -> None:

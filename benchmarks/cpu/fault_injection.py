@@ -51,8 +51,8 @@ NULLS = (1.0, 0.99, 1.01)
 EFFECTS = {1.2: Verdict.ADOPT, 0.8: Verdict.REJECT}
 QUIET = "quiet"
 _RUNS_PER_PROCESS = 25
-FINAL_SEEDS = 2_000_000
-"""From here on are the seeds of the final figures; the program was developed on smaller ones."""
+FINAL_SEEDS = 4_000_000
+"""From here on are the seeds of the figures; smaller ones were developed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the prompts first. What is finished stays
 in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
 its last checkpoint. `--out` gets the weights of each drafter once they are there (until it is finished, those of its
-last checkpoint, named `.partial`), and `rest.tar.gz`: logs, settings and acceptance of all. The prompts are `make
-prompts` of bundle/recipe (`drafter_prompts.py --count 120000`) and of bundle/smollm2/recipe.
+last checkpoint, named `.partial`), and `rest.tar.gz`: logs, settings and acceptance of all, SmolLM2's mtp module too.
+The prompts are `make prompts` of bundle/recipe (`drafter_prompts.py --count 120000`) and of bundle/smollm2/recipe.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument("--steps", type=int, nargs=2, default=(1500, 800), metavar=("EAGLE3", "P_EAGLE"))
+    parser.add_argument("--steps", type=int, nargs=2, default=(1500, 700), metavar=("EAGLE3", "P_EAGLE"))
     parser.add_argument("--gpus", type=int, nargs="+", help="only these")
     parser.add_argument("--chats", type=int, default=10000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -90,6 +90,8 @@ def main() -> None:
         answers = answer_jobs("p_eagle", args.smollm2, args.smollm2_prompts, 256, args)
         answers += answer_jobs("p_eagle_chats", args.smollm2, chats, 256, args, needs=(chats,))
         jobs += answers + training_jobs("p_eagle", args.smollm2, answers, args)
+        if (weights := SMOLLM2 / "mtp/model.safetensors").exists():
+            jobs += [evaluation_job("mtp", SMOLLM2 / "mtp", weights, args.smollm2, args)]
     args.out.mkdir(parents=True, exist_ok=True)
     left = run(jobs, args)
     collect(args)
@@ -160,7 +162,7 @@ def evaluation_job(family: str, drafter: Path, weights: Path, target: Path, args
         ]
     else:
         script = [str(SMOLLM2 / "recipe/evaluate.py"), "--target", str(target), "--drafters", str(folder)]
-        script += ["--heldout", str(SMOLLM2 / "heldout"), "--prompts", "40"]
+        script += ["--heldout", str(SMOLLM2 / "heldout")]
     command = [*script, "--only", family, "--device", args.device, "--out", str(made)]
     return Job(name=f"evaluate-{family}-{drafter.name}", command=tuple(command), made=made, needs=(weights,))
 

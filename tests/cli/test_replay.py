@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft7Validator
 
 from draftwise.cli import main
+from draftwise.core import Profile
 from draftwise.replay import read_anchors, read_profile
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
@@ -51,7 +52,7 @@ def test_a_log_of_token_ids_needs_no_tokenizer(tmp_path: Path, name: str) -> Non
     schema = json.loads(CliRunner().invoke(main, ["schema", "replay"]).stdout)
     assert [error.message for error in Draft7Validator(schema).iter_errors(printed)] == []
     profile = read_profile(out)
-    assert profile.to_dict() == printed
+    assert Profile.from_dict(printed) == profile
     assert (profile.log.used, profile.log.order, profile.log.groups) == (2, "time", {"chat": 1, "edit": 1})
     assert [(entry.group, entry.by_k[4].steps) for entry in profile.entries] == [(None, 4), ("chat", 2), ("edit", 2)]
     assert read_anchors(out)[0].limits.tolist() == [2**31 - 1, 50]

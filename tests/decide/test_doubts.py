@@ -169,6 +169,13 @@ def test_a_loss_of_first_tokens_that_may_be_none_is_a_note_with_what_would_tell(
     assert re.search(r"About \d+ times as many prompts would tell", found.fix)
 
 
+def test_first_tokens_of_which_nothing_is_known_promise_no_number_of_prompts() -> None:
+    wild = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.15, noise=60.0)})
+    (found,) = (each for each in only(wild).findings if each.code == "ttft-damaged")
+    assert "(interval not known), which does not exclude that nothing is lost" in found.message
+    assert found.fix == "More prompts would tell."
+
+
 def slow_stretch(run: Run, arm: str, repetitions: tuple[int, ...], factor: float) -> Run:
     """Return the run with every answer of an arm in some repetitions so many times as slow."""
 
@@ -245,6 +252,8 @@ def test_slowness_in_everything_that_lasts_is_the_servers_own() -> None:
     assert only(lasting).verdict is Verdict.REJECT
 
 
-def test_under_load_the_first_token_waits_for_the_steps_of_others() -> None:
-    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4, conditions=closed(4))
-    assert only(run).verdict is Verdict.REJECT
+@pytest.mark.parametrize(("repeats", "verdict"), [(3, Verdict.INCONCLUSIVE), (4, Verdict.REJECT)])
+def test_under_load_the_first_token_waits_for_the_steps_of_others(repeats: int, verdict: Verdict) -> None:
+    """So it says that a server is slow only where all turns may have been in one spell."""
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=repeats, conditions=closed(4))
+    assert only(run).verdict is verdict

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.combinations import tries
 from tests.support.guarding import EVERY_S, RULES, reading
 
 from draftwise.core.action import OUT, Action, Step
@@ -249,7 +250,7 @@ DIES_WHEN_ITS_TRICKLE_ENDS = [
 """Found once: a server that answered a minute ago and is gone now was put back into the traffic."""
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @example(course=DIES_WHEN_ITS_TRICKLE_ENDS, min_spec=0, trickles=True)
 @given(
     st.lists(

@@ -7,7 +7,7 @@ import pytest
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import virtual_time
-from draftwise.core import BackendError, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
+from draftwise.core import BackendError, ClosedLoop, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
 from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
 from draftwise.runs import RunDirectory
 
@@ -22,10 +22,17 @@ def test_as_many_prompts_as_fit_in_the_time(budget_s: float, count: int) -> None
     assert len(fitted.workloads[0].prompts) == count
 
 
-def test_the_time_told_is_the_time_it_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streams", [1, 4])
+def test_the_time_told_is_the_time_it_takes(tmp_path: Path, streams: int) -> None:
+    """Answers are of many lengths: under a load the last ones keep a turn going."""
+    plan = make_plan(
+        workloads=(make_workload(num_prompts=16, max_tokens=60),),
+        conditions=(Condition(load=ClosedLoop(concurrency=streams)),),
+    )
+    scripts = [replace(each, shortest=0.1, first_token_s=1e-4) for each in (PLAIN, FASTER)]
     told = []
     session = make_session(
-        tmp_path / "run", make_plan(), (PLAIN, FASTER), announce=lambda plan, pace, seconds: told.append(seconds)
+        tmp_path / "run", plan, scripts, budget_s=120.0, announce=lambda plan, pace, seconds: told.append(seconds)
     )
     virtual_time.run(session.run())
     taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().turns)

@@ -11,7 +11,7 @@ from tests.support.made_runs import Truth, arm, closed, gains, make_run, workloa
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import virtual_time
-from draftwise.core import Arm, Condition, OpenLoop, Phase
+from draftwise.core import Arm, Condition, Decision, OpenLoop, Phase
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.report.page import render_page, write_report
 from draftwise.report.sentences import describe_decision
@@ -43,18 +43,23 @@ def change_manifest(run: RunDirectory, change) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory) -> None:
+@pytest.fixture(scope="module")
+def reported(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
+    """The run with its report, plots and all, and the decision that it tells."""
+    path = tmp_path_factory.mktemp("reported") / "run"
+    shutil.copytree(measured, path)
+    return path, write_report(RunDirectory(path))[0]
+
+
+def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: tuple[Path, Decision]) -> None:
     write_report(run)
-    before = {name: (run.path / name).read_bytes() for name in ("report.html", "summary.json")}
-    for name in before:
-        (run.path / name).unlink()
-    write_report(RunDirectory(run.path))
-    assert before == {name: (run.path / name).read_bytes() for name in before}
+    for name in ("report.html", "summary.json"):
+        assert (run.path / name).read_bytes() == (reported[0] / name).read_bytes()
 
 
-def test_a_report_is_self_contained_and_complete(run: RunDirectory) -> None:
-    decision, _ = write_report(run)
-    page = (run.path / "report.html").read_text()
+def test_a_report_is_self_contained_and_complete(reported: tuple[Path, Decision]) -> None:
+    path, decision = reported
+    page = (path / "report.html").read_text()
     assert decision.is_evidence
     assert "NOT EVIDENCE" not in page
     assert page.count("<svg") == 8
@@ -224,12 +229,16 @@ def test_answers_that_came_in_one_piece_do_not_stop_the_report(tmp_path: Path) -
     assert "What one stream gets" in render_page(found)
 
 
-def test_rates_make_a_sweep_and_ramps_stand_side_by_side() -> None:
+def test_rates_make_a_sweep() -> None:
     rates = [Condition(load=OpenLoop.steady(rate)) for rate in (0.5, 2.0, 8.0)]
-    ramp = Condition(load=OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=20),)))
     swept = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=rates)))
     assert ">requests per second<" in swept
     assert "Speed-up against load" in swept
+
+
+def test_ramps_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.report.plots.registry.to_svg", lambda *_, **__: "")
+    ramp = Condition(load=OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=20),)))
     ramped = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=[ramp])))
     assert "Speed-up against load" not in ramped
     assert "Dot: estimate; bar: 95 % interval" in ramped

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.conftest import ENGINE_PACKAGES, ENGINE_PARTS, LIGHT_FOLDERS, needs_engine
+from tests.conftest import ENGINE_PACKAGES, ENGINE_PARTS, LIGHT_FOLDERS, LONGEST, needs_engine
 
 TESTS = Path(__file__).parents[1]
 ROOMS = {path.parent.name for path in (TESTS.parent / "src" / "draftwise").glob("*/__init__.py")}
@@ -17,7 +17,7 @@ def test_every_folder_is_declared_once() -> None:
     folders = {path.name for path in TESTS.iterdir() if list(path.rglob("test_*.py"))}
     declared = [*LIGHT_FOLDERS, *(part for part in ENGINE_PARTS if "/" not in part)]
     assert sorted(declared) == sorted(folders)
-    assert all((TESTS / part).exists() for part in ENGINE_PARTS)
+    assert all((TESTS / part).exists() for part in (*ENGINE_PARTS, *LONGEST))
 
 
 def test_what_may_not_import_torch_is_tested_without_it() -> None:

@@ -70,7 +70,9 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
             torch.testing.assert_close(logits_JBRU[:, b, last - 1], expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "options"), [*KINDS, pytest.param("eagle3", PARALLEL, id="p-eagle")])
+@pytest.mark.parametrize(
+    ("name", "options"), [*KINDS, pytest.param("eagle3", PARALLEL | {"num_layers": 2}, id="p-eagle-2-layers")]
+)
 def test_result_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
     method = build(name, target, **options)
     batch = greedy_batch(target)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from draftwise.cli._options import add_options
 from draftwise.core import InvalidSetup
 from draftwise.measure.access import Header
 
 __all__ = ["access_options", "read_headers"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_OPTIONS = (
+access_options = add_options(
     click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET)."),
     click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server."),
     click.option("--metrics-url", "metrics_urls", multiple=True, metavar="[ARM=]URL",
@@ -29,13 +30,6 @@ _OPTIONS = (
     click.option("--api-key-env", "key_variables", multiple=True, metavar="[ARM=]NAME",
                  help="Variable that holds the key of the URLs, or of one."),
 )  # fmt: skip
-
-
-def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def read_headers(given: Mapping[str, Any]) -> tuple[Header, ...]:

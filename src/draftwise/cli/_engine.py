@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from draftwise.cli._console import open_console
+from draftwise.cli._options import add_options
 from draftwise.core import InvalidSetup, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
 from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_setup
@@ -63,11 +64,8 @@ _PARALLEL = tuple(
 )
 
 
-def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags of the engine's settings, with vLLM's names; one that is not given is None."""
-    for option in reversed((*_LOADING, *_LIMITS, *_PARALLEL)):
-        function = option(function)
-    return function
+engine_options = add_options(*_LOADING, *_LIMITS, *_PARALLEL)
+"""Flags of the engine's settings, with vLLM's names; one that is not given is None."""
 
 
 def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> EngineConfig:

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
+from draftwise.cli._options import add_options
 from draftwise.core import Effect, Finding, Ruling, Severity
 
 if TYPE_CHECKING:
@@ -53,21 +54,17 @@ class Judged:
     """What was found, where that is more than what the release makes of the setup."""
 
 
-def shape_options(function: _F) -> _F:
-    """Add --format and --json to a verb, as `shape` and `as_json`."""
-    function = click.option("--json", "as_json", is_flag=True, help="Same as --format json.")(function)
-    return click.option(
+shape_options = add_options(
+    click.option(
         "--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
         show_default=True, help="SARIF 2.1.0, GitHub's annotations, GitLab's code quality report.",
-    )(function)  # fmt: skip
-
-
-def fail_option(function: _F) -> _F:
-    """Add --fail-on to a verb."""
-    return click.option(
-        "--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
-        help="Least severity that makes the exit code 1.",
-    )(function)  # fmt: skip
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
+)  # fmt: skip
+fail_option = click.option(
+    "--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
+    help="Least severity that makes the exit code 1.",
+)  # fmt: skip
 
 
 def has_failed(judged: Iterable[Judged], fail_on: str) -> bool:

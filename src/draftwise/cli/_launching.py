@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from draftwise.cli._options import add_options
 from draftwise.core import LaunchOptions
 from draftwise.measure.spec import ENGINES
 
 __all__ = ["launch_options", "read_launch", "split_arguments"]
 
-_OPTIONS = (
+launch_options = add_options(
     click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
                  help="What serves TARGET."),
     click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
@@ -23,13 +24,6 @@ _OPTIONS = (
                  help="Start and stop the servers in turn (A B, B A ...), for one GPU."),
     click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'."),
 )  # fmt: skip
-
-
-def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def read_launch(given: Mapping[str, Any]) -> LaunchOptions:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 import click
 
+from draftwise.cli._options import add_options
 from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 
 __all__ = ["Finite", "Numbers", "conditions", "load_options"]
@@ -88,7 +89,7 @@ class Phases(click.ParamType):  # type: ignore[type-arg]
         return Phase(start_per_s=start, end_per_s=end, duration_s=duration)
 
 
-_OPTIONS = (
+load_options = add_options(
     click.option("--concurrency", type=Numbers(int, least=1), metavar="N[,N...]",
                  help="Closed loop: requests in flight  [default: 1]"),
     click.option("--rate", type=Numbers(float, least=0, open_end=True), metavar="R[,R...]",
@@ -105,13 +106,6 @@ _OPTIONS = (
     click.option("--k", "lengths", type=Numbers(int, least=1), metavar="K[,K...]",
                  help="Try every candidate with these num_speculative_tokens."),
 )  # fmt: skip
-
-
-def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def conditions(given: Mapping[str, Any]) -> tuple[Condition, ...]:

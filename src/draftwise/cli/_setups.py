@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from draftwise.cli._options import add_options
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, get_release
@@ -62,26 +63,22 @@ class _SetupCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ENGINE FLAGS]"]
 
 
+_of_setups = add_options(
+    click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
+    click.option("--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."),
+    click.option(_SPEC, "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."),
+    click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
+                 help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),
+    click.option("--skip-other-files", "skip", is_flag=True,
+                 help="Pass over files that start no vLLM server, as hooks hand over all that changed."),
+)  # fmt: skip
+
+
 def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Return what makes a verb of a function, with the arguments `sources`, `engine_flags` and those of its options."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        function = click.option(
-            "--skip-other-files", "skip", is_flag=True,
-            help="Pass over files that start no vLLM server, as hooks hand over all that changed.",
-        )(function)  # fmt: skip
-        function = click.option(
-            "--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
-            help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env.",
-        )(function)  # fmt: skip
-        function = click.option(
-            _SPEC, "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
-        )(function)
-        function = click.option(
-            "--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."
-        )(function)
-        function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
-        return click.command(cls=_SetupCommand, short_help=short_help)(function)
+        return click.command(cls=_SetupCommand, short_help=short_help)(_of_setups(function))
 
     return make
 

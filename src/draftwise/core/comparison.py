@@ -29,14 +29,18 @@ class Interval:
     high: float
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether the readings bound both ends."""
+        return self.low > 1 / _UNKNOWN and self.high < _UNKNOWN
+
+    @property
     def span(self) -> str:
         """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `interval not known` where the readings bound neither."""
-        bounded_below, bounded_above = self.low > 1 / _UNKNOWN, self.high < _UNKNOWN
-        if bounded_below and bounded_above:
+        if self.is_bounded:
             return f"{self.low:.2f}-{self.high:.2f}"
-        if bounded_below:
+        if self.low > 1 / _UNKNOWN:
             return f"{self.low:.2f} or more"
-        return f"{self.high:.2f} or less" if bounded_above else "interval not known"
+        return f"{self.high:.2f} or less" if self.high < _UNKNOWN else "interval not known"
 
 
 class Verdict(StrEnum):

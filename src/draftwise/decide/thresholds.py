@@ -88,6 +88,9 @@ class Thresholds:
     first token came 0.87 to 1.22 times as late as the baseline's."""
     slow_server_s: float = 300.0
     """Seconds of its turns after which such slowness is taken to be there to stay."""
+    slow_server_blocks: int = 4
+    """Paired blocks from which on it says nothing under a load, where the first token waits for the steps of others: so
+    many turns are not all in one spell."""
     power_capped: float = 0.05
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10

@@ -143,12 +143,15 @@ def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> Re
     """Return that the slower arm's server is slow in what drafting has no part in, None where it is not.
 
     A server that is slow for as long as it is looked at, since its start, is steady, and slow beside no turn of its
-    own. With a single stream its first token tells: speculation changes the time of a step, and hardly that one.
+    own. With a single stream its first token tells: speculation changes the time of a step, and hardly that one. Under
+    a load it waits for the steps of others as well, so that it tells only where there are few turns to go by.
     """
     comparison, cell = found.comparison, found.estimates.cell
     seconds = sum(turn.wall_s for turn in cell.turns if turn.arm == loser)
-    is_single = cell.condition.concurrency == 1
-    if not is_single or comparison.ttft is None or comparison.tpot is None or seconds >= thresholds.slow_server_s:
+    is_few = found.estimates.ratios.design.num_blocks < thresholds.slow_server_blocks
+    if seconds >= thresholds.slow_server_s or not (cell.condition.concurrency == 1 or is_few):
+        return None
+    if comparison.ttft is None or comparison.tpot is None:
         return None
     ours, theirs = (cell.counters[arm].tokens_per_step or 1.0 for arm in (cell.candidate, cell.baseline))
     first, step = comparison.ttft, _scale(comparison.tpot, ours / theirs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 
 from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
+from draftwise.measure.load.requests import fill_streams
 from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
@@ -63,6 +65,8 @@ class Forecast:
     """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
     _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
     """The same of all turns, over more of them."""
+    _filled: dict[tuple[str, int, tuple[str, ...], bool], tuple[int, float]] = field(default_factory=dict, init=False)
+    """What several streams come to, by workload, number of streams, prompts and whether others keep the load up."""
 
     def sum(self, turns: Iterable[Turn]) -> float:
         """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
@@ -84,19 +88,30 @@ class Forecast:
 
     def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as they looked before the first one."""
-        pace = self._find_pace(turn)
-        tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)
-        work_s = pace.first_s * len(turn.prompts) + pace.per_token_s * tokens
-        if (streams := turn.condition.concurrency) is None:
+        pace, streams = self._find_pace(turn), turn.condition.concurrency
+        if streams is not None and streams > 1:
+            requests, tokens = self._fill_streams(turn, streams)
+        else:
+            requests = len(turn.prompts)
+            tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)
+        work_s = pace.first_s * requests + pace.per_token_s * tokens
+        if streams is None:
             # Requests come when they come: a server that is fast enough only waits for them.
-            return max(work_s, _arrive_within(turn.prompts, turn.condition.load, self.turn_s)) + self.overhead_s
-        # Ramp-up and background requests add about one for each stream.
-        more = 1 + streams / len(turn.prompts) if streams > 1 else 1.0
-        return work_s * more + self.overhead_s
+            work_s = max(work_s, _arrive_within(turn.prompts, turn.condition.load, self.turn_s))
+        return work_s + self.overhead_s
+
+    def _fill_streams(self, turn: Turn, streams: int) -> tuple[int, float]:
+        """Return the requests of a turn, and the tokens that all streams write until the last measured answer."""
+        place = turn.workload, streams, tuple(prompt.id for prompt in turn.prompts), turn.background is None
+        if place not in self._filled:
+            requests, of_each = fill_streams(turn, streams, partial(self._count_tokens, turn.workload))
+            self._filled[place] = requests, streams * of_each
+        return self._filled[place]
 
     def _count_tokens(self, workload: str, prompt: Prompt) -> float:
         known = self.lengths.get((workload, prompt.id))
-        return self.shares.get(workload, 1.0) * prompt.max_tokens if known is None else known
+        # (Ramp-up requests are cut short.)
+        return self.shares.get(workload, 1.0) * prompt.max_tokens if known is None else min(known, prompt.max_tokens)
 
     def _find_pace(self, turn: Turn) -> TextPace:
         if (known := self.texts.get(_place(turn))) is not None:

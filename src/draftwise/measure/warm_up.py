@@ -64,7 +64,7 @@ class _Round:
 
     pace: float
     decoding: float
-    """After the first token of every stream."""
+    """While all streams had begun and none had ended."""
 
 
 def make_greeting(plan: RunPlan) -> Prompt:
@@ -166,10 +166,11 @@ async def _take_round(client: Client, condition: Condition, plan: RunPlan, numbe
     pace = seconds / max(1, sum(answer.timing.num_tokens for answer in answers))
     chunks = [each.timing.chunks for each in answers if each.timing.chunks]
     all_began = max((each[0][0] for each in chunks), default=0.0)
-    later = [(at, count) for each in chunks for at, count in each if at > all_began]
-    if not later:
+    one_ended = min((each[-1][0] for each in chunks), default=0.0)
+    together = [(at, count) for each in chunks for at, count in each if all_began < at <= one_ended]
+    if not together:
         return _Round(pace=pace, decoding=pace)
-    decoding = (max(at for at, _ in later) - all_began) / sum(count for _, count in later)
+    decoding = (max(at for at, _ in together) - all_began) / sum(count for _, count in together)
     return _Round(pace=pace, decoding=decoding)
 
 

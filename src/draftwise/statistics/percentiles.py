@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -85,17 +86,25 @@ def _draw(
     alike = max(-1.0, min(1.0, common / (errors[0] * errors[1]))) if all(errors) else 0.0
     upper = (1 + confidence) / 2
     stretch = student_quantile(upper, min(each.degrees for each in spreads)) / normal_quantile(upper)
-    own_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
-    drawn = (own_BA[:, 0], alike * own_BA[:, 0] + math.sqrt(1 - alike**2) * own_BA[:, 1])
+    first_B, second_B = _draw_normals()
+    drawn = (first_B, alike * first_B + math.sqrt(1 - alike**2) * second_B)
     ours_B, theirs_B = (
         arm.logs_at(_shift(share, stretch * error * z_B)) for arm, error, z_B in zip(arms, errors, drawn, strict=True)
     )
-    unseen_B = np.isinf(ours_B) | np.isinf(theirs_B)
-    with np.errstate(invalid="ignore"):
-        logs_B = ours_B - theirs_B
-    low = np.sort(np.where(unseen_B, -math.inf, logs_B))[int((1 - upper) * _RESAMPLES)]
-    high = np.sort(np.where(unseen_B, math.inf, logs_B))[int(upper * _RESAMPLES)]
+    seen_B = np.isfinite(ours_B) & np.isfinite(theirs_B)
+    seen_S = np.sort(ours_B[seen_B] - theirs_B[seen_B])
+    lowest, highest = int((1 - upper) * _RESAMPLES), int(upper * _RESAMPLES)
+    num_unseen = _RESAMPLES - len(seen_S)  # whichever end is asked for, they lie beyond it
+    low = seen_S[lowest - num_unseen] if lowest >= num_unseen else -math.inf
+    high = seen_S[highest] if highest < len(seen_S) else math.inf
     return float(low), float(high)
+
+
+@cache
+def _draw_normals() -> tuple[Array, Array]:
+    """Return [B] and [B] independent normal numbers, the same ones every time."""
+    drawn_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
+    return drawn_BA[:, 0].copy(), drawn_BA[:, 1].copy()
 
 
 def _shift(share: float, by_B: Array) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ _MOST_PER_BLOCK = 2.0
 this limit 95 % intervals of three blocks cover 92 %."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Design:
     """For each of N requests that both arms were sent: its prompt and its paired block.
 
@@ -73,17 +74,17 @@ class Design:
             prompts=tuple(self.prompts[number] for number in kept) if self.prompts else (),
         )
 
-    @property
+    @cached_property
     def num_prompts(self) -> int:
         """Different prompts."""
         return _count(self.prompt_N)
 
-    @property
+    @cached_property
     def num_blocks(self) -> int:
         """Paired blocks."""
         return _count(self.block_N)
 
-    @property
+    @cached_property
     def cell_N(self) -> Integers:
         """Return [N] the prompt within its block: attempts at one prompt in one turn are one cell."""
         return _dense(self.prompt_N * max(1, self.num_blocks) + self.block_N)

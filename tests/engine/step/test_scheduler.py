@@ -15,8 +15,8 @@ from draftwise.engine.step.sequence import Request, Sequence
 BLOCK = 4
 
 
-def make_sequence(name: str, prompt: list[int], *, salt: str = "", max_tokens: int = 1000) -> Sequence:
-    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(), cache_salt=salt)
+def make_sequence(name: str, prompt: list[int], *, salt: str = "", max_tokens: int = 1000, **params: Any) -> Sequence:
+    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**params), cache_salt=salt)
     return Sequence(
         request=request, index=0, seed=0, max_tokens=max_tokens, tokens=list(prompt), detokenizer=SimpleNamespace()
     )
@@ -150,6 +150,7 @@ def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
     prompt = list(range(10))
     first, second = make_sequence("a", prompt), make_sequence("b", prompt)
     assert run_prompt(scheduler, first) == 10
+    assert not scheduler.has_unpublished(first)
     scheduler.remove(first)
     assert run_prompt(scheduler, second) == 2
     assert second.num_cached == 8
@@ -163,6 +164,44 @@ def test_a_proposer_may_need_the_last_page_in_common_again_or_all() -> None:
         run_prompt(scheduler, first := make_sequence("a", prompt))
         scheduler.remove(first)
         assert run_prompt(scheduler, make_sequence("b", prompt)) == computed
+
+
+def test_log_probabilities_of_a_prompt_need_all_of_it() -> None:
+    scheduler = make_scheduler(10)
+    run_prompt(scheduler, first := make_sequence("a", list(range(10))))
+    scheduler.remove(first)
+    assert run_prompt(scheduler, make_sequence("b", list(range(10)), prompt_logprobs=0)) == 10
+
+
+def launch_next(scheduler: Scheduler, *, k: int = 0) -> dict[str, int]:
+    """Launch a step; return how many tokens of which prompts it computes."""
+    schedule = scheduler.schedule(k)
+    assert schedule is not None
+    scheduler.launch(schedule)
+    return {chunk.sequence.request.request_id: chunk.length for chunk in schedule.chunks}
+
+
+def test_prompts_share_the_tokens_of_a_step() -> None:
+    scheduler = make_scheduler(20, budget=10)
+    for name, length in [("a", 6), ("b", 8), ("c", 20)]:
+        scheduler.add(make_sequence(name, [1] * length))
+    assert launch_next(scheduler) == {"a": 6, "b": 4}
+    assert launch_next(scheduler) == {"b": 4, "c": 5}, "one of the ten is the next token of a"
+
+
+def test_what_decoding_leaves_of_a_step_goes_to_prompts_and_at_least_a_page() -> None:
+    for budget, left in [(20, 12), (8, BLOCK)]:  # two sequences decode, each a token and a draft of three
+        scheduler = make_scheduler(20, budget=budget)
+        start(scheduler, [[1] * 4] * 2)
+        scheduler.add(make_sequence("long", [1] * 30))
+        assert launch_next(scheduler, k=3) == {"long": left}
+
+
+def test_some_wait_before_others() -> None:
+    scheduler = make_scheduler(10, max_num_seqs=1)
+    scheduler.add(make_sequence("early", [1]))
+    scheduler.add(make_sequence("urgent", [1]), first=True)
+    assert launch_next(scheduler) == {"urgent": 1}
 
 
 def start(scheduler: Scheduler, prompts: list[list[int]]) -> list[Sequence]:
@@ -191,6 +230,14 @@ def test_pages_are_held_for_the_most_tokens_that_are_under_way() -> None:
         assert schedule is not None
         scheduler.launch(schedule)
         assert len(sequence.pages) == num_pages
+
+
+def test_no_pages_are_held_beyond_the_last_token_that_it_may_have() -> None:
+    scheduler = make_scheduler(10, budget=20)
+    scheduler.add(sequence := make_sequence("a", [1] * 5, max_tokens=8))
+    Device(scheduler, lags=False, k=0).step(lambda bound: 1)
+    launch_next(scheduler, k=8)
+    assert len(sequence.pages) == 2
 
 
 def test_a_sequence_that_is_about_to_end_is_not_scheduled_again() -> None:
@@ -239,3 +286,20 @@ def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
     assert scheduler.num_preemptions == 1
     assert young.slot is None
     assert young.tokens == [1] * 7 + [8, 8], "what was said stays said"
+
+
+def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> None:
+    scheduler = make_scheduler(10, budget=20)
+    old, young = start(scheduler, [[1] * 4] * 2)
+    young.prompt_logprobs.append(None)
+    for of_old in (9, 9, 2):
+        assert launch_next(scheduler, k=8) == {}
+        assert len(young.pages) == 4, "a draft has its pages while some are free"
+        scheduler.advance(old, [8] * of_old, bound=9)
+        scheduler.advance(young, [8], bound=9)
+    scheduler.add(make_sequence("late", [1] * 30))
+    queries = scheduler.num_cache_queries
+    assert launch_next(scheduler) == {}, "its pages would last: it held some for a draft"
+    assert (scheduler.num_preemptions, young.slot, young.prompt_logprobs) == (1, None, [])
+    assert launch_next(scheduler) == {"1": 4}, "its other page was kept"
+    assert scheduler.num_cache_queries == queries, "what is computed again was asked for once"

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from draftwise.core import Prompt
-from draftwise.measure.load.requests import background_requests, measured_requests, set_times
+from draftwise.measure.load.requests import background_requests, fill_streams, measured_requests, set_times
 from draftwise.measure.load.traffic import Share
 from draftwise.runs.schedule import Turn
 
@@ -39,6 +39,12 @@ def test_prompts_of_their_own_are_sent_once_and_no_more() -> None:
     assert [request.prompt.id for request in requests] == ["p2", "p3", "p4"]
     assert [request.prompt.max_tokens for request in requests] == [5, 10, 10]
     assert [request.copy for request in requests] == [0, 0, 0]
+
+
+def test_streams_are_full_until_the_last_measured_answer() -> None:
+    """Two streams after ramp-ups of 5 and 10 tokens; an answer of 50 that comes last has two of 10 and 50 beside it."""
+    assert fill_streams(TURN, 2, lambda prompt: prompt.max_tokens) == (10, 45)
+    assert fill_streams(TURN, 2, lambda prompt: 50 if prompt.id == "p1" else 10) == (11, 130)
 
 
 def test_processes_share_everything_and_nothing_twice() -> None:

@@ -62,6 +62,8 @@ def test_values_that_the_parser_refuses(llama: str, name: str, value: object) ->
         (Device(name="NVIDIA B200", kind="cuda", memory_bytes=180 * 2**30), {}, (16384, 1024)),
         (H200, {"max_num_seqs": 2}, (4096, 2)),
         (H200, {"max_num_batched_tokens": 512}, (512, 512)),
+        (H200, {"enable_chunked_prefill": False}, (8192, 1024)),
+        (H200, {"performance_mode": "throughput"}, (16384, 2048)),
         (Device(name="cpu", kind="cpu"), {"tensor_parallel_size": 2}, (4096, 256)),
     ],
 )  # fmt: skip

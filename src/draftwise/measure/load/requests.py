@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from heapq import heapify, heapreplace
 from itertools import chain, cycle, islice
 
+from draftwise.core import Prompt
 from draftwise.measure.load.client import LoadRequest
 from draftwise.runs.schedule import Turn
 
-__all__ = ["background_requests", "measured_requests", "set_times"]
+__all__ = ["background_requests", "fill_streams", "measured_requests", "set_times"]
 
 
 def measured_requests(turn: Turn) -> Iterator[LoadRequest]:
@@ -43,6 +45,31 @@ def _shorten(request: LoadRequest, share: float) -> LoadRequest:
     """Return a ramp-up request of its own length: streams that begin together would stay in step, unlike real load."""
     tokens = max(1, math.ceil(request.prompt.max_tokens * share))
     return replace(request, prompt=replace(request.prompt, max_tokens=tokens))
+
+
+def fill_streams(turn: Turn, streams: int, count_tokens: Callable[[Prompt], float]) -> tuple[int, float]:
+    """Return what a closed loop of several streams comes to if all of them write at one pace.
+
+    Args:
+        turn: under this load.
+        streams: its requests in flight.
+        count_tokens: the length of the answer to a prompt.
+
+    Returns:
+        The requests that are sent, and the tokens that each stream writes until the last measured request is answered.
+    """
+    others = background_requests(turn, streams)
+    free_at = [count_tokens(request.prompt) for request in islice(others, streams)] or [0.0]
+    heapify(free_at)
+    sent, end = len(free_at), 0.0
+    for request in measured_requests(turn):
+        done_at = free_at[0] + count_tokens(request.prompt)
+        heapreplace(free_at, done_at)
+        sent, end = sent + 1, max(end, done_at)
+    while free_at[0] < end and (another := next(others, None)) is not None:
+        heapreplace(free_at, free_at[0] + max(1.0, count_tokens(another.prompt)))
+        sent += 1
+    return sent, end
 
 
 def set_times(requests: Iterable[LoadRequest], times: Iterable[float], began: float) -> Iterator[LoadRequest]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite, log
+from math import ceil, log
 from typing import Any
 
 from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, SpecConfig, TurnRecord
@@ -263,11 +263,11 @@ def _hits_per_request(evidence: DraftingEvidence) -> float | None:
 
 def _judge_first_token(ttft: Interval, why: str) -> Finding:
     """Tell first tokens that come late from those that only may: their interval holds that they do not."""
-    times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.low:.2f}-{ttft.high:.2f})"
+    times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.span})"
     if ttft.low > 1:
         return warning("ttft-damaged", f"the first token comes {times}.", why)
     text = f"the first token may come later: it came {times}, which does not exclude that nothing is lost."
-    if not (ttft.low > 0 and isfinite(ttft.high)):
+    if not ttft.is_bounded:
         return info("ttft-damaged", text, "More prompts would tell.")
     # An interval shrinks with the square root of the number of prompts.
     more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
