@@ -80,7 +80,7 @@ def fit_cost_model(
     fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
     noise = covary_noise(measured, [each.noise for each in measured])
-    inverse: NDArray[np.float64] = np.linalg.inv(_covary(prior, steps, steps) + noise)
+    inverse = np.asarray(np.linalg.inv(_covary(prior, steps, steps) + noise), dtype=np.float64)
     missed = np.log([each.seconds for each in measured]) - log_seconds(fitted, steps)
     return CostModel(machine=fitted, prior=prior, measured=tuple(measured), _weights=inverse @ missed, _inverse=inverse)
 
