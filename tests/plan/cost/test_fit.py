@@ -11,7 +11,7 @@ import pytest
 from draftwise.core import ModelShape
 from draftwise.facts.gpus import get_gpu
 from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep, fit_machine
+from draftwise.plan.cost.fit import MeasuredStep, covary_noise, fit_machine
 from draftwise.plan.cost.machine import Batch, Drafting, Graph, Machine, Step
 from draftwise.plan.cost.model import fit_cost_model
 from draftwise.plan.cost.work import Work
@@ -113,22 +113,14 @@ def test_a_processor_is_learnt_from_its_own_steps_alone() -> None:
     assert fitted.seconds(step(2, 3)) == pytest.approx(truth.seconds(step(2, 3)), rel=0.1)
 
 
-def test_a_slow_moment_is_not_taken_for_what_a_long_context_costs() -> None:
-    prior = cpu_prior()
-    truth = machine(replace(prior.constants, bytes_per_s=8e9, flops_per_s=4e10))
-    near, far = (
-        [replace(step(1, k), batch=Batch(sequences=1, context=tokens)) for k in (0, 3)] for tokens in (100, 400)
-    )
-    slow = [replace(each, seconds=1.1 * each.seconds, moment="slow") for each in measure(truth, far)]
-    known = [replace(each, moment="usual") for each in measure(truth, near)]
-    longer = [replace(each, batch=Batch(sequences=1, context=2000)) for each in far]
-
-    def find_error(measured: list[MeasuredStep]) -> float:
-        plain_s, spec_s = fit_cost_model(machine(prior.constants), prior, measured).predict(longer).seconds
-        return float(abs(math.log(spec_s / plain_s / (truth.seconds(longer[1]) / truth.seconds(longer[0])))))
-
-    apart = [replace(each, moment="") for each in (*known, *slow)]
-    assert find_error([*known, *slow]) < 0.7 * find_error(apart)
+def test_the_pace_of_a_moment_cancels_in_the_ratio_of_what_was_measured_then() -> None:
+    steps = measure(machine(cpu_prior().constants), [step(1), step(1, 3), step(1)])
+    named = [replace(each, moment=moment) for each, moment in zip(steps, ("one", "one", "other"), strict=True)]
+    for measured, is_shared in ((named, True), (steps, False)):
+        covariance = covary_noise(measured, [0.01, 0.02, 0.03])
+        beside, apart = (covariance @ np.array(sign) @ np.array(sign) for sign in ([1, -1, 0], [1, 0, -1]))
+        assert beside == pytest.approx(0.01**2 + 0.02**2)
+        assert (apart > 0.01**2 + 0.03**2) == is_shared
 
 
 def test_graphs_cost_what_they_are_said_to(prior: Prior) -> None:
