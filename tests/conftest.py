@@ -34,6 +34,7 @@ LIGHT_FOLDERS = (
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 LONGEST = (
+    *("engine/test_engine.py", "train/test_ranks.py", "train/test_loop.py", "serve/test_warm_up.py"),
     *("engine/kernels/test_compile_ahead.py", "engine/replay/test_equals_serving.py", "bundle/test_drafters.py"),
     *("engine/kernels/test_cuda_attention.py", "engine/kernels/test_cuda_ahead.py", "backends/test_contract.py"),
     *("cli/test_train.py", "deploy/bundle/test_air_gap.py", "deploy/test_end_to_end.py"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from draftwise.core import ModelShape
 from draftwise.facts.advice import read_step_costs
@@ -36,10 +37,16 @@ class Batch:
     def kv_bytes(self, shape: ModelShape, tensor_parallel_size: int, bytes_per_value: int) -> float:
         """Return the bytes of keys and values that one step reads on each GPU."""
         per_sequence = sum(
-            layer.values_per_rank(tensor_parallel_size) * min(self.context, layer.window or self.context)
-            for layer in shape.kv_layers()
+            values * min(self.context, window or self.context)
+            for values, window in _kept_by_layer(shape, tensor_parallel_size)
         )
         return float(self.sequences * per_sequence * bytes_per_value)
+
+
+@cache
+def _kept_by_layer(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[int, int | None], ...]:
+    """Return how many values of a token each layer keeps on each GPU, and its window; asked for in every step."""
+    return tuple((layer.values_per_rank(tensor_parallel_size), layer.window) for layer in shape.kv_layers())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
