@@ -47,6 +47,10 @@ def count_all() -> Iterator[dict[str, Any]]:
             "inside": round(sum(each["inside_90"] * each["rows"] for each in found)),
             "of": sum(each["rows"] for each in found),
         }
+    if (H200 / "unseen_shapes.json").exists():
+        for shape, measured in json.loads((H200 / "unseen_shapes.json").read_text())["shapes"].items():
+            held = [each["is_inside_90"] for each in measured["foreseen"]]
+            yield {"what": f"step times of {shape} (unseen_shapes.json)", "inside": sum(held), "of": len(held)}
     demo = json.loads((CPU / "forecast_demo.json").read_text())
     for part, name in ((demo, "acceptance of the counters"), (demo["replayed"], "acceptance of a replay")):
         summary = part["summary"]
@@ -57,8 +61,15 @@ def count_all() -> Iterator[dict[str, Any]]:
         }
     for name in ("forecast_sweep", "forecast_sweep_2"):
         found = json.loads((H200 / name / "forecast_sweep.json").read_text())["rows"]
-        inside = sum(row["forecast"][1] <= row["measured"][0] <= row["forecast"][2] for row in found)
-        yield {"what": f"speed-ups forecast before a sweep, H200 ({name})", "inside": inside, "of": len(found)}
+        yield {"what": f"speed-ups forecast before a sweep, H200 ({name})", **_count(found)}
+    real = json.loads((CPU / "forecast_real.json").read_text())["rows"]
+    yield {"what": "speed-ups of the published model, acceptance of a replay (forecast_real.json)", **_count(real)}
+
+
+def _count(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many measured speed-ups lie in their forecast intervals."""
+    inside = sum(row["forecast"][1] <= row["measured"][0] <= row["forecast"][2] for row in rows)
+    return {"inside": inside, "of": len(rows)}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The simulated service beside the embedded engine under Poisson arrivals: times to the first token, times per token.
 
-Every arm is timed step by step in closed loops of three sizes, which makes a calibration. Then requests arrive at
-three rates, the same ones at the same times for every arm; with the calibration and the counters' acceptance, the same
-arrivals are simulated, and the latencies of both are held beside each other. One process, no HTTP. One thread computes,
+Requests arrive at three rates, the same ones at the same times for every arm. Before and after each rate every arm is
+timed step by step in closed loops of four sizes, which make a calibration: a machine's pace is another one a minute
+later. With it and the counters' acceptance the same arrivals are simulated, and the latencies of both are held beside
+each other. One process, no HTTP. One thread computes,
 and the clock is its CPU time, with idle time skipped: what else the machine does hardly counts.
 
     python benchmarks/cpu/poisson_service.py --out benchmarks/cpu/results/poisson_service.json
@@ -41,7 +42,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3},
     "eagle3": {"method": "eagle3", "model": str(BUNDLE / "eagle3"), "num_speculative_tokens": 3},
 }
-CLOSED, SHARES, ANSWER, SECONDS = (1, 4, 16), (0.3, 0.6, 0.85), 48, 9.0
+CLOSED, SHARES, ANSWER, SECONDS = (1, 2, 4, 16), (0.3, 0.6, 0.85), 48, 9.0
 """Requests in flight that calibrate; rates, of what plain decoding could serve; tokens of an answer; of a rate."""
 FEWEST_STEPS = 8
 
@@ -68,6 +69,10 @@ class Trace:
         return max(1, self.tokens - len(self.times) - self.spec.num_accepted_tokens)
 
 
+Loops = Mapping[str, Mapping[int, Trace]]
+"""Traces of closed loops by arm and size."""
+
+
 def main() -> None:
     """Calibrate, serve, simulate, compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -78,28 +83,38 @@ def main() -> None:
     known, fresh = encode(llms["plain"], 0), encode(llms["plain"], 30)
     for llm in llms.values():
         serve(llm, known[:4], in_flight=2)
-    closed = {name: {size: serve(llm, known[: max(8, 2 * size)], in_flight=size) for size in CLOSED}
-              for name, llm in llms.items()}  # fmt: skip
-    costs = CalibratedCosts(calibrate(closed))
-    whole = closed["plain"][max(CLOSED)]
+    before = time_loops(llms, known)
+    whole = before["plain"][max(CLOSED)]
     capacity = whole.tokens / ANSWER / sum(step[0] for step in whole.steps)
-    rows = []
+    rows, errors = list[dict[str, Any]](), list[float]()
     for share in SHARES:
         rate, draws = share * capacity, random.Random(7)
         times = list(accumulate(draws.expovariate(rate) for _ in range(max(12, round(rate * SECONDS)))))
         prompts = [fresh[place % len(fresh)] for place in range(len(times))]
-        for name, llm in llms.items():
-            trace = serve(llm, prompts, arrivals=times)
+        traces = {name: serve(llm, prompts, arrivals=times) for name, llm in llms.items()}
+        after = time_loops(llms, known)
+        costs = CalibratedCosts(calibrate(before, after))
+        errors.append(costs.left_out_error())
+        for name, trace in traces.items():
             rows.append({"arm": name, "share_of_plain_capacity": share, "rate_per_s": round(rate, 2)}
                         | compare(trace, costs, name, prompts, times))  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
+        before = after
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     about = {"made": made, "draftwise": __version__, "machine": platform.machine(), "answer_tokens": ANSWER}
     about["clock"] = "CPU time of one thread"
-    about["left_out_median_percent"] = round(100 * costs.left_out_error(), 1)
+    about["left_out_median_percent"] = round(100 * median(errors), 1)
     document = {"about": about, "summary": summarise(rows), "rows": rows}
     given.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(summarise(rows), indent=1))
+
+
+def time_loops(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]]) -> Loops:
+    """Serve every arm in closed loops of each size."""
+    return {
+        name: {size: serve(llm, prompts[: max(4, 2 * size)], in_flight=size) for size in CLOSED}
+        for name, llm in llms.items()
+    }
 
 
 def serve(
@@ -141,24 +156,27 @@ def serve(
     return found
 
 
-def calibrate(closed: Mapping[str, Mapping[int, Trace]]) -> Calibration:
-    """Return the steps of closed loops, those that decode a full batch and those that compute prompts beside it."""
+def calibrate(*loops: Loops) -> Calibration:
+    """Return the steps of closed loops: those that decode a full batch, those that compute prompts beside it, and those
+    that compute prompts alone."""
     known = find_model_config(str(BUNDLE / "target"))
     assert known is not None
     points, settings = [], []
-    for name, traces in closed.items():
+    for name in CANDIDATES:
         spec = SpecConfig.parse(CANDIDATES[name]) if CANDIDATES[name] else None
         drafter = find_model_config(spec.model) if spec is not None and spec.model else None
         settings.append(CalibratedSetting(name=name, spec=spec, drafter=None if drafter is None else drafter.config))
-        for size, trace in traces.items():
+        for size in CLOSED:
+            traces = [each[name][size] for each in loops]
             kinds: tuple[Callable[[tuple[float, int, int, float]], bool], ...] = (
                 lambda step, size=size: step[1] == size and not step[2],
                 lambda step: step[1] > 0 and step[2] > 0,
+                lambda step: not step[1] and step[2] > 0,
             )
             for kind in kinds:
-                steps = np.array([step for step in trace.steps if kind(step)])
+                steps = np.array([step for trace in traces for step in trace.steps if kind(step)])
                 if len(steps) >= FEWEST_STEPS:
-                    points.append(make_point(name, size, steps, trace))
+                    points.append(make_point(name, size, steps, traces[0]))
     return Calibration(
         engine="draftwise",
         engine_version=__version__,
@@ -176,7 +194,7 @@ def make_point(name: str, size: int, steps: Any, trace: Trace) -> StepPoint:
     return StepPoint(
         setting=name,
         load=f"c={size}",
-        batch=float(batch),
+        batch=max(1.0, float(batch)),
         context=float(context),
         prefill_tokens=float(prompts),
         drafted=trace.drafted if name != "plain" else 0.0,

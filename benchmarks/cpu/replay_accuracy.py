@@ -3,7 +3,8 @@
 A log is written by plain decoding. Replaying it says how many tokens a step drafting would have emitted; serving the
 same prompts with the method, with other seeds, says how many it does. The two texts are other draws of the same law,
 so they agree within their standard errors; both have the same prompts, so that the error of their ratio is taken over
-prompts. Two mistakes are planted beside: the mean over all positions instead of a walk over the steps, and sampled
+prompts. The served answers are replayed too: then both speak of the same text, and the error is that of what drafts
+were drawn. Two mistakes are planted beside: the mean over all positions instead of a walk over the steps, and sampled
 drafts judged by whether a draw names the text.
 
     python benchmarks/cpu/replay_accuracy.py --out benchmarks/cpu/results/replay_accuracy.json
@@ -100,12 +101,15 @@ def compare(name: str, place: Place, prompts: list[list[int]], log: list[Transcr
     if "model" in options:
         spec["model"] = str(place.drafters / options["model"])
     llm = place.load(spec)
-    found = {each.id: each.by_k for each in open_replayer(llm, options).replay(log)}
-    (anchors,) = to_anchors(SpecConfig.parse(spec), log, found)
-    emitted_R, steps_R = (anchors.lengths - 1).astype(float), count_steps(anchors, walk(anchors, K))
-    served_emitted_R, served_steps_R = serve(llm, prompts, seeds)
+    anchors = replay(llm, spec, options, log)
+    emitted_R, steps_R = count_emitted(log), count_steps(anchors, walk(anchors, K))
+    answers, served_steps_R = serve(llm, prompts, seeds)
+    served_emitted_R = count_emitted(answers)
+    again = replay(llm, spec, options, answers)
+    again_steps_R = count_steps(again, walk(again, K))
     replayed, served = ratio_of_totals(emitted_R, steps_R), ratio_of_totals(served_emitted_R, served_steps_R)
     parts = [each.reshape(seeds, -1).sum(0) for each in (emitted_R, steps_R, served_emitted_R, served_steps_R)]
+    same = [each.reshape(seeds, -1).sum(0) for each in (served_emitted_R, again_steps_R)]
     row = {
         "setting": name,
         "requests": len(log),
@@ -113,6 +117,9 @@ def compare(name: str, place: Place, prompts: list[list[int]], log: list[Transcr
         "served": spell(served),
         "off_percent": off(replayed, served),
         "standard_error_percent": find_error(*parts),
+        "same_answers_off_percent": off(ratio_of_totals(served_emitted_R, again_steps_R), served),
+        "same_answers_standard_error_percent": find_error(*same, *parts[2:]),
+        "same_answers_with_equal_steps": int((np.abs(again_steps_R - served_steps_R) < 0.5).sum()),
         "planted_all_positions_off_percent": round(100 * (mean_of_positions(anchors) / served.value - 1), 2),
     }
     if "draft_sample_method" in options:
@@ -132,8 +139,20 @@ def open_replayer(llm: LLM, options: dict[str, Any]) -> Replayer:
     return SuffixReplayer(ks=(K,), options={}, in_flight=IN_FLIGHT)
 
 
-def serve(llm: LLM, prompts: list[list[int]], seeds: int) -> tuple[Array, Array]:
-    """Return tokens and steps behind the first of every answer, served with other seeds than the log's."""
+def replay(llm: LLM, spec: dict[str, Any], options: dict[str, Any], log: list[Transcript]) -> Anchors:
+    """Return what would have been drafted behind every token of some answers."""
+    found = {each.id: each.by_k for each in open_replayer(llm, options).replay(log)}
+    (anchors,) = to_anchors(SpecConfig.parse(spec), log, found)
+    return anchors
+
+
+def count_emitted(answers: list[Transcript]) -> Array:
+    """Return the tokens behind the first of every answer."""
+    return np.array([len(each.answer_ids) - 1 for each in answers], float)
+
+
+def serve(llm: LLM, prompts: list[list[int]], seeds: int) -> tuple[list[Transcript], Array]:
+    """Return answers served with other seeds than the log's, and the steps behind the first token of each."""
     steps: dict[str, int] = {}
 
     def note(outcome: Outcome) -> None:
@@ -144,8 +163,7 @@ def serve(llm: LLM, prompts: list[list[int]], seeds: int) -> tuple[Array, Array]
     llm.engine.on_outcome = note
     answers = [each for seed in range(seeds) for each in decode(llm, prompts, 1000 + seed)]
     llm.engine.on_outcome = None
-    emitted_R = np.array([len(each.answer_ids) - 1 for each in answers], float)
-    return emitted_R, np.array([steps.get(each.id, 0) for each in answers], float)
+    return answers, np.array([steps.get(each.id, 0) for each in answers], float)
 
 
 def decode(llm: LLM, prompts: list[list[int]], seed: int) -> list[Transcript]:

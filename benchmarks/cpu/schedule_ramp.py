@@ -1,6 +1,6 @@
 """The k and the schedule that `draftwise schedule` chooses beside every fixed k, over a ramp of load on our engine.
 
-In one process: plain decoding and the largest k are timed at three batch sizes (a calibration), the plain answers are
+In one process: plain decoding and the largest k are timed at four batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
 are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
 more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One
@@ -43,12 +43,12 @@ from draftwise.replay.directory import to_anchors
 from draftwise.replay.lookup_drafts import NgramReplayer
 from draftwise.replay.summary import summarize
 from draftwise.replay.transcripts import Transcript
+from draftwise.runs.documents import write_document
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
-RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 4, 16), 48
-PROMPTS = 32
+RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
 PLAIN = "plain"
 
 
@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     use_one_core()
@@ -70,12 +72,16 @@ def main() -> None:
     known, fresh = encode(llms[PLAIN], 0), encode(llms[PLAIN], 30)
     calibration = calibrate(llms, SpecConfig.parse(spec), known)
     profile = replay(llms, SpecConfig.parse(spec), known, fixed)
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+        write_document(given.keep / "calibration.json", calibration)
+        write_document(given.keep / "profile.json", profile)
     (advice,) = advise_lengths(profile, calibration, batches=RAMP)
     choice = advice.choice
     keys = make_schedule_keys(choice.ranges)
     llms["schedule"] = make_llm({**spec, **keys})
     list(run(llms["schedule"], known[:4], 2))
-    measured = time_ramp(llms, fresh, given.rounds)
+    measured = time_ramp(llms, fresh[: given.prompts], given.rounds)
     rates = Rates(CalibratedCosts(calibration), calibration.candidates[0], profile.entries[0], 200)
     row = {
         "method": given.method,
@@ -105,7 +111,7 @@ def main() -> None:
         "draftwise": __version__,
         "ramp": RAMP,
         "answer_tokens": ANSWER,
-        "prompts": PROMPTS,
+        "prompts": given.prompts,
         "rounds": given.rounds,
         "clock": "CPU time of one thread",
     }
@@ -133,7 +139,7 @@ def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds:
     for number in range(rounds):
         for place, size in enumerate(RAMP):
             for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts[:PROMPTS], size)))
+                steps = np.array(list(run(llms[name], prompts, size)))
                 seconds[name][place] += steps[:, 0].sum()
                 tokens[name][place] += steps[:, 1].sum()
     return {name: list(tokens[name] / seconds[name]) for name in llms}
@@ -160,7 +166,7 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple
 
 
 def calibrate(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Sequence[int]]) -> Calibration:
-    """Return the steps of plain decoding and of the largest k at three batch sizes."""
+    """Return the steps of plain decoding and of the largest k at four batch sizes."""
     known = find_model_config(str(BUNDLE / "target"))
     assert known is not None
     drafter = find_model_config(spec.model) if spec.model else None

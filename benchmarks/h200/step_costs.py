@@ -14,12 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shapes import SCALES
+from shapes import SCALES, Scale
 
 from draftwise.core import CalibratedSetting, Calibration, SpecConfig, StepPoint
 from draftwise.plan.cost.calibrated import CalibratedCosts
 
-__all__ = ["MACHINES", "PROTOCOLS", "RESULTS", "Protocol", "Result", "read_machine", "run", "summarize"]
+__all__ = [
+    "MACHINES",
+    "PLAIN",
+    "PROTOCOLS",
+    "RESULTS",
+    "Protocol",
+    "Result",
+    "as_calibration",
+    "k_of",
+    "predict_rest",
+    "read_machine",
+    "run",
+    "summarize",
+]
 
 RESULTS = Path(__file__).parent / "results"
 _SCALE = SCALES["8b"]
@@ -29,7 +42,7 @@ _TO_90 = 1.645
 _NOISE = {True: 0.06, False: 0.012}
 """Of a measured row, by whether its steps wait for the host."""
 _SIZES = {"max_num_seqs": 256, "max_num_batched_tokens": 16384}
-_PLAIN = "plain"
+PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +114,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One predicted ratio."""
+    """One predicted ratio to plain, or a plain step in milliseconds."""
 
     case: str
     batch: int
@@ -119,45 +132,88 @@ class Result:
 def read_machine(name: str) -> Calibration:
     """Return all rows of a machine that run inside captured graphs, as a calibration."""
     machine = MACHINES[name]
-    rows = json.loads((RESULTS / machine.file).read_text(encoding="utf-8"))["rows"]
-    points = [
-        _point(machine.rename[row["case"]], row["batch"], row["ms_step"])
-        for row in rows
+    rows = [
+        {**row, "case": machine.rename[row["case"]]}
+        for row in json.loads((RESULTS / machine.file).read_text(encoding="utf-8"))["rows"]
         if row["case"] in machine.rename and row.get("engine", "vllm") == machine.engine
     ]
-    settings = tuple(_setting(case, machine) for case in dict.fromkeys(point.setting for point in points))
-    return Calibration(
+    return as_calibration(
+        rows,
+        replace(_SCALE, draft_vocab_size=machine.draft_vocab_size),
         gpu="H200",
-        hardware="one H200",
         engine=machine.engine,
-        engine_version="0.26.0" if machine.engine == "vllm" else "",
+        version="0.26.0" if machine.engine == "vllm" else "",
         args=_SIZES,
-        target="8B shape",
-        config=_SCALE.target,
-        settings=settings,
-        points=tuple(point for point in points if point.batch * (_k(point.setting) + 1) <= 512),
+        context=_CONTEXT,
+    )
+
+
+def as_calibration(
+    rows: Iterable[Mapping[str, Any]],
+    scale: Scale,
+    *,
+    gpu: str | None,
+    engine: str,
+    version: str = "",
+    args: Mapping[str, Any],
+    context: float,
+) -> Calibration:
+    """Return rows that run inside captured graphs as a calibration.
+
+    Args:
+        rows: case, batch and milliseconds of each kind of step.
+        scale: shapes of the target and its drafters.
+        gpu: in the table of GPUs; None for a processor.
+        engine: `vllm` or `draftwise`.
+        version: of vLLM.
+        args: flags of all servers.
+        context: mean length of the sequences, in tokens.
+    """
+    points = [_point(row["case"], row["batch"], row["ms_step"], context) for row in rows]
+    return Calibration(
+        gpu=gpu,
+        hardware=f"one {gpu or 'processor'}",
+        engine=engine,
+        engine_version=version,
+        args=args,
+        target="random weights",
+        config=scale.target,
+        settings=tuple(_setting(case, scale) for case in dict.fromkeys(point.setting for point in points)),
+        points=tuple(point for point in points if point.batch * (k_of(point.setting) + 1) <= 512),
     )
 
 
 def run(protocol: Protocol) -> list[Result]:
     """Predict what a protocol does not measure."""
-    whole = read_machine(protocol.machine)
-    chosen = [p for p in whole.points if p.batch in protocol.measured.get(p.setting, ())]
+    return predict_rest(read_machine(protocol.machine), protocol.measured, protocol.predicted)
+
+
+def predict_rest(whole: Calibration, measured: Mapping[str, Sequence[int]], predicted: Sequence[str]) -> list[Result]:
+    """Predict the ratio to plain of the steps that were not shown.
+
+    Args:
+        whole: all steps.
+        measured: batch sizes that are shown of each case.
+        predicted: cases whose other steps are predicted; plain itself in milliseconds.
+    """
+    chosen = [point for point in whole.points if point.batch in measured.get(point.setting, ())]
     costs = CalibratedCosts(replace(whole, points=tuple(chosen)))
-    plain = {point.batch: point for point in whole.points_of(_PLAIN)}
-    to_predict = [p for p in whole.points if p.setting in protocol.predicted and p not in chosen and p.batch in plain]
-    return [_predict(costs, point, plain[point.batch]) for point in to_predict]
+    plain = {point.batch: point for point in whole.points_of(PLAIN)}
+    rest = [p for p in whole.points if p.setting in predicted and p not in chosen and p.batch in plain]
+    return [_predict(costs, point, None if point.setting == PLAIN else plain[point.batch]) for point in rest]
 
 
-def _predict(costs: CalibratedCosts, point: StepPoint, plain: StepPoint) -> Result:
-    at = {"sequences": point.batch, "context": _CONTEXT}
-    steps = [costs.step(point.setting, _k(point.setting), **at), costs.step(_PLAIN, 0, **at)]
-    found = costs.predict(steps)
+def _predict(costs: CalibratedCosts, point: StepPoint, plain: StepPoint | None) -> Result:
+    at = {"sequences": point.batch, "context": point.context}
+    steps = [costs.step(point.setting, k_of(point.setting), **at)]
+    steps += [] if plain is None else [costs.step(PLAIN, 0, **at)]
+    found, sign = costs.predict(steps), np.array([1.0, -1.0][: len(steps)])
     drafting = steps[0].drafting
     host_bound = drafting is not None and not drafting.asynchronous
-    logs, cov = found.logs, found.covariance
-    spread = np.sqrt(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] + _NOISE[host_bound] ** 2 + _NOISE[False] ** 2)
-    measured, predicted = point.step_ms / plain.step_ms, float(np.exp(logs[0] - logs[1]))
+    noises = [_NOISE[host_bound], _NOISE[False]][: len(steps)]
+    spread = np.sqrt(sign @ found.covariance @ sign + np.square(noises).sum())
+    measured = point.step_ms / (1.0 if plain is None else plain.step_ms)
+    predicted = float(np.exp(sign @ found.logs)) * (1e3 if plain is None else 1.0)
     return Result(
         case=point.setting,
         batch=int(point.batch),
@@ -181,13 +237,13 @@ def summarize(results: Iterable[Result]) -> dict[str, Any]:
     }
 
 
-def _point(setting: str, batch: int, ms: float) -> StepPoint:
+def _point(setting: str, batch: int, ms: float, context: float) -> StepPoint:
     return StepPoint(
         setting=setting,
         load=f"batch={batch}",
         batch=batch,
-        context=_CONTEXT,
-        drafted=_k(setting),
+        context=context,
+        drafted=k_of(setting),
         step_ms=ms,
         low=0.99 * ms,
         high=1.01 * ms,
@@ -196,27 +252,28 @@ def _point(setting: str, batch: int, ms: float) -> StepPoint:
     )
 
 
-def _setting(case: str, machine: Machine) -> CalibratedSetting:
-    if case == _PLAIN:
+def _setting(case: str, scale: Scale) -> CalibratedSetting:
+    if case == PLAIN:
         return CalibratedSetting(name=case)
     method = case.split("-k")[0]
     drafters = {
-        "eagle3": {**_SCALE.eagle3, "draft_vocab_size": machine.draft_vocab_size},
-        "dflash": _SCALE.dflash,
-        "draft1b": _SCALE.draft_model,
+        "eagle3": scale.eagle3,
+        "dflash": scale.dflash,
+        "draft1b": scale.draft_model,
     }
     drafter = drafters.get(method)
     spec = SpecConfig(
         method={"draft1b": "draft_model"}.get(method, method),
-        num_speculative_tokens=_k(case),
+        num_speculative_tokens=k_of(case),
         model=None if drafter is None else json.dumps(drafter),
         options={"prompt_lookup_max": 5} if method == "ngram" else {},
     )
     return CalibratedSetting(name=case, spec=spec, drafter=drafter)
 
 
-def _k(case: str) -> int:
-    return 0 if case == _PLAIN else int(case.split("-k")[1])
+def k_of(case: str) -> int:
+    """Return the draft tokens of a case."""
+    return 0 if case == PLAIN else int(case.split("-k")[1])
 
 
 def main() -> None:

@@ -86,6 +86,8 @@ class AcceptanceAtK:
     """`emitted / steps` with its 95 % interval over requests."""
     per_request: tuple[float, float, float]
     """Tokens a step of one request: 10th, 50th and 90th percentile, every request counted alike."""
+    typical: float | None = None
+    """Geometric mean of the same over requests; None where requests are not known one by one."""
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.emitted, self.drafts, self.drafted, self.accepted)
@@ -119,6 +121,7 @@ class AcceptanceAtK:
             "drafted_per_pos": [_tidy(each) for each in self.drafted_per_pos],
             "tokens_per_step": [self.tokens_per_step.value, self.tokens_per_step.low, self.tokens_per_step.high],
             "per_request": list(self.per_request),
+            "typical": self.typical,
         }
 
     @classmethod

@@ -93,7 +93,8 @@ def _at_k(anchors: Anchors, steps: Walk, kept_R: NDArray[np.bool_]) -> Acceptanc
     per_pos = weight_S @ survive_SK
     reached = [float(weight_S[drafted_S > place].sum()) for place in range(steps.k)]
     decoding_R = steps_R > 0
-    percentiles = np.percentile(emitted_R[decoding_R] / steps_R[decoding_R], _PERCENTILES).tolist()
+    own_R = emitted_R[decoding_R] / steps_R[decoding_R]
+    percentiles = np.percentile(own_R, _PERCENTILES).tolist()
     return AcceptanceAtK(
         steps=float(steps_R.sum()),
         emitted=float(emitted_R.sum()),
@@ -104,6 +105,7 @@ def _at_k(anchors: Anchors, steps: Walk, kept_R: NDArray[np.bool_]) -> Acceptanc
         drafted_per_pos=tuple(reached),
         tokens_per_step=_within(ratio_of_totals(emitted_R, steps_R), steps.k),
         per_request=(percentiles[0], percentiles[1], percentiles[2]),
+        typical=float(np.exp(np.log(own_R).mean())),
     )
 
 

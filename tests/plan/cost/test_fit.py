@@ -11,7 +11,7 @@ import pytest
 from draftwise.core import ModelShape
 from draftwise.facts.gpus import get_gpu
 from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep, fit_machine
+from draftwise.plan.cost.fit import MeasuredStep, covary_noise, fit_machine
 from draftwise.plan.cost.machine import Batch, Drafting, Graph, Machine, Step
 from draftwise.plan.cost.model import fit_cost_model
 from draftwise.plan.cost.work import Work
@@ -111,6 +111,16 @@ def test_a_processor_is_learnt_from_its_own_steps_alone() -> None:
     truth = machine(replace(prior.constants, step_s=4e-3, bytes_per_s=8e9, flops_per_s=4e10))
     fitted = fit_machine(machine(prior.constants), prior, measure(truth, [step(1), step(4), step(1, 3), step(4, 3)]))
     assert fitted.seconds(step(2, 3)) == pytest.approx(truth.seconds(step(2, 3)), rel=0.1)
+
+
+def test_the_pace_of_a_moment_cancels_in_the_ratio_of_what_was_measured_then() -> None:
+    steps = measure(machine(cpu_prior().constants), [step(1), step(1, 3), step(1)])
+    named = [replace(each, moment=moment) for each, moment in zip(steps, ("one", "one", "other"), strict=True)]
+    for measured, is_shared in ((named, True), (steps, False)):
+        covariance = covary_noise(measured, [0.01, 0.02, 0.03])
+        beside, apart = (covariance @ np.array(sign) @ np.array(sign) for sign in ([1, -1, 0], [1, 0, -1]))
+        assert beside == pytest.approx(0.01**2 + 0.02**2)
+        assert (apart > 0.01**2 + 0.03**2) == is_shared
 
 
 def test_graphs_cost_what_they_are_said_to(prior: Prior) -> None:

@@ -24,6 +24,20 @@ def test_speed_up_is_tokens_a_step_over_what_a_step_costs() -> None:
     assert row.speedup.low < row.speedup.value < row.speedup.high
 
 
+def test_one_request_at_a_time_gains_what_a_typical_one_does() -> None:
+    profile = make_profile(EAGLE)
+    (entry,) = profile.entries
+    by_k = {k: replace(found, typical=1.1 * found.tokens_per_step.value) for k, found in entry.by_k.items()}
+    told = replace(profile, entries=(replace(entry, by_k=by_k),))
+    before, after = (
+        {(each.k, each.load): each for each in forecast(each, make_calibration(), concurrency=(1, 8)).cells}
+        for each in (profile, told)
+    )
+    assert after[3, 1].tokens_per_step == pytest.approx(1.1 * before[3, 1].tokens_per_step)
+    assert after[3, 1].speedup.value > before[3, 1].speedup.value
+    assert after[3, 8] == before[3, 8]
+
+
 def test_gains_fall_with_the_load_and_end_where_the_crossover_says() -> None:
     made = forecast(
         make_profile(), make_calibration(), concurrency=(1, 8, 64, 128), prompt_tokens=64, output_tokens=256

@@ -39,6 +39,31 @@ def test_what_requests_waited_is_found_in_their_first_tokens(truth: Waiting) -> 
     assert found.steps == pytest.approx(truth.steps, abs=0.2)
 
 
+def test_prompts_take_no_longer_than_first_tokens_do() -> None:
+    calibration = make_calibration()
+    costs = CalibratedCosts(calibration)
+    firsts = tuple(
+        FirstPoint(
+            setting=each.name,
+            load="c=1",
+            in_flight=1,
+            prompt_tokens=tokens,
+            output_tokens=100,
+            drafted=each.k,
+            first_ms=700 * Server(costs, each.name, each.k, context=tokens + 50).step_s(1, tokens),
+            requests=50,
+        )
+        for each in calibration.settings
+        for tokens in (500, 4000)
+    )
+    told = CalibratedCosts(replace(calibration, firsts=firsts))
+    for each in firsts:
+        k = next(setting.k for setting in calibration.settings if setting.name == each.setting)
+        server = Server(told, each.setting, k, context=each.prompt_tokens + 50)
+        assert 1e3 * server.step_s(1, each.prompt_tokens) == pytest.approx(each.first_ms, rel=0.1)
+    assert find_waiting(told, "plain").seconds < 0.1 * 1e-3 * firsts[0].first_ms
+
+
 def test_a_front_end_takes_more_of_a_faster_server() -> None:
     calibration = make_calibration()
     slow = tuple(

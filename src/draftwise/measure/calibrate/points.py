@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draftwise.core import Answer, ClosedLoop, Counters, FirstPoint, Run, StepPoint, TurnRecord
 from draftwise.decide.disturbance import find_disturbances
 
-__all__ = ["count_drafted", "find_firsts", "find_points"]
+__all__ = ["count_steps", "find_firsts", "find_points"]
 
 _FEWEST_GAPS, _FEWEST_STEPS = 20, 2
 """Of one kind, below which they make no point; all streams see the same step."""
@@ -93,6 +93,7 @@ def _make_first(
     if not waits:
         return None
     counters = reduce(add, (turn.counters for turn, _ in turns))
+    steps, emitted = count_steps(counters, _count_answers(turns))
     return FirstPoint(
         setting=place[0],
         load=place[1],
@@ -100,8 +101,8 @@ def _make_first(
         in_flight=streams,
         prompt_tokens=_mean_prompt(measured) * (1 - (counters.prefix_hit_rate or 0.0)),
         output_tokens=mean(each.timing.num_tokens for each in measured),
-        tokens_per_step=counters.tokens_per_step or 1.0,
-        drafted=count_drafted(counters, most),
+        tokens_per_step=emitted / steps if steps else 1.0,
+        drafted=_mean_draft(counters, steps, most),
         first_ms=1e3 * mean(waits),
         requests=len(waits),
     )
@@ -131,7 +132,7 @@ def _make_points(
     streams = [list(gaps) for _, answers in turns for gaps in _find_gaps(answers)]
     counters = reduce(add, (turn.counters for turn, _ in turns))
     prompt_tokens = _mean_prompt(answer for _, answers in turns for answer in answers)
-    drafted = count_drafted(counters, most)
+    drafted = _mean_draft(counters, count_steps(counters, _count_answers(turns))[0], most)
     kinds = (
         [[gap for gap in stream if gap.is_clear] for stream in streams],
         [[gap for gap in stream if not gap.is_clear] for stream in streams],
@@ -193,15 +194,29 @@ def _mean_prompt(answers: Iterable[Answer]) -> float:
     return mean(counts) if counts else 0.0
 
 
-def count_drafted(counters: Counters, most: int) -> float:
-    """Return the draft tokens of a sequence and step; all of them where the server does not count.
+def _count_answers(turns: Iterable[tuple[TurnRecord, Sequence[Answer]]]) -> int:
+    return sum(bool(answer.timing.chunks) for _, answers in turns for answer in answers)
 
-    Tokens accepted behind an answer's end are counted, so that there look to be fewer steps than there were.
+
+def count_steps(counters: Counters, answers: int) -> tuple[float, float]:
+    """Return the decoding steps of single sequences, and the tokens that these gave; 0 where the server does not count.
+
+    The first token of an answer comes with its prompt, not with a step that decodes. What stands behind an answer's end
+    is counted as accepted: then the drafts tell the steps.
+
+    Args:
+        counters: of turns.
+        answers: whose tokens they count.
     """
-    if counters.generation_tokens is None:
+    emitted = float(max(0, (counters.generation_tokens or 0) - answers))
+    return max(emitted - counters.spec.num_accepted_tokens, float(counters.spec.num_drafts)), emitted
+
+
+def _mean_draft(counters: Counters, steps: float, most: int) -> float:
+    """Return the draft tokens of a sequence and step; all of them where the server does not count."""
+    if counters.generation_tokens is None or steps <= 0:
         return float(most)
-    steps = counters.generation_tokens - counters.spec.num_accepted_tokens
-    return min(float(most), counters.spec.num_draft_tokens / steps) if steps > 0 else float(most)
+    return min(float(most), counters.spec.num_draft_tokens / steps)
 
 
 def _find_spread(streams: Sequence[Sequence[_Gap]]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core import CalibratedSetting, Calibration, Device, InvalidSetup, Setup, StepPoint
+from draftwise.core import CalibratedSetting, Calibration, Device, FirstPoint, InvalidSetup, Setup, StepPoint
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.methods import get_method
 from draftwise.facts.vllm import get_release
@@ -32,6 +32,8 @@ _LEAST_NOISE = 0.012
 _TO_SD = 2 * 1.96
 """Width of a 95 % interval in standard deviations."""
 _VALUES_OF_16_BIT = 2
+_FIRST_SPREAD = 0.1
+"""Half of the 95 % interval of the time to a first token, relative: a front end's share of it is in there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,11 @@ class CalibratedCosts:
         self.calibration = calibration
         self._servers = {each.name: _Server(calibration, each) for each in calibration.settings}
         self._machine, self._prior = _read_machine(calibration, self._servers[calibration.plain.name])
+        self._prompts: tuple[StepPoint, ...] = ()
         self.model = self._fit(calibration.points)
+        self._prompts = self._find_prompts()
+        if self._prompts:
+            self.model = self._fit(calibration.points)
 
     def step(
         self,
@@ -126,7 +132,20 @@ class CalibratedCosts:
         return float(np.quantile([abs(each.error) for each in self.left_out], quantile)) if self.left_out else math.nan
 
     def _fit(self, points: Sequence[StepPoint], near: Constants | None = None) -> CostModel:
-        return fit_cost_model(self._machine, self._prior, [self._measured(point) for point in points], near)
+        measured = [self._measured(point) for point in (*points, *self._prompts)]
+        return fit_cost_model(self._machine, self._prior, measured, near)
+
+    def _find_prompts(self) -> tuple[StepPoint, ...]:
+        """Return the steps that computed prompts of servers whose first tokens came before the model says that such a
+        step ends: what they took is known then, but for the front end's time."""
+        found: list[StepPoint] = []
+        for name in self._servers:
+            alone = [first for first in self.calibration.firsts if first.setting == name and first.in_flight == 1]
+            points = [_as_step(first) for first in alone if first.prompt_tokens]
+            foreseen_ms = sum(1e3 * self.model.seconds(self._measured(each).step) for each in points)
+            if foreseen_ms > (1 + _FIRST_SPREAD / 2) * sum(each.step_ms for each in points):
+                found += points
+        return tuple(found)
 
     def _measured(self, point: StepPoint) -> MeasuredStep:
         server = self._servers[point.setting]
@@ -140,7 +159,9 @@ class CalibratedCosts:
             drafted=point.drafted if server.k else None,
             prefill_tokens=point.prefill_tokens,
         )
-        return MeasuredStep(step=step, seconds=point.step_ms / 1e3, noise=max(least, spread))
+        # A GPU keeps its pace; a processor's changes with what else the machine does.
+        moment = "" if self.calibration.gpu else f"{point.load} {point.workload}"
+        return MeasuredStep(step=step, seconds=point.step_ms / 1e3, noise=max(least, spread), moment=moment)
 
 
 class _Server:
@@ -258,6 +279,23 @@ def _find_precision(calibration: Calibration) -> Precision:
 def _find_ranks(calibration: Calibration) -> int:
     given = calibration.args.get("tensor_parallel_size")
     return given if isinstance(given, int) and given > 0 else 1
+
+
+def _as_step(first: FirstPoint) -> StepPoint:
+    """Return the step that computed a lone request's prompt as long as its first token took."""
+    return StepPoint(
+        setting=first.setting,
+        load=first.load,
+        workload=first.workload,
+        batch=1,
+        context=first.prompt_tokens + first.output_tokens / 2,
+        prefill_tokens=first.prompt_tokens,
+        drafted=first.drafted,
+        step_ms=first.first_ms,
+        low=(1 - _FIRST_SPREAD) * first.first_ms,
+        high=(1 + _FIRST_SPREAD) * first.first_ms,
+        steps=first.requests,
+    )
 
 
 def _without(points: Sequence[StepPoint], place: int) -> list[StepPoint]:

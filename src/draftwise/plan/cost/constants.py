@@ -70,6 +70,12 @@ class Prior:
     """Standard deviation of the logarithm of each constant."""
     drafting_spread: float
     """Of the factors on the overheads of methods."""
+    tolerance: float = 0.03
+    """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what measuring missed."""
+    rows_sd: float = 0.04
+    """What the physics misses of steps with as many rows (standard deviation of the logarithm)."""
+    rows_reach: float = 0.9
+    """Over which ratio of rows (e^reach) that changes."""
 
     def spread_of(self, name: str) -> float:
         """Return the standard deviation of a constant's logarithm."""
@@ -143,4 +149,6 @@ def cpu_prior() -> Prior:
         piecewise_s=1e-9,
         uncaptured_s=1e-9,
     )
-    return Prior(constants=constants, spread=_CPU_SPREAD, drafting_spread=1.5)
+    # Libraries for processors take other ways for 1, 2 and more rows.
+    rough = Prior(constants=constants, spread=_CPU_SPREAD, drafting_spread=1.5)
+    return replace(rough, tolerance=0.08, rows_sd=0.12, rows_reach=0.5)

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from draftwise.plan.cost.constants import Constants, Prior
 from draftwise.plan.cost.machine import Graph, Machine, Step
 
-__all__ = ["MeasuredStep", "find_expert_doubt", "fit_machine", "log_seconds"]
+__all__ = ["MeasuredStep", "covary_noise", "find_expert_doubt", "fit_machine", "log_seconds"]
 
 _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-_TOLERANCE = 0.03
-"""Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
 _TOLERANCE_WITH_PROMPTS = 0.10
-"""The same of a step that also computes prompts: it is no measure of what steps that only decode are made of."""
+"""Relative: what the physics may miss of a step that also computes prompts: it is no measure of what steps that only
+decode are made of."""
+_MOMENT_SD = 0.04
+"""How far a machine's pace is off its own mean for some seconds."""
 _ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
 _SPREADS = ("batch_spread", "draft_spread")
 _MOST_ROUNDS = 60
@@ -34,6 +35,21 @@ class MeasuredStep:
     seconds: float
     noise: float = 0.012
     """Standard deviation of the logarithm: how far a repetition would be off."""
+    moment: str = ""
+    """What was measured at the same time has the same: it shares what the machine did then."""
+
+
+def covary_noise(measured: Sequence[MeasuredStep], noises: Sequence[float]) -> NDArray[np.float64]:
+    """Return the covariance of the errors of measured steps: their own, and that of the moment that some share.
+
+    Args:
+        measured: steps.
+        noises: standard deviations of their own errors.
+    """
+    moments = np.array([each.moment for each in measured], dtype=object)
+    shared = (moments[:, None] == moments[None, :]) & (moments != "")[:, None]
+    found: NDArray[np.float64] = np.diag(np.square(noises)) + _MOMENT_SD**2 * shared
+    return found
 
 
 def log_seconds(machine: Machine, steps: Sequence[Step]) -> NDArray[np.float64]:
@@ -88,12 +104,13 @@ def _make_misses(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep
     spread = np.array([prior.spread_of(name) for name in names])
     steps = [each.step for each in measured]
     logs = np.log([each.seconds for each in measured])
-    tolerance = [_TOLERANCE_WITH_PROMPTS if each.step.prefill_tokens else _TOLERANCE for each in measured]
-    scale = np.hypot(tolerance, [each.noise for each in measured])
+    tolerance = [_TOLERANCE_WITH_PROMPTS if each.step.prefill_tokens else prior.tolerance for each in measured]
+    noises = np.hypot(tolerance, [each.noise for each in measured])
+    whiten = np.linalg.inv(np.linalg.cholesky(covary_noise(measured, list(noises))))
 
     def misses(point: NDArray[np.float64]) -> NDArray[np.float64]:
         there = replace(machine, constants=prior.constants.with_logs(names, list(point)))
-        return np.concatenate([(log_seconds(there, steps) - logs) / scale, (point - center) / spread])
+        return np.concatenate([whiten @ (log_seconds(there, steps) - logs), (point - center) / spread])
 
     return misses
 

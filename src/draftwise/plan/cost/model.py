@@ -9,20 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.plan.cost.constants import Constants, Prior
-from draftwise.plan.cost.fit import MeasuredStep, find_expert_doubt, fit_machine, log_seconds
+from draftwise.plan.cost.fit import MeasuredStep, covary_noise, find_expert_doubt, fit_machine, log_seconds
 from draftwise.plan.cost.machine import Machine, Step
 
 __all__ = ["CostModel", "Prediction", "fit_cost_model"]
 
-_ROWS_SD, _ROWS_REACH = 0.04, 0.9
-"""What the physics misses of steps with as many rows, and over which ratio of rows (e^reach) that changes."""
 _METHOD_SD = 0.05
 """What it misses of a method at every load."""
 _METHOD_BATCH_SD, _BATCH_REACH = 0.05, 1.2
 """What it misses of a method at one batch size, and over which ratio of batch sizes that changes."""
 _PROMPTS_SD, _METHOD_PROMPTS_SD = 0.08, 0.12
 """What it misses of steps that also compute prompts, whatever drafts, and of one method's: how they are launched, and
-what its drafter does with a prompt. With rows as far as above."""
+what its drafter does with a prompt. With rows as far as the prior says."""
 _PLAIN = "plain"
 _Value = Callable[[Step], float]
 
@@ -56,11 +54,11 @@ class CostModel:
 
     def predict(self, steps: Sequence[Step]) -> Prediction:
         """Return how long steps last."""
-        near = _covary(steps, [each.step for each in self.measured])
+        near = _covary(self.prior, steps, [each.step for each in self.measured])
         experts = find_expert_doubt(self.machine, self.prior, self.measured, steps)
         return Prediction(
             logs=log_seconds(self.machine, steps) + near @ self._weights,
-            covariance=_covary(steps, steps) - near @ self._inverse @ near.T + experts,
+            covariance=_covary(self.prior, steps, steps) - near @ self._inverse @ near.T + experts,
         )
 
     def seconds(self, step: Step) -> float:
@@ -81,13 +79,13 @@ def fit_cost_model(
     """
     fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
-    noise = np.diag([each.noise**2 for each in measured]) if measured else np.zeros((0, 0))
-    inverse = np.linalg.inv(_covary(steps, steps) + noise)
+    noise = covary_noise(measured, [each.noise for each in measured])
+    inverse = np.asarray(np.linalg.inv(_covary(prior, steps, steps) + noise), dtype=np.float64)
     missed = np.log([each.seconds for each in measured]) - log_seconds(fitted, steps)
     return CostModel(machine=fitted, prior=prior, measured=tuple(measured), _weights=inverse @ missed, _inverse=inverse)
 
 
-def _covary(some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]:
+def _covary(prior: Prior, some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]:
     """Return how what the physics misses of some steps goes with what it misses of others."""
     rows = _outer(some, others, lambda step: np.log(step.rows))
     batch = _outer(some, others, lambda step: np.log(step.batch.sequences))
@@ -97,8 +95,8 @@ def _covary(some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]
     of_method = _METHOD_SD**2 + _METHOD_BATCH_SD**2 * np.exp(-((batch / _BATCH_REACH) ** 2) / 2)
     prompts, other_prompts = (np.array([each.prefill_tokens > 0 for each in steps]) for steps in (some, others))
     of_prompts = np.outer(prompts, other_prompts) * (_PROMPTS_SD**2 + same * _METHOD_PROMPTS_SD**2)
-    near = np.exp(-((rows / _ROWS_REACH) ** 2) / 2)
-    found: NDArray[np.float64] = (_ROWS_SD**2 + of_prompts) * near + drafts * of_method
+    near = np.exp(-((rows / prior.rows_reach) ** 2) / 2)
+    found: NDArray[np.float64] = (prior.rows_sd**2 + of_prompts) * near + drafts * of_method
     return found
 
 

@@ -136,8 +136,9 @@ def _forecast_all(
     plain = Server(costs, costs.calibration.plain.name, 0, context=context)
     length = found.tokens_per_step
     for place in places:
+        tokens = _tokens_per_step(found, place)
         room, base_room = (_find_room(costs.calibration, each, traffic) for each in (setting, costs.calibration.plain))
-        mine = _serve(server, traffic, length.value, place, room, waits[setting.name])
+        mine = _serve(server, traffic, tokens, place, room, waits[setting.name])
         base = _serve(plain, traffic, 1.0, place, base_room, waits[plain.setting])
         if mine is None or base is None:
             continue
@@ -152,7 +153,7 @@ def _forecast_all(
             temperature=entry.temperature,
             axis=place.axis,
             load=place.load,
-            tokens_per_step=length.value,
+            tokens_per_step=tokens,
             batch=mine.batch,
             step_ms=1e3 * mine.step_s,
             plain_step_ms=1e3 * base.step_s,
@@ -171,6 +172,13 @@ def _serve(
     if place.axis == "concurrency":
         return serve_concurrency(server, traffic, tokens_per_step, min(place.load, room), waiting=waiting)
     return serve_rate(server, traffic, tokens_per_step, place.load, most=room)
+
+
+def _tokens_per_step(found: AcceptanceAtK, place: _Place) -> float:
+    """Return what decides: where one request is in flight that of a typical request, as `decide` has it, else that of
+    all steps together."""
+    alone = place.axis == "concurrency" and place.load == 1
+    return found.typical if alone and found.typical is not None else found.tokens_per_step.value
 
 
 def _speed_up(place: _Place, mine: Service, base: Service, traffic: Traffic) -> float:
