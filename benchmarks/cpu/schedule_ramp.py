@@ -3,8 +3,8 @@
 In one process: plain decoding and the largest k are timed at four batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
 are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
-more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One
-thread computes, and the clock is its CPU time: what else the machine does hardly counts.
+more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One thread computes, and
+the clock is its CPU time; still the machine must be quiet: two threads of one core slow each other by a third.
 
     python benchmarks/cpu/schedule_ramp.py --method eagle3 --kmax 5 --out benchmarks/cpu/results/schedule_ramp.json
 """
@@ -128,6 +128,7 @@ def judge(measured: Mapping[str, Sequence[float]], chosen: int) -> dict[str, Any
         "regret_of_chosen_k_percent": round(100 * (1 - means[f"k={chosen}"] / means[best]), 1),
         "regret_of_schedule_percent": round(100 * (1 - means["schedule"] / means[best]), 1),
         "measured_gain_of_schedule_percent": round(100 * (means["schedule"] / means[f"k={chosen}"] - 1), 1),
+        "plain_tokens_per_s": [round(each, 1) for each in measured[PLAIN]],
         "speedup": {name: [round(float(value), 3) for value in each] for name, each in speedup.items()},
     }
 
@@ -166,16 +167,20 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple
 
 
 def calibrate(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Sequence[int]]) -> Calibration:
-    """Return the steps of plain decoding and of the largest k at four batch sizes."""
+    """Return the steps of plain decoding and of the largest k at four batch sizes, measured in turns."""
     known = find_model_config(str(BUNDLE / "target"))
     assert known is not None
     drafter = find_model_config(spec.model) if spec.model else None
+    arms = {PLAIN: llms[PLAIN], "spec": llms[f"k={spec.num_speculative_tokens}"]}
     points = []
-    for name, llm in ((PLAIN, llms[PLAIN]), ("spec", llms[f"k={spec.num_speculative_tokens}"])):
-        for size in CALIBRATED:
-            before = llm.engine.stats().spec
-            steps = np.array(list(run(llm, prompts[: max(8, 2 * size)], size)))[2:]
-            grown = llm.engine.stats().spec - before
+    for size in CALIBRATED:
+        took: dict[str, list[Any]] = {name: [] for name in arms}
+        before = {name: llm.engine.stats().spec for name, llm in arms.items()}
+        for name in (*arms, *reversed(arms)):
+            took[name] += list(run(arms[name], prompts[: max(8, 2 * size)], size))[2:]
+        for name, llm in arms.items():
+            steps = np.array(took[name])
+            grown = llm.engine.stats().spec - before[name]
             ms = 1e3 * float(steps[:, 0].mean())
             spread = 1.96 * 1e3 * float(steps[:, 0].std()) / len(steps) ** 0.5
             points.append(
