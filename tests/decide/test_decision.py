@@ -9,7 +9,7 @@ import pytest
 from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Arm, Condition, Counters, Omission, OpenLoop, Relation, Verdict
+from draftwise.core import Arm, Condition, Counters, Omission, OpenLoop, Relation, Severity, Verdict
 from draftwise.decide.bands import find_crossovers, gather_load_points
 from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.recommendations import find_rollbacks
@@ -138,6 +138,21 @@ def test_within_one_workload_the_losing_prompts_are_named_by_what_they_have_in_c
     assert found.verdict is Verdict.MIXED
     assert "10 prompts with under" in describe_reason(found.reason)
     assert "tokens per step 0.8" in describe_reason(found.reason)
+
+
+def test_a_gain_that_may_be_within_the_acceptance_settles_nothing() -> None:
+    """2.25 times as fast on two tokens per step, but every other prompt by 1.3 only: chance, or something else."""
+
+    def step_s(prompt_id: str, condition: Condition) -> float:
+        return 0.020 / (1.3 if int(prompt_id.rpartition("-")[2]) % 2 else 3.9)
+
+    truth = Truth(step_s=step_s, ttft_s=lambda p, c: 0.001, accepted=lambda p: 1, k=3)
+    run = make_run({"plain": PLAIN, "ngram k=3": truth}, workloads=[workload("code", 12)])
+    (found,) = conclude_run(run).decision.comparisons
+    assert found.deciding.low < 2 < found.deciding.value
+    assert [(each.code, each.severity) for each in found.findings] == [("unexplained-speedup", Severity.WARNING)]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "too few prompts to tell" in describe_reason(found.reason)
 
 
 def test_what_blocks_a_part_blocks_the_whole() -> None:

@@ -33,7 +33,7 @@ _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. A gain must also clear the
 margin, which chance does in 1 % of runs on identical servers; a loss need not, so that its p-value must be as small."""
-UNSETTLING = ("server-cold", "noisy-machine")
+UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
 """Errors with which two arms are not the baseline and the candidate that they are said to be."""
@@ -113,7 +113,8 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
         left = thresholds.blocks_left
         return _reason(ReasonCode.DISTURBED, count=lost.count, of=lost.of, why=lost.reason, left=left)
     for each in findings:
-        if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate):
+        unsettles = each.code in UNSETTLING and each.severity is Severity.WARNING
+        if unsettles and each.where in ("", cell.baseline, cell.candidate):
             return _reason(ReasonCode.UNSETTLED, message=each.message.rstrip("."), code=each.code)
     return _find_contradiction(found, thresholds)
 
