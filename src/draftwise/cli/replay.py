@@ -80,7 +80,7 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
     "--max-num-seqs",
     type=click.IntRange(1),
     metavar="N",
-    help="Requests that models replay together  [default: 256 on a GPU, else 16]",
+    help="Requests that models replay together  [default: 64 on a GPU, else 16]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(

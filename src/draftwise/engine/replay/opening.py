@@ -22,9 +22,10 @@ __all__ = ["open_replayer"]
 
 _BY_LOAD = ("num_speculative_tokens_per_batch_size", "disable_by_batch_size")
 """Keys that make k depend on the load, which a replay leaves to whoever forecasts."""
-_ON_GPU = 256
+_ON_GPU = 64
 """Requests that a GPU replays together: the drafter's walk over their answers waits for the host, however many they are
-(3 ms a token on an H200). A processor takes the engine's default: a batch ends, and is kept, sooner."""
+(3 ms a token on an H200), but memory is set aside for the logits of all. A processor takes the engine's default: a
+batch ends, and is kept, sooner."""
 
 
 def open_replayer(

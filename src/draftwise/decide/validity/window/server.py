@@ -195,12 +195,12 @@ def _speculation(
     # With arrivals that do not wait, a server just below its limit can be any number of times slower.
     closed = condition.concurrency is not None
     if closed and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
-        rate, most_said = f"{speedup.value:.2f}x ({speedup.span})", f"{most:.2f} tokens per step can give"
+        text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step can give"
         why = "Something else differs between the servers, or the machine is busy."
         if speedup.low > most:
-            yield error("unexplained-speedup", f"{rate} is more than its {most_said}.", why)
+            yield error("unexplained-speedup", f"{text}.", why)
         else:
-            text = f"{rate} would be more than its {most_said}, and may be less: too few prompts to tell."
+            text = f"{text}, which may be chance: too few prompts to tell."
             yield warning("unexplained-speedup", text, f"{why} More prompts would tell.")
 
 
