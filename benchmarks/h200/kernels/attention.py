@@ -54,6 +54,12 @@ Job = tuple[Shape, int, Tiling | None, bool, bool]
 """Shape, query tokens, tiling, whether ragged, whether causal."""
 
 SHAPES = {s.name: s for s in (Shape(name="8B"), Shape(name="1B", dim=64))}
+OTHER_SHAPES = (
+    Shape(name="14B", heads=40),
+    Shape(name="MHA", groups=32),
+    Shape(name="MoE", groups=4),
+    Shape(name="1.5B", heads=12, groups=2),
+)
 FP8 = Shape(name="8B-fp8", kv_dtype=torch.float8_e4m3fn)
 ODD = (
     Shape(name="fp16", dtype=torch.float16, kv_dtype=torch.float16),
@@ -216,10 +222,25 @@ def decode_tilings(shape: Shape, num_seqs: int, width: int) -> list[Tiling]:
         return [make(64, 4, 3, 2), make(64, 8, 3, 2), make(32, 4, 4, 3), make(32, 2, 4, 4)]
     if rows >= 64:
         return [make(64, 4, 3, 2, 64), make(32, 4, 3, 2, 64), make(64, 8, 3, 1, 128)]
-    found = [make(64, 4, 3, 2), make(64, 4, 3, 1), make(64, 4, 4, 2)]
+    found = [
+        make(64, 4, 3, 2),
+        make(64, 4, 3, 1),
+        make(64, 4, 4, 2),
+        make(64, 4, 3, 3),
+        make(128, 4, 2, 2),
+        make(128, 8, 3, 1),
+    ]
     if rows == 32:
-        return [*found, make(64, 4, 3, 2, 16)]
-    return [*found, make(32, 4, 4, 4), make(32, 2, 4, 4)]
+        return [*found, make(64, 4, 3, 2, 16), make(64, 2, 3, 2)]
+    return [
+        *found,
+        make(32, 4, 4, 4),
+        make(32, 2, 4, 4),
+        make(64, 4, 3, 2, 32),
+        make(64, 4, 3, 1, 32),
+        make(64, 2, 3, 2),
+        make(64, 2, 3, 3),
+    ]
 
 
 def compile_one(job: Job) -> None:
@@ -321,6 +342,16 @@ def decode_cases() -> Iterator[Case]:
     yield FP8, 64, 4, 600
 
 
+def long_cases() -> Iterator[Case]:
+    """Yield what the first tilings were not chosen by: long contexts, and other shares of heads."""
+    loads = [(640, (8, 64, 32)), (2048, (8, 64, 32, 128)), (8192, (1, 8, 32)), (24576, (1, 8)), (65536, (1, 4))]
+    for context, batches in reversed(loads):
+        for num_seqs, width in itertools.product(batches, (1, 4, 6)):
+            yield SHAPES["8B"], num_seqs, width, context
+            if width < 6 and num_seqs in (1, 8, 64):
+                yield from ((shape, num_seqs, width, context) for shape in OTHER_SHAPES)
+
+
 def brief(tiling: Tiling) -> str:
     return f"M{tiling.rows} K{tiling.keys} w{tiling.warps} s{tiling.stages} x{tiling.splits}"
 
@@ -376,21 +407,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="batch 1 and 8 at 600 tokens, without the checks")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--seconds", type=float, default=75, help="stop starting decode cases after so long")
+    parser.add_argument(
+        "--long", action="store_true", help="long contexts and other shares of heads, without the checks"
+    )
     args = parser.parse_args()
     started = time.perf_counter()
     torch.manual_seed(0)
-    cases = [c for c in decode_cases() if not args.quick or (c[1] <= 8 and c[3] == 600)]
-    compile_all(cases, [] if args.quick else kernels_to_check(), args.workers)
+    cases = (
+        list(long_cases())
+        if args.long
+        else [c for c in decode_cases() if not args.quick or (c[1] <= 8 and c[3] == 600)]
+    )
+    compile_all(cases, [] if args.quick or args.long else kernels_to_check(), args.workers)
     pool = make_pool()
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     record["copy_bytes_per_s"] = copy = copy_bytes_per_s(pool)
     print(f"copy {copy / 1e12:.2f} TB/s; set up in {time.perf_counter() - started:.1f} s", flush=True)
     for name in ("correct", "overlap", "decode"):
         record[name] = []
-    if not args.quick:
+    if not (args.quick or args.long):
         check_all(pool, record["correct"])
     print(f"checked after {time.perf_counter() - started:.1f} s", flush=True)
-    time_overlap(pool, record["overlap"])
+    if not args.long:
+        time_overlap(pool, record["overlap"])
     time_decode(cases, pool, copy, started + args.seconds, record["decode"])
     print(f"done after {time.perf_counter() - started:.1f} s", flush=True)
     if args.out:

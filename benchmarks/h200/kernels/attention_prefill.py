@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftwise.engine.kernels.cuda.attention import Tiling
 
+PROMPTS = ((1, 512, 512), (16, 512, 512), (1, 2048, 2048), (1, 512, 8192), (1, 2048, 24576), (1, 16384, 16384))
+"""Sequences, new tokens of each, context."""
+
 
 def prefill_tilings() -> list[Tiling]:
     def make(rows: int, keys: int, warps: int, stages: int) -> Tiling:
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=1)
 
-    return [make(128, 64, 8, 3), make(64, 32, 4, 3), make(64, 32, 4, 4)]
+    return [make(128, 64, 8, 3), make(64, 32, 4, 3), make(128, 128, 8, 2), make(128, 64, 8, 2), make(128, 64, 4, 3)]
 
 
 def contiguous(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -79,7 +83,7 @@ def prefill_baselines(batch: Batch) -> dict[str, Callable[[int], Any]]:
 
 def time_prefill(pool: Tensor, log: list[dict[str, Any]]) -> None:
     shape = SHAPES["8B"]
-    for num_seqs, chunk, context in ((1, 512, 512), (16, 512, 512), (1, 2048, 2048), (1, 512, 8192), (1, 2048, 16384)):
+    for num_seqs, chunk, context in PROMPTS:
         start = context - chunk
         batch = make_batch(shape, [start] * num_seqs, [chunk] * num_seqs, chunk, pool)
         flops = num_seqs * 4 * shape.heads * shape.dim * (chunk * start + chunk * (chunk + 1) // 2)
@@ -90,7 +94,11 @@ def time_prefill(pool: Tensor, log: list[dict[str, Any]]) -> None:
             name = brief(tiling) if tiling else "auto"
             calls[f"paged {name}"] = lambda i, t=tiling, b=batch: b.call(t, layer=i)
         times: dict[str, Any] = {}
+        first_s = {}
         for name, call in calls.items():
+            began = time.perf_counter()
+            attempt(lambda c=call: (c(0), torch.cuda.synchronize()))
+            first_s[name] = round(time.perf_counter() - began, 3)
             times[name] = attempt(lambda c=call, f=flops: graph_us(c, f / 400e12 * 1e6))
             got = attempt(lambda c=call, b=batch: first_output(c(0), b))
             if isinstance(got, Tensor) and isinstance(want, Tensor):
@@ -98,10 +106,16 @@ def time_prefill(pool: Tensor, log: list[dict[str, Any]]) -> None:
                 if not error < 1e-2:
                     print(f"FAIL {name}: error {error:.2e}", flush=True)
                     times[f"{name} error"] = error
-        log.append({"seqs": num_seqs, "chunk": chunk, "context": context, "flops": flops, "us": times})
+        log.append(
+            {"seqs": num_seqs, "chunk": chunk, "context": context, "flops": flops, "us": times, "first_s": first_s}
+        )
         print(f"prefill {num_seqs} x {chunk} of {context}:", flush=True)
         for name, us in times.items():
-            text = f"{us:8.1f} us {flops / us / 1e6:6.0f} TFLOP/s" if isinstance(us, float) else us
+            text = (
+                f"{us:8.1f} us {flops / us / 1e6:6.0f} TFLOP/s, first call {first_s.get(name)} s"
+                if isinstance(us, float)
+                else us
+            )
             print(f"    {name:28} {text}", flush=True)
 
 

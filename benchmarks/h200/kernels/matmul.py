@@ -16,7 +16,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from matmul_ways import (
     code_key,
     describe,
     graph_ms,
+    products_of,
     run,
     short,
     ways,
@@ -45,9 +46,9 @@ from draftwise.engine.kernels.cuda.matmul_configs import MOST_ROWS
 from draftwise.engine.models.linear import CudaLinear, quantize
 
 L2_BYTES = 60_000_000
-ROWS = (1, 8, 32, 4, 16, 64, 2, 6)
+ROWS = {"tuned": (1, 8, 32, 4, 16, 64, 2, 6), "seen": (64, 48, 32, 16, 8, 1), "unseen": (64, 48, 32, 16, 8, 1)}
 """In the order of interest."""
-TIMED_AS = {2: 4, 6: 8}
+TIMED_AS = {2: 4, 6: 8, 48: 64}
 """Rows that compile to the same kernels as more rows, whose best ways they get."""
 WORST_ERROR, WORST_FP8_ERROR = 4e-3, 0.05
 """Relative; rounding to bfloat16 once is 1.7e-3, rounding activations to float8_e4m3fn 2.6e-2."""
@@ -113,10 +114,12 @@ class Bench:
         return row
 
 
-def explore(bench: Bench, candidates: Callable[[Product, int], list[Config]]) -> None:
+def explore(
+    bench: Bench, products: Sequence[Product], rows: Sequence[int], candidates: Callable[[Product, int], list[Config]]
+) -> None:
     """Time all candidates; the sizes between two that compile to the same kernels get the best of the larger only."""
-    for num_rows in ROWS:
-        for product in PRODUCTS:
+    for num_rows in rows:
+        for product in products:
             if time.monotonic() > bench.deadline:
                 print(f"out of time before {product.name} at {num_rows} rows")
                 return
@@ -173,8 +176,14 @@ def read_candidates(path: Path) -> Callable[[Product, int], list[Config]]:
     return candidates
 
 
-def print_best(rows: list[dict[str, Any]]) -> None:
-    for product, num_rows in itertools.product(PRODUCTS, sorted(ROWS)):
+def early_ways(product: Product, num_rows: int) -> list[Config]:
+    """Return the ways that start early, for few rows the likely ones: there the rule holds for all widths."""
+    found = [way for way in ways(product, num_rows) if way.early]
+    return found[:3] if num_rows <= 8 else found
+
+
+def print_best(rows: list[dict[str, Any]], products: Sequence[Product], sizes: Sequence[int]) -> None:
+    for product, num_rows in itertools.product(products, sorted(sizes)):
         here = [r for r in rows if r["product"] == product.name and r["rows"] == num_rows and "ms" in r]
         ours = sorted((r for r in here if r["way"] != "cuBLAS"), key=lambda r: r["ms"])
         if not ours:
@@ -184,12 +193,12 @@ def print_best(rows: list[dict[str, Any]]) -> None:
         print("  |  ".join(f"{r['tb_s']:.2f} {short(r['way'])}" for r in ours[:2]))
 
 
-def print_folds(rows: list[dict[str, Any]]) -> None:
+def print_folds(rows: list[dict[str, Any]], products: Sequence[Product], sizes: Sequence[int]) -> None:
     """Print what it costs to keep to one fold whatever the number of rows: time over the best's."""
     print("time over the best's, by fold (the same fold gives the same bits at any number of rows)")
-    for product, fold in itertools.product(PRODUCTS, (1, 2, 4, 8)):
+    for product, fold in itertools.product(products, (1, 2, 4, 8)):
         line = []
-        for num_rows in sorted(ROWS):
+        for num_rows in sorted(sizes):
             here = [r for r in rows if r["product"] == product.name and r["rows"] == num_rows and "ms" in r]
             ours = [r for r in here if r["way"] != "cuBLAS"]
             times = [r["ms"] for r in ours if r["way"]["fold"] == fold]
@@ -201,13 +210,15 @@ def print_folds(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90, help="time for compiling and for single products")
+    parser.add_argument("--of", nargs="+", choices=PRODUCTS, default=["tuned"], help="which models' products")
     parser.add_argument("--configs", type=Path, help="an earlier run's JSON: its best ways only")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=16, help="processes that compile")
     args = parser.parse_args()
     deadline = time.monotonic() + args.seconds
-    candidates = read_candidates(args.configs) if args.configs else ways
-    jobs = [(w, p, r) for r in ROWS if r not in TIMED_AS for p in PRODUCTS for w in candidates(p, r)]
+    candidates = read_candidates(args.configs) if args.configs else ways if args.of == ["tuned"] else early_ways
+    products, sizes = products_of(args.of), list(dict.fromkeys(r for kind in args.of for r in ROWS[kind]))
+    jobs = [(w, p, r) for r in sizes if r not in TIMED_AS for p in products for w in candidates(p, r)]
     compiler = Compiler(args.workers)
     bad = compiler.run(jobs)
 
@@ -217,10 +228,28 @@ def main() -> int:
         found = dict.fromkeys([*candidates(product, num_rows), *filter(None, [chosen(product, num_rows)])])
         return [config for config in found if code_key(config, product, num_rows) not in bad]
 
-    explore(bench, tried)
+    explore(bench, products, sizes, tried)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     result |= {"rows": bench.rows, "failed": [str(key) for key in bad]}
     args.out.write_text(json.dumps(result), encoding="utf-8")
+    print_best(bench.rows, products, sizes)
+    if "tuned" in args.of:
+        time_the_step(bench, compiler, result)
+        args.out.write_text(json.dumps(result), encoding="utf-8")
+    compiler.close()
+    wrong = [r for r in bench.rows if "failed" in r or r.get("error", 0) > WORST_ERROR]
+    fp8 = result.get("fp8", [])
+    wrong += [r for r in fp8 if r["error"] > (WORST_ERROR if r["rows"] <= MOST_ROWS else WORST_FP8_ERROR)]
+    for row in wrong[:8]:
+        print("FAIL", row)
+    print(
+        f"{len(bench.rows)} measured, {len(wrong)} FAIL, worst error {max(r.get('error', 0) for r in bench.rows):.1e}"
+    )
+    return 1 if wrong else 0
+
+
+def time_the_step(bench: Bench, compiler: Compiler, result: dict[str, Any]) -> None:
+    """Add to the result what is timed of the tuned model only: one-byte weights, bits, the chain of a step."""
     result["fp8"] = time_fp8(bench)
     result["other bits"] = same_bits(bench)
     bench.free()
@@ -228,23 +257,11 @@ def main() -> int:
     best = {n: {p.name: best_of(bench.rows, p, n, 1) or [chosen(p, n)] for p in step} for n in (1, 4, 8, 16, 32, 64)}
     first = {n: {name: found[0] for name, found in named.items()} for n, named in best.items()}
     result["chain"] = time_chain(first, compiler)
-    compiler.close()
-    args.out.write_text(json.dumps(result), encoding="utf-8")
-
-    print_folds(bench.rows)
-    print_best(bench.rows)
+    print_folds(bench.rows, products_of(["tuned"]), ROWS["tuned"])
     print("a row has other bits than alone among:", ", ".join(result["other bits"]) or "never")
     for row in result["fp8"]:
         print(f"fp8 {row['product']:8} {row['rows']:3}  {row['tb_s']:.2f} TB/s of weights, error {row['error']:.1e}")
-    wrong = [r for r in bench.rows if "failed" in r or r.get("error", 0) > WORST_ERROR]
-    wrong += [r for r in result["fp8"] if r["error"] > (WORST_ERROR if r["rows"] <= MOST_ROWS else WORST_FP8_ERROR)]
-    for row in wrong[:8]:
-        print("FAIL", row)
-    print(
-        f"{len(bench.rows)} measured, {len(wrong)} FAIL, worst error {max(r.get('error', 0) for r in bench.rows):.1e}"
-    )
     print_chain(result["chain"])
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -34,24 +34,54 @@ class Product:
         return 2 * self.num_out * self.num_in
 
 
-LLAMA_8B = (
-    Product("qkv", 6144, 4096),
-    Product("o", 4096, 4096),
-    Product("gate_up", 28672, 4096, gated=True),
-    Product("down", 4096, 14336),
-)
+def _model(name: str, hidden: int, qkv: int, attention: int, inner: int, head: int = 0) -> tuple[Product, ...]:
+    """Return the products of a layer, and of the head where its width differs from those timed otherwise."""
+    prefix = f"{name} " if name else ""
+    products = (
+        Product(f"{prefix}qkv", qkv, hidden),
+        Product(f"{prefix}o", hidden, attention),
+        Product(f"{prefix}gate_up", 2 * inner, hidden, gated=True),
+        Product(f"{prefix}down", hidden, inner),
+    )
+    return (*products, Product(f"{prefix}head", head, hidden)) if head else products
+
+
+LLAMA_8B = _model("", 4096, 6144, 4096, 14336)
 HEAD = Product("head", 128256, 4096)
-PRODUCTS = (
+TUNED = (
     *LLAMA_8B,
     HEAD,
     Product("eagle3 qkv", 6144, 8192),
     Product("eagle3 fc", 4096, 12288),
     Product("eagle3 head", 32000, 4096),
-    Product("1b qkv", 3072, 2048),
-    Product("1b o", 2048, 2048),
-    Product("1b gate_up", 16384, 2048, gated=True),
-    Product("1b down", 2048, 8192),
+    *_model("1b", 2048, 3072, 2048, 8192),
 )
+"""What the first rule was read off."""
+SEEN = (
+    *_model("Qwen2.5-14B", 5120, 7168, 5120, 13824, 152064),
+    *_model("Llama-2-7B", 4096, 12288, 4096, 11008),
+    *_model("Llama-3.2-3B", 3072, 5120, 3072, 8192),
+    *_model("Qwen2.5-1.5B", 1536, 2048, 1536, 8960, 151936),
+    *_model("Qwen3-4B", 2560, 6144, 4096, 9728),
+    *_model("Qwen3-32B", 5120, 10240, 8192, 25600),
+)
+"""Other widths, which the rule was widened with."""
+UNSEEN = (
+    *_model("Mistral-Nemo-12B", 5120, 6144, 4096, 14336),
+    *_model("Phi-3-medium", 5120, 7680, 5120, 17920),
+    *_model("Yi-1.5-34B", 7168, 9216, 7168, 20480),
+    *_model("Granite-3-8B", 4096, 6144, 4096, 12800),
+    *_model("InternLM2-20B", 6144, 8192, 6144, 16384, 92544),
+    *_model("Falcon3-10B", 3072, 5120, 3072, 23040),
+)
+"""Shapes that no rule was made with: how far it is from the best there is its error."""
+PRODUCTS = {"tuned": TUNED, "seen": SEEN, "unseen": UNSEEN}
+
+
+def products_of(kinds: Iterable[str]) -> list[Product]:
+    """Return the products of these kinds, each size once."""
+    found = {(each.num_out, each.num_in, each.gated): each for kind in kinds for each in reversed(PRODUCTS[kind])}
+    return list(found.values())[::-1]
 
 
 def run(config: Config | None, product: Product, x_RK: Tensor, weight_OK: Tensor) -> Tensor:
@@ -72,7 +102,8 @@ def cuts(product: Product, num_rows: int) -> list[tuple[int, int, int, int]]:
         return [*few, (64, 1, 128, 2), (64, 1, 128, 3), (128, 1, 128, 1)]
     if rows <= 16:
         return [(64, 4, 128, 2), (64, 4, 128, 3), (64, 4, 64, 3), (64, 4, 64, 4), (64, 2, 128, 2), (64, 8, 64, 4)]
-    return [(64, 2, 128, 1), (64, 2, 128, 2), (64, 2, 64, 2), (128, 2, 64, 1), (64, 1, 128, 1), (64, 4, 64, 2)]
+    few = [(64, 2, 128, 1), (64, 2, 128, 2), (64, 2, 64, 2), (128, 2, 64, 1), (64, 1, 128, 1), (64, 4, 64, 2)]
+    return [*few, (64, 1, 128, 2), (64, 1, 64, 2), (64, 1, 64, 3), (128, 1, 64, 1)]
 
 
 def ways(product: Product, num_rows: int) -> list[Config]:
