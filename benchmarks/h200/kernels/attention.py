@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention
-from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
+from draftwise.engine.kernels.cuda.attention import Tiling, can_copy, choose_tiling, decode_attention
 
 DEVICE = "cuda"
 PAGE = 16
@@ -150,6 +150,7 @@ def reference(batch: Batch, seq: int, causal: bool) -> tuple[Tensor, slice]:
 def check(batch: Batch, tiling: Tiling | None, *, causal: bool, limit: float) -> str:
     """Return PASS, or what is wrong: error too large, unwritten rows, a second run that differs."""
     rows = batch.q_NAD.shape[0]
+    spoil(batch)
     outs = [
         torch.full((rows, batch.shape.heads * batch.shape.dim), float("nan"), device=DEVICE, dtype=batch.shape.dtype)
         for _ in range(2)
@@ -168,14 +169,26 @@ def check(batch: Batch, tiling: Tiling | None, *, causal: bool, limit: float) ->
     return f"PASS {worst:.1e}" if worst < limit else f"FAIL error {worst:.2e}"
 
 
+def spoil(batch: Batch) -> None:
+    """Let the first cache hold what is no number wherever no sequence has a token, which must not matter."""
+    used = torch.zeros(batch.caches[0].shape[:2], dtype=torch.bool, device=DEVICE).flatten()
+    for table_P, start, length in zip(batch.table_BP, batch.starts_B.tolist(), batch.lengths_B.tolist(), strict=True):
+        tokens = torch.arange(start + length, device=DEVICE)
+        used[table_P.long()[tokens // PAGE] * PAGE + tokens % PAGE] = True
+    flat = batch.caches[0].flatten(0, 1)
+    flat[~used] = torch.full((), float("nan"), device=DEVICE).to(flat.dtype)
+
+
 def kernels_to_check() -> list[Job]:
     """Return (shape, width, tiling, ragged, causal) of what is timed, and of other types, head sizes and rows."""
     todo: list[Job] = []
     for shape, width in itertools.product(SHAPES.values(), (1, 4, 8, 17, 25)):
         todo += [(shape, width, t, False, True) for t in unique(decode_tilings(shape, 5, width))]
         todo += [(shape, width, t, False, True) for t in unique(decode_tilings(shape, 256, width))]
-    for width, ragged, causal in itertools.product((4, 32, 700), (False, True), (False, True)):
-        todo.append((SHAPES["8B"], width, None, ragged, causal))
+    for shape, width, ragged, causal in itertools.product(
+        (*SHAPES.values(), *OTHER_SHAPES), (4, 32, 700), (False, True), (False, True)
+    ):
+        todo.append((shape, width, None, ragged, causal))
     return todo + [(shape, width, None, width == 5, True) for shape in ODD for width in (5, 32)]
 
 
@@ -188,7 +201,9 @@ def check_all(pool: Tensor, log: list[dict[str, Any]]) -> None:
             batch.q_NAD[-1] = float("nan")  # padding may hold anything
         limit = 1e-5 if shape.dtype == torch.float32 else 1e-2
         name = f"{shape.name} width {width} {'ragged' if ragged else 'uniform'} {'causal' if causal else 'all'}"
+        kept = batch.caches[0].clone()
         result = attempt(lambda b=batch, t=tiling, c=causal, x=limit: check(b, t, causal=c, limit=x))
+        batch.caches[0].copy_(kept)
         log.append({"case": name, "tiling": asdict(tiling) if tiling else None, "result": result})
         if not result.startswith("PASS"):
             print(result, name, tiling, flush=True)
@@ -278,6 +293,9 @@ def auto_tiling(shape: Shape, num_seqs: int, width: int) -> Tiling:
         head_dim=shape.dim,
         itemsize=shape.dtype.itemsize,
         num_sms=NUM_SMS,
+        copies=can_copy(
+            torch.empty(1, PAGE, 2, shape.groups, shape.dim, dtype=shape.kv_dtype, device=DEVICE), shape.dtype
+        ),
     )
 
 
@@ -428,7 +446,7 @@ def main() -> None:
     if not (args.quick or args.long):
         check_all(pool, record["correct"])
     print(f"checked after {time.perf_counter() - started:.1f} s", flush=True)
-    if not args.long:
+    if not (args.long or args.check):
         time_overlap(pool, record["overlap"])
     time_decode(cases, pool, copy, started + args.seconds, record["decode"])
     print(f"done after {time.perf_counter() - started:.1f} s", flush=True)

@@ -30,7 +30,7 @@ def prefill_tilings() -> list[Tiling]:
     def make(rows: int, keys: int, warps: int, stages: int) -> Tiling:
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=1)
 
-    return [make(128, 64, 8, 3), make(64, 32, 4, 3), make(128, 128, 8, 2), make(128, 64, 8, 2), make(128, 64, 4, 3)]
+    return [make(128, 64, 8, 3), make(64, 32, 4, 3)]
 
 
 def contiguous(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -186,7 +186,7 @@ class Rehearsal:
         model, shape = self._runner.model, kv.shape
         if not kv.layers[0].is_cuda:
             return
-        from draftwise.engine.kernels.cuda.attention import find_forms  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.attention import can_copy, find_forms  # Triton is there where CUDA is
 
         forms = find_forms(
             num_heads=shape.num_heads,
@@ -194,6 +194,7 @@ class Rehearsal:
             head_dim=shape.head_dim,
             itemsize=model.dtype.itemsize,
             device=model.device,
+            copies=can_copy(kv.layers[0], model.dtype),
             most_seqs=self._most_seqs,
             most_tokens=self._most_tokens,
             longest=self._longest,

@@ -14,9 +14,9 @@ import triton
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention_kernels
-from draftwise.engine.kernels.cuda.launch import pdl
+from draftwise.engine.kernels.cuda.launch import has_copy_engine, pdl
 
-__all__ = ["Tiling", "choose_tiling", "decode_attention", "find_forms"]
+__all__ = ["Tiling", "can_copy", "choose_tiling", "decode_attention", "find_forms"]
 
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 64
@@ -40,6 +40,8 @@ class Tiling:
     """Blocks in flight, the one at work included."""
     splits: int
     """Most parts into which the keys of a tile are split; a part has one block at least."""
+    copies: bool = False
+    """Whether `attention_hopper` computes it, whose blocks and warps are what they are."""
 
 
 @functools.cache
@@ -47,9 +49,24 @@ def _num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _SMS_OF_NO_GPU
 
 
+def can_copy(pages: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether `attention_hopper` can fetch these pages, for queries of a type."""
+    page, dim = pages.shape[1], pages.shape[4]
+    whole = pages.is_contiguous() and pages.data_ptr() % 16 == 0 and pages.dtype == dtype and dtype.itemsize == 2
+    return whole and dim in (64, 128) and page in (8, 16, 32, 64, 128) and has_copy_engine()
+
+
 @functools.cache
 def choose_tiling(
-    *, num_seqs: int, num_groups: int, share: int, width: int, head_dim: int, itemsize: int, num_sms: int
+    *,
+    num_seqs: int,
+    num_groups: int,
+    share: int,
+    width: int,
+    head_dim: int,
+    itemsize: int,
+    num_sms: int,
+    copies: bool = False,
 ) -> Tiling:
     """Return the tiling for B sequences of at most `width` query tokens.
 
@@ -63,12 +80,15 @@ def choose_tiling(
         head_dim: D.
         itemsize: bytes of an element of q.
         num_sms: multiprocessors of the GPU.
+        copies: whether the copy engine can fetch the pages.
     """
     rows = min(128, max(16, triton.next_power_of_2(width * share)))
     if itemsize > 2 or head_dim > 128:  # a tile must fit registers and shared memory
         rows = min(rows, 32 if itemsize > 2 else 64)
     tiles = num_seqs * num_groups * -(-width * share // rows)
     splits = max(1, min(_MOST_SPLITS, (1 if rows == 128 else 2) * num_sms // tiles))
+    if copies and rows == 128:
+        return Tiling(rows=rows, keys=128, warps=4, stages=2, splits=splits, copies=True)
     keys, warps, stages = 64, 4, 3
     if itemsize > 2 or head_dim > 128:
         keys = 32
@@ -88,6 +108,7 @@ def find_forms(
     head_dim: int,
     itemsize: int,
     device: torch.device,
+    copies: bool,
     most_seqs: int,
     most_tokens: int,
     longest: int,
@@ -100,6 +121,7 @@ def find_forms(
         head_dim: D.
         itemsize: bytes of an element of q.
         device: the GPU.
+        copies: whether the copy engine can fetch the pages.
         most_seqs: prompts of a step at most.
         most_tokens: tokens of a step at most.
         longest: tokens of a prompt at most.
@@ -116,8 +138,16 @@ def find_forms(
                 head_dim=head_dim,
                 itemsize=itemsize,
                 num_sms=_num_sms(device),
+                copies=copies,
             )
-            form = (tiling.rows, tiling.keys, tiling.warps, tiling.stages, triton.next_power_of_2(tiling.splits))
+            form = (
+                tiling.rows,
+                tiling.keys,
+                tiling.warps,
+                tiling.stages,
+                tiling.copies,
+                triton.next_power_of_2(tiling.splits),
+            )
             for uniform in (True, False) if num_seqs > 1 and width > 1 else (True,):
                 num_tokens = num_seqs * width if uniform else num_seqs - 1 + width
                 if num_tokens <= most_tokens and num_tokens < found.get((*form, uniform), (most_tokens + 1, []))[0]:
@@ -176,6 +206,7 @@ def decode_attention(
         head_dim=dim,
         itemsize=q_NAD.element_size(),
         num_sms=_num_sms(q_NAD.device),
+        copies=can_copy(pages, q_NAD.dtype),
     )
     if out is None:
         out = q_NAD.new_empty(num_rows, heads * dim)
@@ -185,21 +216,19 @@ def decode_attention(
     if splits > 1:
         parts = q_NAD.new_empty(num_rows, heads, splits, dim, dtype=torch.float32)
         logs = q_NAD.new_empty(num_rows, heads, splits, dtype=torch.float32)
-    common = {
+    most_keys = page_table_BP.shape[1] * pages.shape[1]
+    form = {
         "SHARE": heads // groups,
         "D": dim,
-        "DIMS": triton.next_power_of_2(dim),
-        "M": tiling.rows,
-        "K": tiling.keys,
         "CAUSAL": causal,
         "UNIFORM": num_rows == num_seqs * width if uniform is None else uniform,
         "PDL": pdl(),
         "launch_pdl": pdl(),
     }
-    tiles = -(-width * heads // groups // tiling.rows)
-    attention_kernels.attend[groups * tiles, splits, num_seqs](
-        q_NAD,
-        pages,
+    of_tiles = {"DIMS": triton.next_power_of_2(dim), "M": tiling.rows, "K": tiling.keys}
+    of_pages = {"PAGE": pages.shape[1], "GROUPS": groups, "SPLIT": splits > 1, "STAGES": tiling.stages}
+    grid = (groups * -(-width * heads // groups // tiling.rows), splits, num_seqs)
+    inputs = (
         page_table_BP,
         first_row_B,
         starts_B,
@@ -210,18 +239,17 @@ def decode_attention(
         scale * _LOG2_E,
         width,
         q_NAD.stride(0),
-        pages.stride(0),
-        page_table_BP.stride(0),
-        page_table_BP.shape[1] * pages.shape[1],
-        splits,
-        PAGE=pages.shape[1],
-        GROUPS=groups,
-        STAGES=tiling.stages,
-        SPLIT=splits > 1,
-        **common,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
     )
+    sizes: tuple[int, ...] = (page_table_BP.stride(0), most_keys, splits)
+    if tiling.copies:
+        from draftwise.engine.kernels.cuda import attention_hopper as code  # not every Triton has Gluon
+
+        described = code.describe_pages(pages)
+        code.attend_hopper[grid](q_NAD, described, *inputs, *sizes, **form, **of_pages, num_warps=tiling.warps)
+    else:
+        sizes = (pages.stride(0), *sizes)
+        launch = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+        attention_kernels.attend[grid](q_NAD, pages, *inputs, *sizes, **form, **of_tiles, **of_pages, **launch)
     if splits > 1:
         attention_kernels.join[heads, width, num_seqs](
             first_row_B,
@@ -231,11 +259,12 @@ def decode_attention(
             parts,
             logs,
             width,
-            page_table_BP.shape[1] * pages.shape[1],
+            most_keys,
             splits,
             S=triton.next_power_of_2(splits),
             F=min(_JOINED_AT_ONCE, triton.next_power_of_2(splits)),
-            **common,
+            **form,
+            **of_tiles,
             num_warps=2,
         )
     return out

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.launch import interpreted, pdl
+from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted, pdl
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
@@ -163,15 +163,6 @@ def _is_hopper() -> bool:
     return not interpreted() and torch.cuda.get_device_capability()[0] == 9
 
 
-@functools.cache
-def _has_gluon() -> bool:
-    try:
-        from draftwise.engine.kernels.cuda import matmul_hopper  # noqa: F401
-    except (ImportError, AttributeError, TypeError):  # not there, or an earlier form of it
-        return False
-    return True
-
-
 def _can_copy(config: Config, x_RK: Tensor) -> bool:
     """Say whether the copy engine can fetch the activations, folded as they are."""
     aligned = x_RK.stride(0) % 8 == 0 and x_RK.data_ptr() % 16 == 0
@@ -179,7 +170,7 @@ def _can_copy(config: Config, x_RK: Tensor) -> bool:
 
 
 def _can_start_early(config: Config, x_RK: Tensor) -> bool:
-    return _is_hopper() and _can_copy(config, x_RK) and _has_gluon()
+    return has_copy_engine() and _can_copy(config, x_RK)
 
 
 def _weights(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:
