@@ -8,7 +8,7 @@ reading one it fuses DFlash's projections of the context.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Scale:
     large_batches: tuple[int, ...]
     """For the cases that are followed to where batches stop paying."""
     max_model_len: int
+    many_prompts: int = 16
+    """Prompts whose first tokens are timed together; 0: of one only."""
     noise: float = 0.0
     """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
     that every token of a text would choose the same few experts; 0: dummies."""
@@ -102,17 +104,32 @@ _EXPERTS: Config = {
 }
 """Qwen3-30B-A3B's."""
 
+_8B = Scale(
+    target=_llama(4096, 32, 32, 8, 128, 14336, 128256),
+    draft_model=_llama(2048, 16, 32, 8, 64, 8192, 128256, tie_word_embeddings=True),
+    draft_vocab_size=32000,
+    dflash_taps=(1, 8, 15, 22, 29),
+    prompt_tokens=512,
+    output_tokens=256,
+    batches=(1, 8, 32, 64),
+    large_batches=(256, 128, 192, 96),
+    max_model_len=4096,
+)
+
 SCALES = {
-    "8b": Scale(
-        target=_llama(4096, 32, 32, 8, 128, 14336, 128256),
-        draft_model=_llama(2048, 16, 32, 8, 64, 8192, 128256, tie_word_embeddings=True),
-        draft_vocab_size=32000,
-        dflash_taps=(1, 8, 15, 22, 29),
-        prompt_tokens=512,
-        output_tokens=256,
-        batches=(1, 8, 32, 64),
-        large_batches=(256, 128, 192, 96),
-        max_model_len=4096,
+    "8b": _8B,
+    "8b-24k": replace(_8B, prompt_tokens=24000, output_tokens=192, batches=(1, 8), max_model_len=24576, many_prompts=0),
+    "8b-8k": replace(_8B, prompt_tokens=8192, output_tokens=128, batches=(8, 32), max_model_len=8704, many_prompts=0),
+    "14b": replace(  # Qwen2.5-14B's sizes
+        _8B,
+        target=_llama(5120, 48, 40, 8, 128, 13824, 152064),
+        dflash_taps=(1, 12, 23, 34, 45),
+        output_tokens=128,
+        batches=(1, 13, 50, 64),
+        large_batches=(128,),
+    ),
+    "7b-mha": replace(  # Llama-2-7B's sizes
+        _8B, target=_llama(4096, 32, 32, 32, 128, 11008, 32000), output_tokens=128, batches=(1, 64), large_batches=()
     ),
     "1.5b": Scale(  # Qwen2.5-1.5B's sizes
         target=_llama(1536, 28, 12, 2, 128, 8960, 151936, tie_word_embeddings=True),

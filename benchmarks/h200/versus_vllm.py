@@ -28,6 +28,7 @@ from shapes import SCALES, write_folders
 
 HERE = Path(__file__).parent
 OURS, VLLM = "draftwise", "vllm"
+RESULT = "versus_vllm.json"
 LARGE_OUTPUT_TOKENS = 128
 WARM_TOKENS = 24
 MOST_FAILURES = 3
@@ -40,13 +41,13 @@ ROW_S, LARGE_ROW_S, START_S = 60, 90, 240
 class Session:
     """One run on one machine, with a deadline."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, began: float) -> None:
         self.args = args
-        self.began = time.monotonic()
+        self.began = began
         self.scale = SCALES[args.scale]
         args.out.mkdir(parents=True, exist_ok=True)
         resumed = json.loads(args.resume.read_text()) if args.resume else {}
-        self.record = Record(args.out / "versus_vllm.json", about(args), resumed)
+        self.record = Record(args.out / RESULT, about(args), resumed)
         self.folders = args.folders / args.scale
         write_folders(self.folders, self.scale)
         self.cases = [name for name in CASES if name in args.cases]
@@ -65,7 +66,7 @@ class Session:
     def run(self) -> None:
         """Measure everything, wave by wave, until it is done or the time is over."""
         self.ours = self._start_ours()
-        waves = sorted({CASES[name].wave for name in self.cases})
+        waves = self._waves()
         try:
             for i, wave in enumerate(waves):
                 names = [name for name in self.cases if CASES[name].wave == wave]
@@ -78,15 +79,30 @@ class Session:
                 peer.close()
         print(f"[{self.elapsed():.0f} s] done", flush=True)
 
+    def start(self) -> None:
+        """Let vLLM's engines of the first wave start; wait for them in `ready`."""
+        for name in [name for name in self.cases if CASES[name].wave == self._waves()[0]]:
+            self._start_vllm(name)
+
+    def ready(self) -> None:
+        """Wait for the engines that `start` began."""
+        self._await_vllm()
+
+    def _waves(self) -> list[int]:
+        return sorted({CASES[name].wave for name in self.cases})
+
     def _run_wave(self, names: list[str], *, later_s: float) -> None:
         """Start the vLLM engines of these cases together, then measure case by case, both engines in turn."""
         if self.left() < 120:
             self.record.note(f"out of time before {names}")
             return
+        started = set(self.vllm)
         for name in names if self.args.vllm_python else ():
-            self._start_vllm(name)
+            if name not in started:
+                self._start_vllm(name)
         self._warm_ours(names)
-        self._await_vllm()
+        if not started:
+            self._await_vllm()
         self._measure_floor()
         for name in names:
             if self.failures[name] < MOST_FAILURES:
@@ -191,9 +207,10 @@ class Session:
 
     def _measure_first(self, name: str) -> None:
         """Measure the time to the first token of one prompt, and for plain decoding of nothing but prompts."""
+        many = self.scale.many_prompts
         wanted = [(1, 8, 7)]
         if name == "plain":
-            wanted += [(1, 1, 9), (16, 1, 5)]
+            wanted += [(1, 1, 9), (many, 1, 5)] if many else [(1, 1, 5)]
         for batch, output_tokens, repeats in wanted:
             for engine, peer in self._peers(name):
                 key = {"engine": engine, "case": name, "batch": batch, "output_tokens": output_tokens}
@@ -266,6 +283,23 @@ class Session:
             self.record.note(str(error))
 
 
+def run_scales(args: argparse.Namespace) -> None:
+    """Measure one shape after the other, and print the table of each; several have a folder each."""
+    import report
+
+    began, sessions = time.monotonic(), []
+    for scale in args.scale:
+        out = args.out / scale if len(args.scale) > 1 else args.out
+        sessions.append(Session(argparse.Namespace(**(vars(args) | {"scale": scale, "out": out})), began))
+    if len(sessions) > 1 and args.vllm_python:
+        for step in (Session.start, Session.ready):
+            for session in sessions:
+                step(session)
+    for session in sessions:
+        session.run()
+        print(report.as_markdown(report.merged([session.args.out / RESULT])), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -283,7 +317,7 @@ def main() -> None:
     run.add_argument("--static-cache", action="store_true", help="transformers with a static cache too: 70 s")
     run.add_argument("--repeats", type=int, default=2)
     run.add_argument("--resume", type=Path, help="an earlier versus_vllm.json")
-    run.add_argument("--scale", choices=SCALES, default="8b")
+    run.add_argument("--scale", nargs="+", choices=SCALES, default=["8b"], help="several: their engines start together")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     run.add_argument("--device", default="cuda")
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
@@ -292,10 +326,11 @@ def main() -> None:
         later.add_argument("results", type=Path, nargs="+", help="later files replace the rows of earlier ones")
         later.add_argument("--svg", type=Path, help="folder for the figures" if mode == "plot" else argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.mode == "run":
-        Session(args).run()
-        args.results = [args.out / "versus_vllm.json"]
     import report
+
+    if args.mode == "run":
+        run_scales(args)
+        return
 
     if args.mode == "plot":
         report.draw(report.merged(args.results), args.svg or args.results[-1].parent)

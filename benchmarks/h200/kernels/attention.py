@@ -425,17 +425,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="batch 1 and 8 at 600 tokens, without the checks")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--seconds", type=float, default=75, help="stop starting decode cases after so long")
-    parser.add_argument(
-        "--long", action="store_true", help="long contexts and other shares of heads, without the checks"
-    )
+    parser.add_argument("--long", action="store_true", help="long contexts and other shares of heads, not checked")
+    parser.add_argument("--check", action="store_true", help="check only")
     args = parser.parse_args()
     started = time.perf_counter()
     torch.manual_seed(0)
-    cases = (
-        list(long_cases())
-        if args.long
-        else [c for c in decode_cases() if not args.quick or (c[1] <= 8 and c[3] == 600)]
-    )
+    cases = list(long_cases() if args.long else decode_cases())
+    if args.quick or args.check:
+        cases = [c for c in cases if c[1] <= 8 and c[3] == 600 and args.quick]
     compile_all(cases, [] if args.quick or args.long else kernels_to_check(), args.workers)
     pool = make_pool()
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -119,10 +119,24 @@ def _take(
 
 
 @gluon.jit
+def _stage_queries(
+    q_ptr, q_smem, q_stride, row_0, first_row, length, group, SHARE: gl.constexpr, D: gl.constexpr
+):  # fmt: skip
+    """Bring 64 rows of queries to shared memory."""
+    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    rows_M = row_0 + gl.arange(0, 64, layout=gl.SliceLayout(1, PLAIN))
+    query_M, head_M = rows_M // SHARE, group * SHARE + rows_M % SHARE
+    dims_D = gl.arange(0, D, layout=gl.SliceLayout(0, PLAIN))
+    # What padding holds must not matter, not even if it is no number.
+    at_MD = q_ptr + ((first_row + query_M) * q_stride + head_M * D)[:, None] + dims_D[None, :]
+    q_smem.store(gl.load(at_MD, mask=(query_M < length)[:, None], other=0.0))
+    fence_async_shared()
+
+
+@gluon.jit
 def _attend_rows(
-    q_smem, smem, full, free, clean,
-    out_ptr, parts_ptr, logs_ptr,
-    row_0, group, split, most, start, length, width, first_row, count, whole, last, step, end, scale,
+    q_ptr, q_stride, q_smem, smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, row_0,
+    group, split, most, start, length, width, first_row, count, whole, last, step, end, scale,
     WHO: gl.constexpr, GROUPS: gl.constexpr, SHARE: gl.constexpr, D: gl.constexpr, K: gl.constexpr,
     STAGES: gl.constexpr, SPLIT: gl.constexpr, CAUSAL: gl.constexpr, UNIFORM: gl.constexpr,
 ):  # fmt: skip
@@ -132,6 +146,7 @@ def _attend_rows(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, k_width=2)
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     dtype: gl.constexpr = smem.dtype
+    _stage_queries(q_ptr, q_smem, q_stride, row_0, first_row, length, group, SHARE, D)
     queries_M = (row_0 + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))) // SHARE
     seen_M = queries_M * 0 + end - 1
     if CAUSAL:
@@ -188,21 +203,6 @@ def _attend_rows(
         gl.store(parts_ptr + part_M[:, None] * D + dims_D[None, :], out_MD, mask=exists_M[:, None])
         logs_M = gl.where(sum_M == 0.0, float("-inf"), max_M + gl.log2(some_M))
         gl.store(logs_ptr + part_M, gl.convert_layout(logs_M, gl.SliceLayout(1, OUT)), mask=exists_M)
-
-
-@gluon.jit
-def _stage_queries(
-    q_ptr, q_smem, q_stride, row_0, first_row, length, group, SHARE: gl.constexpr, D: gl.constexpr
-):  # fmt: skip
-    """Bring the queries of a tile to shared memory, half of its rows for each group of warps."""
-    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    for half in gl.static_range(2):
-        rows_M = row_0 + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, PLAIN))
-        query_M, head_M = rows_M // SHARE, group * SHARE + rows_M % SHARE
-        dims_D = gl.arange(0, D, layout=gl.SliceLayout(0, PLAIN))
-        # What padding holds must not matter, not even if it is no number.
-        at_MD = q_ptr + ((first_row + query_M) * q_stride + head_M * D)[:, None] + dims_D[None, :]
-        q_smem.index(half).store(gl.load(at_MD, mask=(query_M < length)[:, None], other=0.0))
 
 
 @gluon.jit(
@@ -274,7 +274,6 @@ def attend_hopper(
         mbarrier.init(full.index(place), count=1)
         mbarrier.init(free.index(place), count=2)
     mbarrier.init(clean, count=1)
-    _stage_queries(q_ptr, q_smem, q_stride, tile * M, first_row, length, group, SHARE, D)
     fence_async_shared()
     table = table_ptr + seq.to(gl.int64) * table_stride
     gl.warp_specialize(
@@ -282,16 +281,16 @@ def attend_hopper(
             (
                 _attend_rows,
                 (
-                    q_smem.index(0), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, tile * M, group, split,
-                    most, start, length, width, first_row, count, whole, last, step, end, scale,
+                    q_ptr, q_stride, q_smem.index(0), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, tile * M,
+                    group, split, most, start, length, width, first_row, count, whole, last, step, end, scale,
                     0, GROUPS, SHARE, D, K, STAGES, SPLIT, CAUSAL, UNIFORM,
                 ),
             ),
             (
                 _attend_rows,
                 (
-                    q_smem.index(1), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, tile * M + 64, group, split,
-                    most, start, length, width, first_row, count, whole, last, step, end, scale,
+                    q_ptr, q_stride, q_smem.index(1), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, tile * M + 64,
+                    group, split, most, start, length, width, first_row, count, whole, last, step, end, scale,
                     1, GROUPS, SHARE, D, K, STAGES, SPLIT, CAUSAL, UNIFORM,
                 ),
             ),
