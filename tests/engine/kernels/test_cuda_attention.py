@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
-from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted
 
 NAN = float("nan")
 TILING = Tiling(rows=16, keys=16, warps=4, stages=2, splits=1)
@@ -182,6 +182,20 @@ def test_types_and_head_sizes(dim: int, kv_dtype: torch.dtype, tiling: Tiling | 
     case = Case(spans=[(40, 4), (0, 2)], width=4, heads=8, page=16, dim=dim)
     dtype = torch.float16 if kv_dtype == torch.float8_e4m3fn else kv_dtype
     verify(replace(case, dtype=dtype, kv_dtype=kv_dtype), device, tiling)
+
+
+@pytest.mark.skipif(not has_copy_engine(), reason="needs a GPU of Hopper's kind")
+@pytest.mark.parametrize(
+    ("heads", "dim", "page", "dtype", "splits", "causal"),
+    covering([8, 10, 2, 16], [128, 64], [16, 8, 128], TYPES[::2], [1, 3, 40], [True, False]),
+)
+def test_prompts_by_the_copy_engine(
+    heads: int, dim: int, page: int, dtype: torch.dtype, splits: int, causal: bool, device: torch.device
+):
+    spans = [(0, 300), (1000, 37), (40, 1), (129, 128), (700, 0), (3000, 160)]
+    case = Case(spans=spans, width=300, ragged=True, causal=causal, heads=heads, dim=dim, page=page)
+    tiling = Tiling(rows=128, keys=128, warps=4, stages=2, splits=splits, copies=True)
+    verify(replace(case, dtype=dtype, kv_dtype=dtype), device, tiling)
 
 
 @pytest.mark.parametrize(("tiling", "ragged"), covering(TILINGS, [False, True], together=1))

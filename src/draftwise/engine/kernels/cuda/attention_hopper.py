@@ -289,9 +289,9 @@ def attend_hopper(
             (
                 _attend_rows,
                 (
-                    q_ptr, q_stride, q_smem.index(1), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr, tile * M + 64,
-                    group, split, most, start, length, width, first_row, count, whole, last, step, end, scale,
-                    1, GROUPS, SHARE, D, K, STAGES, SPLIT, CAUSAL, UNIFORM,
+                    q_ptr, q_stride, q_smem.index(1), smem, full, free, clean, out_ptr, parts_ptr, logs_ptr,
+                    tile * M + 64, group, split, most, start, length, width, first_row, count, whole, last, step, end,
+                    scale, 1, GROUPS, SHARE, D, K, STAGES, SPLIT, CAUSAL, UNIFORM,
                 ),
             ),
             (
