@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +37,6 @@ from draftwise.core import (
 )
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.step.sequence import Request
-from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.schedule.advise import Rates, advise_lengths
 from draftwise.plan.schedule.ranges import make_schedule_keys
 from draftwise.replay.directory import to_anchors
 from draftwise.replay.lookup_drafts import NgramReplayer
@@ -47,9 +46,12 @@ from draftwise.runs.documents import write_document
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ramp import PLAIN, SCHEDULE, advise, fixed, hold
+
 BUNDLE = Path(__file__).parents[2] / "bundle"
 RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
-PLAIN = "plain"
 
 
 def main() -> None:
@@ -65,43 +67,22 @@ def main() -> None:
     use_one_core()
     options = {"model": str(BUNDLE / given.method)} if (BUNDLE / given.method).is_dir() else {}
     spec = {"method": given.method, "num_speculative_tokens": given.kmax, **options}
-    fixed = range(1, given.kmax + 1)
-    llms = {PLAIN: make_llm(None)} | {f"k={k}": make_llm({**spec, "num_speculative_tokens": k}) for k in fixed}
+    ks = range(1, given.kmax + 1)
+    llms = {PLAIN: make_llm(None)} | {fixed(k): make_llm({**spec, "num_speculative_tokens": k}) for k in ks}
     for llm in llms.values():
         list(run(llm, [[*range(3, 40)]] * 4, 2))
     known, fresh = encode(llms[PLAIN], 0), encode(llms[PLAIN], 30)
     calibration = calibrate(llms, SpecConfig.parse(spec), known)
-    profile = replay(llms, SpecConfig.parse(spec), known, fixed)
+    profile = replay(llms, SpecConfig.parse(spec), known, ks)
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
         write_document(given.keep / "calibration.json", calibration)
         write_document(given.keep / "profile.json", profile)
-    (advice,) = advise_lengths(profile, calibration, batches=RAMP)
-    choice = advice.choice
-    keys = make_schedule_keys(choice.ranges)
-    llms["schedule"] = make_llm({**spec, **keys})
-    list(run(llms["schedule"], known[:4], 2))
+    advice = advise(profile, calibration, RAMP)
+    llms[SCHEDULE] = make_llm({**spec, **make_schedule_keys(advice.choice.ranges)})
+    list(run(llms[SCHEDULE], known[:4], 2))
     measured = time_ramp(llms, fresh[: given.prompts], given.rounds)
-    rates = Rates(CalibratedCosts(calibration), calibration.candidates[0], profile.entries[0], 200)
-    row = {
-        "method": given.method,
-        "ranges": choice.ranges,
-        "chosen_k": choice.fixed_k,
-        "predicted_gain_of_schedule_percent": round(100 * (choice.schedule_gain - 1), 1),
-        "is_written": advice.scheduled is not None,
-        **judge(measured, choice.fixed_k),
-        "predicted": {f"k={k}": [round(rates.speed_up(size, k), 3) for size in RAMP] for k in fixed},
-    }
-    errors = [
-        abs(row["predicted"][n][i] / row["speedup"][n][i] - 1) for n in row["predicted"] for i in range(len(RAMP))
-    ]
-    row["speedup_off_percent"] = {
-        "median": round(100 * float(np.median(errors)), 1),
-        "p90": round(100 * float(np.quantile(errors, 0.9)), 1),
-    }
-    row["gain_off_points"] = round(
-        row["predicted_gain_of_schedule_percent"] - row["measured_gain_of_schedule_percent"], 1
-    )
+    row = {"method": given.method, **hold(advice, profile, calibration, measured, RAMP)}
     print(json.dumps(row))
     kept = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     rows = [*(each for each in kept if each["method"] != given.method), row]
@@ -116,21 +97,6 @@ def main() -> None:
         "clock": "CPU time of one thread",
     }
     given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
-
-
-def judge(measured: Mapping[str, Sequence[float]], chosen: int) -> dict[str, Any]:
-    """Return speed-ups by batch size, and what the chosen k and the schedule lose beside the best fixed k."""
-    speedup = {name: np.array(each) / np.array(measured[PLAIN]) for name, each in measured.items() if name != PLAIN}
-    means = {name: float(each.mean()) for name, each in speedup.items()}
-    best = max((name for name in means if name != "schedule"), key=lambda name: means[name])
-    return {
-        "best_fixed": best,
-        "regret_of_chosen_k_percent": round(100 * (1 - means[f"k={chosen}"] / means[best]), 1),
-        "regret_of_schedule_percent": round(100 * (1 - means["schedule"] / means[best]), 1),
-        "measured_gain_of_schedule_percent": round(100 * (means["schedule"] / means[f"k={chosen}"] - 1), 1),
-        "plain_tokens_per_s": [round(each, 1) for each in measured[PLAIN]],
-        "speedup": {name: [round(float(value), 3) for value in each] for name, each in speedup.items()},
-    }
 
 
 def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, list[float]]:
@@ -171,7 +137,7 @@ def calibrate(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Seque
     known = find_model_config(str(BUNDLE / "target"))
     assert known is not None
     drafter = find_model_config(spec.model) if spec.model else None
-    arms = {PLAIN: llms[PLAIN], "spec": llms[f"k={spec.num_speculative_tokens}"]}
+    arms = {PLAIN: llms[PLAIN], "spec": llms[fixed(spec.num_speculative_tokens or 0)]}
     points = []
     for size in CALIBRATED:
         took: dict[str, list[Any]] = {name: [] for name in arms}
@@ -227,7 +193,7 @@ def replay(llms: Mapping[str, LLM], spec: SpecConfig, prompts: Sequence[Sequence
     ]
     kmax = max(ks)
     if spec.model:
-        replayer: Any = DenseReplayer(llms[f"k={kmax}"].engine, (kmax,))
+        replayer: Any = DenseReplayer(llms[fixed(kmax)].engine, (kmax,))
     else:
         replayer = NgramReplayer(k=kmax, shortest=1, longest=4)
     rows = {each.id: each.by_k for each in replayer.replay(log)}

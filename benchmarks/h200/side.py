@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from cases import CASES, Case, prompts, settings_for, spec_config
+from cases import CASES, PER_TOKEN_ACCEPTANCE, Case, prompts, settings_for, spec_config
 from clock import News, first_tokens_s, median_row, run, steady_row
 from shapes import Folders, Scale
 
@@ -63,20 +63,29 @@ class OurFrontend:
 class Side:
     """One engine at a time, opened for a case and asked for rows."""
 
-    def __init__(self, scale: Scale, folders: Folders, *, device: str, synthetic: bool = True) -> None:
-        self._scale, self._folders, self._device, self._synthetic = scale, folders, device, synthetic
+    def __init__(
+        self,
+        scale: Scale,
+        folders: Folders,
+        *,
+        device: str,
+        synthetic: bool = True,
+        acceptance: float = PER_TOKEN_ACCEPTANCE,
+    ) -> None:
+        self._scale, self._folders, self._device = scale, folders, device
+        self._drawn: dict[str, Any] = {"synthetic": synthetic, "acceptance": acceptance}
         self._rng = random.Random(7)
         self.case: Case
         self.frontend: OurFrontend | None = None
 
-    def open(self, *, case: str, max_num_seqs: int, kv_bytes: int | None = None, **other: Any) -> dict[str, Any]:
+    def open(self, *, case: str | Case, max_num_seqs: int, kv_bytes: int | None = None, **other: Any) -> dict[str, Any]:
         """Start an engine in place of the last one and return what it decided; without kv_bytes it takes its share."""
         self.close()
         start, left_bytes = time.perf_counter(), torch.cuda.memory_reserved() if self._device == "cuda" else 0
-        self.case = CASES[case]
+        self.case = CASES[case] if isinstance(case, str) else case
         settings = settings_for(self._scale, self._folders, self._device, max_num_seqs=max_num_seqs, **other)
         config = EngineConfig.from_settings(kv_cache_memory_bytes=kv_bytes, **settings)
-        spec = spec_config(self.case, self._folders, synthetic=self._synthetic)
+        spec = spec_config(self.case, self._folders, **self._drawn)
         engine = Engine(config, None if spec is None else SpecConfig.parse(json.dumps(spec)))
         if self._scale.noise:
             fill_with_noise(engine.runner.model, self._scale.noise)

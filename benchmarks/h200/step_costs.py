@@ -157,6 +157,7 @@ def as_calibration(
     version: str = "",
     args: Mapping[str, Any],
     context: float,
+    most_rows: float = 512,
 ) -> Calibration:
     """Return rows that run inside captured graphs as a calibration.
 
@@ -168,6 +169,7 @@ def as_calibration(
         version: of vLLM.
         args: flags of all servers.
         context: mean length of the sequences, in tokens.
+        most_rows: that a captured step computes; larger ones are left out.
     """
     points = [_point(row["case"], row["batch"], row["ms_step"], context) for row in rows]
     return Calibration(
@@ -179,7 +181,7 @@ def as_calibration(
         target="random weights",
         config=scale.target,
         settings=tuple(_setting(case, scale) for case in dict.fromkeys(point.setting for point in points)),
-        points=tuple(point for point in points if point.batch * (k_of(point.setting) + 1) <= 512),
+        points=tuple(point for point in points if point.batch * (k_of(point.setting) + 1) <= most_rows),
     )
 
 

@@ -1,0 +1,92 @@
+"""What `draftwise schedule` chooses of a calibration and a profile, and how it does over a ramp of batch sizes.
+
+The arms of a ramp are plain decoding, every fixed k and the schedule. Whoever measures them, on a processor, a GPU or
+vLLM, gives tokens a second at every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwise.core import Calibration, Profile
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.plan.schedule.advise import Advice, Rates, advise_lengths
+
+__all__ = ["GOALS", "PLAIN", "SCHEDULE", "advise", "fixed", "hold"]
+
+PLAIN, SCHEDULE = "plain", "schedule"
+GOALS = {"regret_of_schedule_percent": 3, "gain_off_points": 3}
+"""What the schedule may lose beside the best fixed k, and how far off its predicted gain over the chosen k may be."""
+
+
+def fixed(k: int) -> str:
+    """Return the name of the arm that drafts k tokens at every size."""
+    return f"k={k}"
+
+
+def advise(profile: Profile, calibration: Calibration, ramp: Sequence[int]) -> Advice:
+    """Return the best k and the schedule for a ramp whose sizes are equally frequent, of the one candidate there is."""
+    (advice,) = advise_lengths(profile, calibration, batches=ramp)
+    return advice
+
+
+def hold(
+    advice: Advice,
+    profile: Profile,
+    calibration: Calibration,
+    measured: Mapping[str, Sequence[float]],
+    ramp: Sequence[int],
+) -> dict[str, Any]:
+    """Return what was predicted beside what was measured.
+
+    Args:
+        advice: of `advise`.
+        profile: that it rests on.
+        calibration: likewise.
+        measured: tokens a second at each size of the ramp, by arm: PLAIN, SCHEDULE and at least one fixed k, the chosen
+            one among them.
+        ramp: batch sizes.
+    """
+    choice = advice.choice
+    rates = Rates(CalibratedCosts(calibration), advice.setting, profile.entries[0], _context(calibration))
+    names = {fixed(k): k for k in profile.entries[0].by_k if fixed(k) in measured}
+    predicted = {name: [rates.speed_up(size, k) for size in ramp] for name, k in names.items()}
+    speedup = {name: np.divide(each, measured[PLAIN]) for name, each in measured.items() if name != PLAIN}
+    means = {name: float(each.mean()) for name, each in speedup.items()}
+    best = max(names, key=lambda name: means[name])
+    errors = [abs(np.divide(predicted[name], speedup[name]) - 1) for name in names]
+    foreseen, gained = choice.schedule_gain - 1, means[SCHEDULE] / means[fixed(choice.fixed_k)] - 1
+    return {
+        "ranges": choice.ranges,
+        "chosen_k": choice.fixed_k,
+        "predicted_gain_of_schedule_percent": _percent(foreseen),
+        "is_written": advice.scheduled is not None,
+        "best_fixed": best,
+        "regret_of_chosen_k_percent": _percent(1 - means[fixed(choice.fixed_k)] / means[best]),
+        "regret_of_schedule_percent": _percent(1 - means[SCHEDULE] / means[best]),
+        "measured_gain_of_schedule_percent": _percent(gained),
+        "gain_off_points": _percent(foreseen - gained),
+        "plain_tokens_per_s": [round(each, 1) for each in measured[PLAIN]],
+        "speedup": {name: _rounded(each) for name, each in speedup.items()},
+        "predicted": {name: _rounded(each) for name, each in predicted.items()},
+        "speedup_off_percent": {
+            "median": _percent(float(np.median(errors))),
+            "p90": _percent(float(np.quantile(errors, 0.9))),
+        },
+    }
+
+
+def _context(calibration: Calibration) -> float:
+    """Return the mean length of the calibrated sequences, which `advise_lengths` goes by as well."""
+    return sum(point.context for point in calibration.points) / len(calibration.points)
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 1)
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(float(value), 3) for value in values]
