@@ -117,7 +117,7 @@ def spec_config(
 
 def prompts(case: Case, scale: Scale, count: int, rng: random.Random) -> list[list[int]]:
     """Return prompts of token ids: random ones, or a random block of 32 over and over."""
-    vocab, length = scale.target["vocab_size"], scale.prompt_tokens
+    vocab, length = scale.target["vocab_size"], scale.length_of_prompts(count)
 
     def one() -> list[int]:
         block = [rng.randrange(3, vocab - 3) for _ in range(32 if case.repeats_prompt else length)]

@@ -63,7 +63,11 @@ def kv_bytes_for(case: Case, scale: Scale, batch: int, output_tokens: int) -> in
     per_token = kv_bytes_per_token(scale.target)
     if case.drafter:
         per_token += kv_bytes_per_token(getattr(scale, case.drafter))
-    return int(1.03 * per_token * (batch * (scale.prompt_tokens + output_tokens + case.k + 33) + scale.max_model_len))
+    return int(
+        1.03
+        * per_token
+        * (batch * (scale.length_of_prompts(batch) + output_tokens + case.k + 33) + scale.max_model_len)
+    )
 
 
 def _draft(case: Case, scale: Scale) -> list[Product]:

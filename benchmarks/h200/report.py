@@ -67,7 +67,7 @@ def floor_ms(result: Result, scale: Scale, name: str, batch: int, output_tokens:
     if not result["floor"].get("copy_bytes_per_s"):
         return None
     bandwidth = max(result["floor"]["copy_bytes_per_s"], _COPY_BYTES_PER_S)
-    context = scale.prompt_tokens + output_tokens // 2
+    context = scale.length_of_prompts(batch) + output_tokens // 2
     num_bytes = weight_bytes(CASES[name], scale) + kv_bytes(CASES[name], scale, batch=batch, context=context)
     return 1e3 * num_bytes / bandwidth
 
@@ -128,8 +128,12 @@ def _first_table(result: Result) -> str:
     for name, batch, output in dict.fromkeys(key[1:] for key in first):
         ours, vllm = (first.get((engine, name, batch, output)) for engine in (OURS, VLLM))
         ours_ms, vllm_ms = (statistics.median(each) if each else None for each in (ours, vllm))
-        what = f"{batch} prompt{'s' * (batch > 1)} of {scale.prompt_tokens}" + (", nothing more" if output == 1 else "")
-        speeds = [_number(1e3 * batch * scale.prompt_tokens / ms if ms else None, 0) for ms in (ours_ms, vllm_ms)]
+        what = f"{batch} prompt{'s' * (batch > 1)} of {scale.length_of_prompts(batch)}" + (
+            ", nothing more" if output == 1 else ""
+        )
+        speeds = [
+            _number(1e3 * batch * scale.length_of_prompts(batch) / ms if ms else None, 0) for ms in (ours_ms, vllm_ms)
+        ]
         over_plain = _number(ours_ms / plain_ms if ours_ms and plain_ms and output != 1 else None, 3)
         ratio = _number(vllm_ms / ours_ms if ours_ms and vllm_ms else None, 3)
         found.append([name, what, _number(ours_ms, 2), _number(vllm_ms, 2), *speeds, ratio, over_plain])

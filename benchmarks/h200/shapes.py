@@ -8,7 +8,7 @@ reading one it fuses DFlash's projections of the context.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,17 @@ class Scale:
     large_batches: tuple[int, ...]
     """For the cases that are followed to where batches stop paying."""
     max_model_len: int
+    prompt_tokens_at: dict[int, int] = field(default_factory=dict)
+    """Batch size -> length of its prompts where that is another."""
     many_prompts: int = 16
     """Prompts whose first tokens are timed together; 0: of one only."""
     noise: float = 0.0
     """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
     that every token of a text would choose the same few experts; 0: dummies."""
+
+    def length_of_prompts(self, batch: int) -> int:
+        """Return how many tokens the prompts of a batch have."""
+        return self.prompt_tokens_at.get(batch, self.prompt_tokens)
 
     @property
     def eagle3(self) -> Config:
@@ -118,8 +124,16 @@ _8B = Scale(
 
 SCALES = {
     "8b": _8B,
-    "8b-24k": replace(_8B, prompt_tokens=24000, output_tokens=192, batches=(1, 8), max_model_len=24576, many_prompts=0),
-    "8b-8k": replace(_8B, prompt_tokens=8192, output_tokens=128, batches=(8, 32), max_model_len=8704, many_prompts=0),
+    "8b-long": replace(
+        _8B,
+        prompt_tokens=24000,
+        prompt_tokens_at={32: 8192},
+        output_tokens=128,
+        batches=(1, 8, 32),
+        large_batches=(),
+        max_model_len=24576,
+        many_prompts=0,
+    ),
     "14b": replace(  # Qwen2.5-14B's sizes
         _8B,
         target=_llama(5120, 48, 40, 8, 128, 13824, 152064),

@@ -170,7 +170,7 @@ class Session:
     def _sizes(self, name: str) -> dict[str, int]:
         """Return how many sequences an engine must hold, and the bytes of keys and values for them."""
         case, batches = CASES[name], list(self.args.batches or self.scale.batches)
-        kv_bytes = kv_bytes_for(case, self.scale, max(batches), self.scale.output_tokens)
+        kv_bytes = max(kv_bytes_for(case, self.scale, batch, self.scale.output_tokens) for batch in batches)
         if case.to_large_batches and not self.args.no_large:
             batches += self.scale.large_batches
             kv_bytes = max(kv_bytes, kv_bytes_for(case, self.scale, max(batches), self._large_output()))

@@ -261,7 +261,7 @@ def decode_tilings(shape: Shape, num_seqs: int, width: int) -> list[Tiling]:
 def compile_one(job: Job) -> None:
     """Compile one kernel by launching it on something small; Triton keeps it on disk for the other processes."""
     shape, width, tiling, ragged, causal = job
-    pool = torch.zeros(4 << 20, dtype=torch.bfloat16, device=DEVICE)
+    pool = torch.zeros(8 << 20, dtype=torch.bfloat16, device=DEVICE)
     lengths = [width, 1] if ragged else [width]
     batch = make_batch(shape, [0] * len(lengths), lengths, width, pool, ragged=ragged)
     attempt(lambda: batch.call(tiling, causal=causal))
