@@ -59,10 +59,10 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tiling for B sequences of at most `width` query tokens.
 
-    It is a function of shapes alone: inside a CUDA graph the host does not know how long any sequence is. The longest
-    that one may become says little: over contexts of 640 to 65,536 tokens the same tilings are the best ones
-    (benchmarks/h200/kernels/regret.py). What decides is that no multiprocessor gets more programs than others, so
-    there are as many for each as its shared memory has room for, or one that has all of it.
+    It is a function of shapes alone: inside a CUDA graph the host does not know how long any sequence is. That costs
+    up to 1 % on average at any context from 640 to 65,536 tokens (benchmarks/h200/kernels/regret.py). What decides is
+    that no multiprocessor gets more programs than others, so there are as many for each as its shared memory has room
+    for, or one that has all of it.
 
     Args:
         num_seqs: B.
@@ -89,13 +89,13 @@ def choose_tiling(
         return split(1, warps=8) if rows == 128 else split(2)
     roomy = gpu.shared_bytes >= 3 * 2 * 2 * 64 * triton.next_power_of_2(head_dim) * itemsize  # two blocks in flight
     alone = gpu.num_sms // tiles
-    if roomy and (alone >= 8 or (alone == 1 and tiles >= _FULL * gpu.num_sms)):
+    if roomy and (alone >= rows // 2 or (alone == 1 and tiles >= _FULL * gpu.num_sms)):
         return split(1, keys=128, warps=8)
     if rows == 16 and tiles > 2 * gpu.num_sms:  # small programs, many of which share a multiprocessor
         return split(1, keys=32, warps=2, stages=4)
     if rows == 16 and tiles > gpu.num_sms:  # a tile half empty, of which no third program finds room
         return split(1, rows=32)
-    return split(3 if roomy and rows == 16 and width == 1 else 2)
+    return split(3 if roomy and rows == 16 and (width == 1 or head_dim <= 64) else 2)
 
 
 def find_forms(

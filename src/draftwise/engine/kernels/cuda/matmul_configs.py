@@ -3,8 +3,8 @@
 Every program reads its weights and all activations, so the multiprocessor with the most to read decides how long a
 product takes: the rule looks for the cut that leaves it least, with as many tiles in flight as shared memory holds, and
 goes to cuBLAS where every cut leaves many multiprocessors without work. It knows numbers of programs and of
-multiprocessors, no model's shape. It was read off measurements of 10 to 40 ways for each of 38 products at 1 to 64 rows
-on an H200 (benchmarks/h200/kernels/matmul.py); regret.py there compares its choices with the best that was measured.
+multiprocessors, no model's shape. It was read off measurements of the products of nine models at 1 to 64 rows on an
+H200 (benchmarks/h200/kernels/matmul.py); regret.py there compares its choices with the best that was measured.
 """
 
 from __future__ import annotations
