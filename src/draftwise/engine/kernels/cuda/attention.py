@@ -60,9 +60,9 @@ def choose_tiling(
     """Return the tiling for B sequences of at most `width` query tokens.
 
     It is a function of shapes alone: inside a CUDA graph the host does not know how long any sequence is. That costs
-    up to 1 % on average at any context from 640 to 65,536 tokens (benchmarks/h200/kernels/regret.py). What decides is
-    that no multiprocessor gets more programs than others, so there are as many for each as its shared memory has room
-    for, or one that has all of it.
+    less than 2 % on average at any context from 640 to 65,536 tokens (benchmarks/h200/kernels/regret.py). What
+    decides is that no multiprocessor gets more programs than others: there are as many for each as its shared memory
+    has room for, or one that has all of it.
 
     Args:
         num_seqs: B.
