@@ -87,6 +87,7 @@ def choose(
         return None
     for fold in folds:
         most = min(fold, 2) if gated else _find_residents(_find_load(num_out, fold, device))
+        fewest = 2 if gated and fold == 4 else 4 if fold == 2 and not gated else 3
         for resident, columns in itertools.product(range(most, 0, -1), (256, 128, 64, 32)):
             if num_in % (fold * columns) or (columns == 256 and (weight_bytes > 1 or resident > 2)):
                 continue
@@ -101,7 +102,7 @@ def choose(
             # All that fit: with fewer stages a program more would fit too, and some multiprocessors would get it.
             room = device.shared_bytes // resident - 1536
             stages = room // way.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
-            if stages >= (2 if gated and fold == 4 else 4 if fold == 2 and not gated else 3):
+            if stages >= fewest:
                 return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY if way.early else _MOST_STAGES, stages))
     return None
 
