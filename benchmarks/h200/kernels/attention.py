@@ -25,11 +25,12 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention
 from draftwise.engine.kernels.cuda.attention import Tiling, can_copy, choose_tiling, decode_attention
+from draftwise.engine.kernels.cuda.matmul_configs import Device
 
 DEVICE = "cuda"
 PAGE = 16
 GRAPH_S = 0.006  # one replay takes about so long
-NUM_SMS = 132
+H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,7 @@ def decode_tilings(shape: Shape, num_seqs: int, width: int) -> list[Tiling]:
     tiles = num_seqs * shape.groups
 
     def make(keys: int, warps: int, stages: int, per_sm: float, rows: int = rows) -> Tiling:
-        splits = max(1, min(64, int(per_sm * NUM_SMS) // (tiles * -(-width * share // rows))))
+        splits = max(1, min(64, int(per_sm * H200.num_sms) // (tiles * -(-width * share // rows))))
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
 
     if shape.kv_dtype.itemsize == 1:
@@ -292,7 +293,7 @@ def auto_tiling(shape: Shape, num_seqs: int, width: int) -> Tiling:
         width=width,
         head_dim=shape.dim,
         itemsize=shape.dtype.itemsize,
-        num_sms=NUM_SMS,
+        gpu=H200,
         copies=can_copy(
             torch.empty(1, PAGE, 2, shape.groups, shape.dim, dtype=shape.kv_dtype, device=DEVICE), shape.dtype
         ),

@@ -25,7 +25,7 @@ from draftwise.core import SpecConfig
 from draftwise.engine.compilers import Job
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
-from draftwise.engine.kernels.cuda import CudaKernels, attention, matmul, sampling
+from draftwise.engine.kernels.cuda import CudaKernels, matmul, sampling
 from draftwise.engine.kernels.cuda.ahead import recording
 from draftwise.engine.models import decoder, dflash, draft_head
 from draftwise.engine.proposers import ngram_gpu
@@ -51,7 +51,6 @@ def pretend() -> None:
     """Let the engine take tensors of the CPU for those of an H200."""
     torch.Tensor.is_cuda = property(lambda self: True)
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, major=9, total_memory=0)
-    attention._num_sms = lambda device: 132
     launched.Readback = Readback
     tempering.kernels_for = verify.kernels_for = lambda logits: sampling
     for module in (decoder, draft_head, dflash):

@@ -15,8 +15,10 @@ pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted
+from draftwise.engine.kernels.cuda.matmul_configs import Device
 
 NAN = float("nan")
+H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
 TILING = Tiling(rows=16, keys=16, warps=4, stages=2, splits=1)
 TILINGS = [
     TILING,
@@ -201,7 +203,7 @@ def test_prompts_by_the_copy_engine(
 @pytest.mark.parametrize(("tiling", "ragged"), covering(TILINGS, [False, True], together=1))
 def test_neighbours_do_not_matter(tiling: Tiling | None, ragged: bool, device: torch.device):
     tiling = tiling or choose_tiling(
-        num_seqs=3, num_groups=2, share=2, width=4, head_dim=32, itemsize=4, num_sms=132
+        num_seqs=3, num_groups=2, share=2, width=4, head_dim=32, itemsize=4, gpu=H200
     )  # fmt: skip
     case = Case(spans=[(50, 2), (70, 4), (11, 1)], width=4, ragged=ragged)
     arguments = lay_out(case, device)
@@ -267,15 +269,36 @@ def test_the_table_may_end_before_the_sequence(tiling: Tiling, device: torch.dev
     assert (out[:2].double() - want).norm() <= 1e-6 * want.norm()
 
 
+def tiling_of(num_seqs: int, width: int, *, gpu: Device = H200, head_dim: int = 128, share: int = 4) -> Tiling:
+    return choose_tiling(
+        num_seqs=num_seqs, num_groups=8, share=share, width=width, head_dim=head_dim, itemsize=2, gpu=gpu
+    )
+
+
 def test_few_tiles_are_split_and_many_are_not():
     def splits(num_seqs: int, width: int) -> int:
-        tiling = choose_tiling(
-            num_seqs=num_seqs, num_groups=8, share=4, width=width, head_dim=128, itemsize=2, num_sms=132
-        )
+        tiling = tiling_of(num_seqs, width)
         assert tiling.rows * num_seqs * -(-4 * width // tiling.rows) >= 4 * width * num_seqs
         return tiling.splits
 
-    assert splits(1, 1) * 8 >= 132
+    assert 132 - 8 < splits(1, 1) * 8 <= 132
     assert splits(64, 4) == 1
     assert splits(16, 512) == 1
     assert [splits(b, 4) for b in (1, 4, 16, 64)] == sorted((splits(b, 4) for b in (1, 4, 16, 64)), reverse=True)
+
+
+def test_one_token_each_finds_work_for_all_multiprocessors():
+    """One program alone on each, or as many as find room together: never a second round."""
+    for num_seqs in range(1, 17):
+        tiling = tiling_of(num_seqs, 1)
+        programs, places = num_seqs * 8 * tiling.splits, 132 * (1 if tiling.keys == 128 else 3)
+        assert 0.75 * places <= programs <= places
+
+
+def test_large_blocks_need_the_shared_memory_of_a_hopper_gpu():
+    """Two blocks of 128 keys and values of 128 dimensions take 128 KiB."""
+    smaller = replace(H200, num_sms=108, shared_bytes=166_912)
+    assert tiling_of(1, 1).keys == 128
+    assert tiling_of(1, 1, gpu=smaller).keys == 64
+    assert tiling_of(8, 1, gpu=smaller).splits < tiling_of(8, 1).splits
+    assert tiling_of(1, 1, gpu=smaller, head_dim=64).keys == 128

@@ -1,8 +1,10 @@
 """How the matrix products for few rows are cut up.
 
-The rule was read off measurements of some 40 ways for each of 12 products of Llama-3.1-8B, Llama-3.2-1B and EAGLE-3
-at 1 to 64 rows on an H200 (benchmarks/h200/kernels/matmul.py). What decides is that all programs are resident at the
-same time, equally many on each multiprocessor, with as many tiles in flight as shared memory holds.
+Every program reads its weights and all activations, so the multiprocessor with the most to read decides how long a
+product takes: the rule looks for the cut that leaves it least, with as many tiles in flight as shared memory holds, and
+goes to cuBLAS where every cut leaves many multiprocessors without work. It knows numbers of programs and of
+multiprocessors, no model's shape. It was read off measurements of the products of nine models at 1 to 64 rows on an
+H200 (benchmarks/h200/kernels/matmul.py); regret.py there compares its choices with the best that was measured.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 
 __all__ = ["MOST_ROWS", "Config", "Device", "choose", "padded"]
@@ -19,7 +21,10 @@ MOST_ROWS = 64
 """Rows up to which reading the weights takes longer than multiplying, and these kernels pay."""
 
 _PADDED = (4, 8, 16, 32, 64)
-_MOST_STAGES = 7
+_MOST_STAGES, _MOST_STAGES_EARLY = 7, 11
+_MOST_RESIDENT = 3
+_EVEN, _NEARLY_EVEN = 0.7, 0.75
+"""Of `_evenness`: what is not left to cuBLAS, and what needs no room for the next product's programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,44 +81,81 @@ def choose(
     """
     if not 0 < num_rows <= MOST_ROWS:
         return None
-    # A tile of 64 rows that is not full: a step of 48 rows took 5.3 ms with these kernels and 5.0 ms with cuBLAS.
-    folds = _most_fold(padded(num_rows), num_out, device, gated=gated) > 1
-    if folds and _PADDED[-2] < num_rows < _PADDED[-1] and weight_bytes > 1:
+    early = device.hopper and weight_bytes > 1
+    folds = (_find_gated_folds if gated else _find_folds)(num_rows, num_out, device, weight_bytes)
+    if not gated and weight_bytes > 1 and _is_for_library(num_rows, _find_load(num_out, folds[0], device), folds[0]):
         return None
-    ways = _ways(num_rows, num_out, num_in, device, gated=gated, weight_bytes=weight_bytes)
-    return next((way for way in ways if way.stages >= (4 if way.fold == 2 and not gated else 3)), None)
-
-
-def _ways(
-    num_rows: int, num_out: int, num_in: int, device: Device, *, gated: bool, weight_bytes: int
-) -> Iterator[Config]:
-    """Yield what comes into question, the best first, with as many stages as there is room for."""
-    most_fold = _most_fold(padded(num_rows), num_out, device, gated=gated)
-    for fold in (fold for fold in (4, 2, 1) if fold <= most_fold):
-        most = _most_resident(-(-num_out * fold // 64), fold, device, gated=gated)
+    for fold in folds:
+        most = min(fold, 2) if gated else _find_residents(_find_load(num_out, fold, device))
+        fewest = 2 if gated and fold == 4 else 4 if fold == 2 and not gated else 3
         for resident, columns in itertools.product(range(most, 0, -1), (256, 128, 64, 32)):
             if num_in % (fold * columns) or (columns == 256 and (weight_bytes > 1 or resident > 2)):
                 continue
-            early = device.hopper and weight_bytes > 1 and columns >= 64
-            way = Config(outputs=64 // fold, columns=columns, fold=fold, stages=0, copies=device.hopper, early=early)
+            way = Config(
+                outputs=64 // fold,
+                columns=columns,
+                fold=fold,
+                stages=0,
+                copies=device.hopper,
+                early=early and columns >= 64,
+            )
+            # All that fit: with fewer stages a program more would fit too, and some multiprocessors would get it.
             room = device.shared_bytes // resident - 1536
             stages = room // way.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
-            yield dataclasses.replace(way, stages=min(_MOST_STAGES, stages))
+            if stages >= fewest:
+                return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY if way.early else _MOST_STAGES, stages))
+    return None
 
 
-def _most_fold(rows: int, num_out: int, device: Device, *, gated: bool) -> int:
-    """Return into how many parts to cut a row of weights: fewer where there are many rows, which are read for each."""
-    if gated:
-        return 2 if rows <= 8 else 1
-    if num_out > 2 * 64 * device.num_sms:
-        return 4 if rows <= 8 else 1
-    return 4 if rows <= 16 else 2
+def _find_load(num_out: int, fold: int, device: Device) -> float:
+    """Return how many programs there are for each multiprocessor."""
+    return -(-num_out * fold // 64) / device.num_sms
 
 
-def _most_resident(programs: int, fold: int, device: Device, *, gated: bool) -> int:
+def _evenness(load: float) -> float:
+    """Return the mean multiprocessor's part of what the busiest one has to do."""
+    return load / math.ceil(load)
+
+
+def _find_gated_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) -> list[int]:
+    """Return what `_find_folds` does where two products are combined, which have twice the weights to a program."""
+    if weight_bytes == 1 or not device.hopper:
+        return [2, 1] if num_rows <= 8 else [1]
+    whole = num_rows > 8 and _evenness(_find_load(num_out, 1, device)) > 0.95
+    return [1] if num_rows > 16 or whole else [4, 2, 1]
+
+
+def _find_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) -> list[int]:
+    """Return into how many parts to cut a row of weights, the best number first.
+
+    Up to 8 rows it is the same for all, for it decides the order of sums.
+    """
+    rows, loads = padded(num_rows), {fold: _find_load(num_out, fold, device) for fold in (4, 2, 1)}
+    if rows <= 8:
+        return [4, 2, 1]
+    if rows == 16:
+        finer = loads[4] <= _MOST_RESIDENT or _evenness(loads[4]) > 1.05 * _evenness(loads[2])
+        return [4, 2, 1] if finer else [2, 1]
+    if _PADDED[-2] < num_rows < _PADDED[-1] and weight_bytes > 1:
+        return [1]  # activations that do not fill a folded tile: 4,096 x 12,800 takes 37 us at 48 rows, 29 at 64
+
+    def busiest(fold: int) -> int:
+        """Return the bytes that the busiest multiprocessor reads for each column."""
+        return math.ceil(loads[fold]) * (64 // fold * weight_bytes + 2 * rows)
+
+    return sorted((2, 1), key=busiest)
+
+
+def _is_for_library(num_rows: int, load: float, fold: int) -> bool:
+    """Say whether cuBLAS, which cuts columns too, is faster: the more rows, the better it hides what that costs."""
+    return _evenness(load) < _EVEN and (num_rows > 32 or (num_rows > 16 and fold == 1))
+
+
+def _find_residents(load: float) -> int:
     """Return how many programs are to share a multiprocessor: all of them at once, if three are enough for that."""
-    if gated:
-        return 2 if fold > 1 else 1
-    if programs > 3 * device.num_sms:
+    most = math.ceil(load)
+    if most > _MOST_RESIDENT:
         return 2
-    return max(fold // 2, -(-programs // device.num_sms))
+    if 1 < most < _MOST_RESIDENT and _evenness(load) < _NEARLY_EVEN:
+        return most + 1  # the next product's first programs find room where this one leaves some
+    return most
