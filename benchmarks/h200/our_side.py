@@ -110,7 +110,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     scale = SCALES[args.scale]
-    folders = write_folders(args.folders / args.scale, scale)
+    drafters = () if args.mode == "peer" else {CASES[name].drafter for name in args.case}  # a peer's are there
+    folders = write_folders(args.folders / args.scale, scale, drafters)
     side = Side(scale, folders, device=args.device, synthetic=args.acceptance == "synthetic")
     write(args.out, MODES[args.mode](side, args, scale))
 

@@ -8,9 +8,10 @@ reading one it fuses DFlash's projections of the context.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["SCALES", "Folders", "Scale", "write_folders"]
 
@@ -192,17 +193,17 @@ class Folders:
     dflash: Path
 
 
-def write_folders(root: Path, scale: Scale) -> Folders:
-    """Write what is missing under `root` and return where everything is."""
+def write_folders(root: Path, scale: Scale, drafters: Collection[str | None] = ("eagle3", "dflash")) -> Folders:
+    """Write what is missing under `root` and return where everything is; weights of these drafters only."""
     return Folders(
         target=_folder(root / "target", scale.target),
         draft_model=_folder(root / "draft-1b", scale.draft_model),
-        eagle3=_folder(root / "eagle3-head", scale.eagle3, _eagle3_shapes(scale), scale),
-        dflash=_folder(root / "dflash-head", scale.dflash, _dflash_shapes(scale), scale),
+        eagle3=_folder(root / "eagle3-head", scale.eagle3, "eagle3" in drafters and _eagle3_shapes(scale), scale),
+        dflash=_folder(root / "dflash-head", scale.dflash, "dflash" in drafters and _dflash_shapes(scale), scale),
     )
 
 
-def _folder(path: Path, config: Config, shapes: Shapes | None = None, scale: Scale | None = None) -> Path:
+def _folder(path: Path, config: Config, shapes: Shapes | Literal[False] = False, scale: Scale | None = None) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     if shapes and scale and not (path / "model.safetensors").exists():
         _write_weights(path / "model.safetensors", shapes, scale)

@@ -49,8 +49,8 @@ class Session:
         resumed = json.loads(args.resume.read_text()) if args.resume else {}
         self.record = Record(args.out / RESULT, about(args), resumed)
         self.folders = args.folders / args.scale
-        write_folders(self.folders, self.scale)
         self.cases = [name for name in CASES if name in args.cases]
+        write_folders(self.folders, self.scale, {CASES[name].drafter for name in self.cases})
         self.vllm: dict[str, Peer] = {}
         self.failures = Counter[str]()
         """How often our side failed at a case; it is given up after MOST_FAILURES."""
@@ -93,7 +93,7 @@ class Session:
 
     def _run_wave(self, names: list[str], *, later_s: float) -> None:
         """Start the vLLM engines of these cases together, then measure case by case, both engines in turn."""
-        if self.left() < 120:
+        if self.left() < (30 if self.vllm else 120):
             self.record.note(f"out of time before {names}")
             return
         started = set(self.vllm)

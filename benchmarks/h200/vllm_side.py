@@ -77,7 +77,7 @@ class Side:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._case, self._scale = (CASES | FACT_CASES)[args.case], SCALES[args.scale]
-        self._folders = write_folders(args.folders, self._scale)
+        self._folders = write_folders(args.folders, self._scale, {self._case.drafter})
         self._synthetic = args.acceptance == "synthetic"
         self._rng = random.Random(7)
         os.environ |= {"LOADED_MODELS": str(args.loaded), "TARGET_NOISE": str(self._scale.noise)}
