@@ -245,7 +245,12 @@ class Session:
 
     def _measure_floor(self) -> None:
         """Measure copy bandwidth and matrix products once, while every engine is idle; not of a mixture's."""
-        if self.record.content["floor"] or self.args.device != "cuda" or "num_experts" in self.scale.target:
+        if (
+            self.args.no_floor
+            or self.record.content["floor"]
+            or self.args.device != "cuda"
+            or "num_experts" in self.scale.target
+        ):
             return
         batches = {}
         for name in self.cases:
@@ -314,6 +319,7 @@ def main() -> None:
     run.add_argument("--no-large", action="store_true", help="leave out batches beyond 64")
     run.add_argument("--no-capacity", action="store_true", help="do not measure how many tokens fit on the card")
     run.add_argument("--no-transformers", action="store_true")
+    run.add_argument("--no-floor", action="store_true", help="do not time copies and matrix products by themselves")
     run.add_argument("--static-cache", action="store_true", help="transformers with a static cache too: 70 s")
     run.add_argument("--repeats", type=int, default=2)
     run.add_argument("--resume", type=Path, help="an earlier versus_vllm.json")
