@@ -23,8 +23,8 @@ from draftwise.engine.kernels.cuda.maths import log
 
 __all__ = ["find_floors"]
 
-_BLOCK, _BLOCKS, _WARPS = 8192, 2, 32
-"""Columns that are loaded at once (16 bytes a thread of half precision), how often before they are looked at."""
+_BLOCK, _BLOCKS, _WARPS = 4096, 4, 32
+"""Columns that are loaded at once (8 bytes a thread of half precision), how often before they are looked at."""
 _NUM_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """Leading bits of a float32 in which two values of the type can differ (1 + 8 + 10 for float16, made even)."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
@@ -89,7 +89,7 @@ def _find_floor(
         if min_p > 0:
             floor = tl.div_rn(largest, scale) + log(min_p, EXACT)
         likely, bar = floor * scale, tl.full([], _LOWEST, tl.float32)
-        if counts:  # all logits but those of -inf weigh 1
+        if counts:  # all logits but those of -inf
             bar = _search(logits, largest, 0.0, bar, top_k, True, V, PASSES, BLOCK, BLOCKS)
             floor = tl.maximum(floor, tl.div_rn(tl.minimum(bar, largest), scale))
         if weighs:
@@ -103,9 +103,12 @@ def _find_floor(
 def _find_largest(logits, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Return the largest logit of a row."""
     largest_N = tl.full([BLOCK], float("-inf"), tl.float32)
-    for first in range(0, V, BLOCK * BLOCKS):
+    whole = V // (BLOCK * BLOCKS) * (BLOCK * BLOCKS)
+    for first in range(0, whole, BLOCK * BLOCKS):
         for i in tl.static_range(BLOCKS):
-            largest_N = tl.maximum(largest_N, _load(logits, first + i * BLOCK + tl.arange(0, BLOCK), V))
+            largest_N = tl.maximum(largest_N, _load(logits, first + i * BLOCK, V, BLOCK, False))
+    for first in range(whole, V, BLOCK):
+        largest_N = tl.maximum(largest_N, _load(logits, first, V, BLOCK, True))
     return tl.max(largest_N, 0)
 
 
@@ -129,22 +132,22 @@ def _search(
         target: a count where COUNTED, else a share of the total weight.
     """
     key = tl.full([], 0, tl.int64)
+    whole = V // (BLOCK * BLOCKS) * (BLOCK * BLOCKS)
     for index in range(PASSES):
         step = tl.full([], 1, tl.int64) << (30 - 2 * index)
-        low, middle, high = _from_key(key + step), _from_key(key + 2 * step), _from_key(key + 3 * step)
-        above_low_N = tl.zeros([BLOCK], tl.float32)
-        above_middle_N, above_high_N, total_N = above_low_N, above_low_N, above_low_N
-        for first in range(0, V, BLOCK * BLOCKS):
+        low = tl.maximum(_from_key(key + step), bar)
+        middle = tl.maximum(_from_key(key + 2 * step), bar)
+        high = tl.maximum(_from_key(key + 3 * step), bar)
+        no_N = tl.zeros([BLOCK], tl.int32 if COUNTED else tl.float32)
+        sums = (no_N, no_N, no_N, no_N)
+        for first in range(0, whole, BLOCK * BLOCKS):
             for i in tl.static_range(BLOCKS):
-                value_N = _load(logits, first + i * BLOCK + tl.arange(0, BLOCK), V)
-                heavy_N = value_N >= bar
-                weight_N = tl.where(heavy_N, 1.0, 0.0)
-                if not COUNTED:
-                    weight_N = tl.where(heavy_N, tl.exp2((tl.where(heavy_N, value_N, largest) - largest) * rate), 0.0)
-                    total_N += weight_N
-                above_low_N += tl.where(value_N >= low, weight_N, 0.0)
-                above_middle_N += tl.where(value_N >= middle, weight_N, 0.0)
-                above_high_N += tl.where(value_N >= high, weight_N, 0.0)
+                value_N = _load(logits, first + i * BLOCK, V, BLOCK, False)
+                sums = _add(sums, value_N, largest, rate, bar, low, middle, high, COUNTED)
+        for first in range(whole, V, BLOCK):
+            value_N = _load(logits, first, V, BLOCK, True)
+            sums = _add(sums, value_N, largest, rate, bar, low, middle, high, COUNTED)
+        above_low_N, above_middle_N, above_high_N, total_N = sums
         wanted = target if COUNTED else target * tl.sum(total_N, 0)
         reached = (tl.sum(above_low_N, 0) >= wanted).to(tl.int64)
         reached += (tl.sum(above_middle_N, 0) >= wanted).to(tl.int64) + (tl.sum(above_high_N, 0) >= wanted)
@@ -152,6 +155,23 @@ def _search(
     # Of a negative number the bits that were not searched are ones: keys count its magnitude downwards.
     unsearched: tl.constexpr = 2 ** (32 - 2 * PASSES) - 1
     return _from_key(tl.where(key < 2**31, key | unsearched, key))
+
+
+@triton.jit
+def _add(sums, value_N, largest, rate, bar, low, middle, high, COUNTED: tl.constexpr):
+    """Return the numbers or weights of the logits above three candidates, and of all, with those of a block."""
+    above_low_N, above_middle_N, above_high_N, total_N = sums
+    if COUNTED:
+        above_low_N += (value_N >= low).to(tl.int32)
+        above_middle_N += (value_N >= middle).to(tl.int32)
+        above_high_N += (value_N >= high).to(tl.int32)
+    else:
+        weight_N = tl.exp2((value_N - largest) * rate)
+        above_low_N += tl.where(value_N >= low, weight_N, 0.0)
+        above_middle_N += tl.where(value_N >= middle, weight_N, 0.0)
+        above_high_N += tl.where(value_N >= high, weight_N, 0.0)
+        total_N += tl.where(value_N >= bar, weight_N, 0.0)
+    return above_low_N, above_middle_N, above_high_N, total_N
 
 
 @triton.jit
@@ -166,9 +186,12 @@ def _load_settings(temperatures, top_ks, top_ps, min_ps, seq, V):
 
 
 @triton.jit
-def _load(logits, index, V):
+def _load(logits, first, V, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """Return logits as float32; what lies beyond the row is below every candidate, and weighs nothing."""
-    return tl.load(logits + index, mask=index < V, other=float("-inf")).to(tl.float32)
+    index_N = first + tl.arange(0, BLOCK)
+    if MASKED:
+        return tl.load(logits + index_N, mask=index_N < V, other=float("-inf")).to(tl.float32)
+    return tl.load(logits + index_N).to(tl.float32)
 
 
 @triton.jit
