@@ -11,20 +11,60 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core import Calibration, Profile
+from draftwise.core import (
+    Acceptance,
+    AcceptanceAtK,
+    Calibration,
+    Exactness,
+    Interval,
+    Profile,
+    ReplayedLog,
+    ReplayedTarget,
+)
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.schedule.advise import Advice, Rates, advise_lengths
 
-__all__ = ["GOALS", "PLAIN", "SCHEDULE", "advise", "fixed", "hold"]
+__all__ = ["GOALS", "PLAIN", "SCHEDULE", "advise", "draw_profile", "fixed", "hold"]
 
 PLAIN, SCHEDULE = "plain", "schedule"
 GOALS = {"regret_of_schedule_percent": 3, "gain_off_points": 3}
 """What the schedule may lose beside the best fixed k, and how far off its predicted gain over the chosen k may be."""
 
+_LOG = 1_000_000
+"""Steps of a profile that was not counted."""
+
 
 def fixed(k: int) -> str:
     """Return the name of the arm that drafts k tokens at every size."""
     return f"k={k}"
+
+
+def draw_profile(calibration: Calibration, chance: float) -> Profile:
+    """Return the profile of the one candidate where a draft token stands with a given chance if those before it do."""
+    (setting,) = calibration.candidates
+    assert setting.spec is not None
+    entry = Acceptance(
+        candidate=setting.spec,
+        temperature=0.0,
+        exactness=Exactness.EXACT,
+        requests=1,
+        by_k={k: _at_k(k, chance) for k in range(1, setting.k + 1)},
+    )
+    log = ReplayedLog(rows=1, used=1, tokens_out=_LOG)
+    return Profile(target=ReplayedTarget(name=calibration.target), log=log, entries=(entry,))
+
+
+def _at_k(k: int, chance: float) -> AcceptanceAtK:
+    length = sum(chance**place for place in range(k + 1))
+    return AcceptanceAtK(
+        steps=_LOG,
+        emitted=_LOG * length,
+        drafts=_LOG,
+        drafted=_LOG * k,
+        accepted=_LOG * (length - 1),
+        tokens_per_step=Interval(value=length, low=length, high=length),
+        per_request=(length,) * 3,
+    )
 
 
 def advise(profile: Profile, calibration: Calibration, ramp: Sequence[int]) -> Advice:

@@ -35,28 +35,17 @@ from step_costs import as_calibration
 from unseen_shapes import find_gpu, write
 
 from draftwise import __version__
-from draftwise.core import (
-    Acceptance,
-    AcceptanceAtK,
-    Calibration,
-    Exactness,
-    Interval,
-    Profile,
-    ReplayedLog,
-    ReplayedTarget,
-)
+from draftwise.core import Calibration
 from draftwise.plan.schedule.ranges import Range, make_schedule_keys
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ramp import GOALS, PLAIN, SCHEDULE, advise, fixed, hold
+from ramp import GOALS, PLAIN, SCHEDULE, advise, draw_profile, fixed, hold
 
 BEGAN = time.monotonic()
 _WARM = 24
 _SMALL, _REPEATS = 16, 3
 """Batches up to this size are short to run: their median of several runs is taken, so that a hiccup does not count."""
-_LOG = 1_000_000
-"""Steps that the profile is made of: enough that its interval is a point."""
 
 
 def main() -> None:
@@ -109,7 +98,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> Iterator[str]:
     bench.time(fixed(args.kmax), make_case(args.kmax), calibrates=True)
     yield fixed(args.kmax)
     calibration = calibrate(args, bench.scale, found["calibrated"])
-    profile = make_profile(calibration, args.acceptance)
+    profile = draw_profile(calibration, args.acceptance)
     advice = advise(profile, calibration, args.ramp)
     ranges = advice.choice.ranges
     found["chosen"] = {"ranges": ranges, "k": advice.choice.fixed_k, "gain": advice.choice.schedule_gain}
@@ -186,34 +175,6 @@ def calibrate(args: argparse.Namespace, scale: Scale, rows: Sequence[dict[str, A
         args={"max_num_seqs": max(*args.ramp, *args.calibrated)},
         context=args.prompt_tokens + args.output_tokens / 2,
         most_rows=math.inf,
-    )
-
-
-def make_profile(calibration: Calibration, acceptance: float) -> Profile:
-    """Return what stands, by k, where a draft token does with the same chance whenever those before it do."""
-    (setting,) = calibration.candidates
-    assert setting.spec is not None
-    entry = Acceptance(
-        candidate=setting.spec,
-        temperature=0.0,
-        exactness=Exactness.EXACT,
-        requests=1,
-        by_k={k: _at_k(k, acceptance) for k in range(1, setting.k + 1)},
-    )
-    log = ReplayedLog(rows=1, used=1, tokens_out=_LOG)
-    return Profile(target=ReplayedTarget(name=calibration.target), log=log, entries=(entry,))
-
-
-def _at_k(k: int, acceptance: float) -> AcceptanceAtK:
-    length = nominal_acceptance_length(k, acceptance)
-    return AcceptanceAtK(
-        steps=_LOG,
-        emitted=_LOG * length,
-        drafts=_LOG,
-        drafted=_LOG * k,
-        accepted=_LOG * (length - 1),
-        tokens_per_step=Interval(value=length, low=length, high=length),
-        per_request=(length,) * 3,
     )
 
 

@@ -8,8 +8,8 @@
 worth on them. `ramp` times plain decoding and the largest k at four batch sizes (the calibration), chooses, starts
 vLLM with the schedule, and times every arm at every size of the ramp on other requests: one process an arm, all
 up together, one working at a time, in turns of so many steps of a full batch. Rounds go through the arms in alternating
-order. Tokens a second are those of the replayed acceptance, so that luck is not in the ratio; what vLLM drafted is
-counted. Leave the machine alone meanwhile.
+order. One thread computes, and the clock is its CPU time; still the machine must be quiet. Tokens a second are those of
+the replayed acceptance, so that luck is not in the ratio; what vLLM drafted is counted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for the log, the profile, and what vLLM says")
     parser.add_argument("--kmax", type=int, default=3)
     parser.add_argument("--ramp", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="ascending")
-    parser.add_argument("--steps", type=int, default=12, help="of a turn")
+    parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300, help="after which no round is begun")
     parser.add_argument("--out", type=Path, help="JSON to write")
@@ -103,7 +103,7 @@ def replay(given: argparse.Namespace) -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Calibrate, choose, measure the ramp and write the result after every round."""
+    """Calibrate, choose, measure the ramp and write the result after every round, behind those of earlier runs."""
     began, load = time.monotonic(), os.getloadavg()[0]
     profile = read_profile(given.folder / "profile")
     known, fresh = read_prompts(given)
@@ -129,22 +129,31 @@ def measure(given: argparse.Namespace) -> None:
             "target": "SmolLM2-135M-Instruct",
             "ramp": given.ramp,
             "steps_of_a_turn": given.steps,
-            "clock": "wall clock, steps of full batches",
+            "clock": "CPU time of one thread, steps of full batches",
         }
         turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
+        kept = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out and given.out.exists() else []
+        by_round: list[dict[str, float]] = []
         for number in range(given.rounds):
             if time.monotonic() - began > given.seconds:
                 break
             for name, size, turn in take_turns(given, peers, fresh, backwards=number % 2 == 1):
                 turns[name, size].append(turn)
-            measured = {name: tokens_per_s(given, turns, name, profile, ranges) for name in peers}
-            row = hold(advice, profile, calibration, measured, given.ramp)
-            drafted = {name: [count_drafted(turns[name, size]) for size in given.ramp] for name in peers}
-            found = {"about": about | {"rounds": number + 1}, "goals": GOALS, "result": row, "drafted": drafted}
-            found["step_ms"] = {name: [list_ms(turns[name, size]) for size in given.ramp] for name in peers}
+            rows = []
+            for those in (turns, {key: each[-1:] for key, each in turns.items()}):
+                measured = {name: tokens_per_s(given, those, name, profile, ranges) for name in peers}
+                rows.append(hold(advice, profile, calibration, measured, given.ramp))
+            by_round.append({name: rows[1][name] for name in GOALS})
+            found = about | {
+                "result": rows[0],
+                "by_round": by_round,
+                "drafted_a_draft": {name: [count_drafted(turns[name, size]) for size in given.ramp] for name in peers},
+                "step_ms": {name: [list_ms(turns[name, size]) for size in given.ramp] for name in peers},
+            }
             if given.out is not None:
-                given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            say(began, json.dumps(row))
+                text = json.dumps({"goals": GOALS, "runs": [*kept, found]}, indent=1)
+                given.out.write_text(text + "\n", encoding="utf-8")
+            say(began, json.dumps(rows[0]))
 
 
 def take_turns(
@@ -255,7 +264,9 @@ def start(given: argparse.Namespace, name: str, spec: Mapping[str, Any] | None) 
         "enable_prefix_caching": False,
     }
     command = [given.vllm_python, str(HERE / "vllm_steps.py")]
-    peer = Peer(f"vLLM {name}", command, log=given.folder / f"{name.replace('=', '')}.log")
+    one_core = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
+    log = given.folder / f"{name.replace('=', '')}.log"
+    peer = Peer(f"vLLM {name}", command, log=log, env={**os.environ, **one_core})
     try:
         peer.tell("open", settings=settings)
         yield peer
