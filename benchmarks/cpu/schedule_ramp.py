@@ -2,9 +2,9 @@
 
 In one process: plain decoding and the largest k are timed at four batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
-are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
-more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One thread computes, and
-the clock is its CPU time; still the machine must be quiet: two threads of one core slow each other by a third.
+are timed at every batch size of the ramp, in short turns, on other prompts. Only steps that decode a full batch count,
+and tokens a step are the replayed ones: luck with drafts is no merit of a k. One thread computes, and the clock is its
+CPU time; still the machine must be quiet: two threads of one core slow each other by a third.
 
     python benchmarks/cpu/schedule_ramp.py --method eagle3 --kmax 5 --out benchmarks/cpu/results/schedule_ramp.json
 """
@@ -59,8 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -81,8 +80,8 @@ def main() -> None:
     advice = advise(profile, calibration, RAMP)
     llms[SCHEDULE] = make_llm({**spec, **make_schedule_keys(advice.choice.ranges)})
     list(run(llms[SCHEDULE], known[:4], 2))
-    measured = time_ramp(llms, fresh[: given.prompts], given.rounds)
-    row = {"method": given.method, **hold(advice, profile, calibration, measured, RAMP)}
+    rounds = time_ramp(llms, fresh, given.rounds)
+    row = {"method": given.method, **hold(advice, profile, calibration, rounds, RAMP)}
     print(json.dumps(row))
     kept = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     rows = [*(each for each in kept if each["method"] != given.method), row]
@@ -92,24 +91,23 @@ def main() -> None:
         "draftwise": __version__,
         "ramp": RAMP,
         "answer_tokens": ANSWER,
-        "prompts": given.prompts,
         "rounds": given.rounds,
         "clock": "CPU time of one thread",
     }
     given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
-def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, list[float]]:
-    """Return tokens a second at every batch size: rounds in alternating order, all arms in each."""
-    tokens = {name: np.zeros(len(RAMP)) for name in llms}
-    seconds = {name: np.zeros(len(RAMP)) for name in llms}
+def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds: int) -> list[dict[str, list[float]]]:
+    """Return mean seconds of a step at every batch size: rounds in alternating order, all arms in each."""
+    found = []
     for number in range(rounds):
-        for place, size in enumerate(RAMP):
+        took: dict[str, list[float]] = {name: [] for name in llms}
+        for size in RAMP:
             for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts, size)))
-                seconds[name][place] += steps[:, 0].sum()
-                tokens[name][place] += steps[:, 1].sum()
-    return {name: list(tokens[name] / seconds[name]) for name in llms}
+                steps = np.array(list(run(llms[name], prompts[: max(4, 2 * size)], size)))
+                took[name].append(float(steps[:, 0].mean()))
+        found.append(took)
+    return found
 
 
 def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple[float, int, float]]:

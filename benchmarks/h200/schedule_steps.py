@@ -17,17 +17,16 @@ import argparse
 import json
 import math
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, Case, nominal_acceptance_length
+from cases import CASES, Case
 from floors import kv_bytes_for
 from shapes import SCALES, Scale, write_folders
 from side import Side
@@ -111,9 +110,8 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> Iterator[str]:
                 print("out of time", flush=True)
                 return
             bench.time(name, arms[name], ranges=ranges if name == SCHEDULE else ())
-            if {row["arm"] for row in found["rows"]} == set(arms):
-                measured = {each: tokens_per_s(found["rows"], each, args) for each in arms}
-                found["result"] = hold(advice, profile, calibration, measured, args.ramp)
+            if rounds := list_rounds(found["rows"], arms, args.ramp):
+                found["result"] = hold(advice, profile, calibration, rounds, args.ramp)
             yield name
 
 
@@ -178,14 +176,13 @@ def calibrate(args: argparse.Namespace, scale: Scale, rows: Sequence[dict[str, A
     )
 
 
-def tokens_per_s(rows: Sequence[dict[str, Any]], arm: str, args: argparse.Namespace) -> list[float]:
-    """Return what an arm makes of its mean step at each size of the ramp, at the acceptance that was set."""
-    found = []
-    for size in args.ramp:
-        same = [row for row in rows if (row["arm"], row["batch"]) == (arm, size)]
-        length = nominal_acceptance_length(same[0]["k"], args.acceptance)
-        found.append(1e3 * size * length / statistics.fmean(row["ms_step"] for row in same))
-    return found
+def list_rounds(
+    rows: Sequence[dict[str, Any]], arms: Iterable[str], ramp: Sequence[int]
+) -> list[dict[str, list[float]]]:
+    """Return the seconds of every arm's step at each size of the ramp, of each round that is complete."""
+    found = {arm: [row["ms_step"] / 1e3 for row in rows if row["arm"] == arm] for arm in arms}
+    size, complete = len(ramp), min(map(len, found.values())) // len(ramp)
+    return [{arm: each[size * n : size * (n + 1)] for arm, each in found.items()} for n in range(complete)]
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from draftwise.checkpoints.model_config import find_model_config
-from draftwise.core import CalibratedSetting, Calibration, Profile, SpecConfig, StepPoint
+from draftwise.core import CalibratedSetting, Calibration, SpecConfig, StepPoint
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import load_tokenizer
-from draftwise.plan.schedule.ranges import Range, make_schedule_keys
+from draftwise.plan.schedule.ranges import make_schedule_keys
 from draftwise.runs.documents import read_profile, write_document
 from draftwise.version import __version__
 
@@ -133,27 +133,25 @@ def measure(given: argparse.Namespace) -> None:
         }
         turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
         kept = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out and given.out.exists() else []
-        by_round: list[dict[str, float]] = []
+        rounds: list[dict[str, list[float]]] = []
         for number in range(given.rounds):
             if time.monotonic() - began > given.seconds:
                 break
             for name, size, turn in take_turns(given, peers, fresh, backwards=number % 2 == 1):
                 turns[name, size].append(turn)
-            rows = []
-            for those in (turns, {key: each[-1:] for key, each in turns.items()}):
-                measured = {name: tokens_per_s(given, those, name, profile, ranges) for name in peers}
-                rows.append(hold(advice, profile, calibration, measured, given.ramp))
-            by_round.append({name: rows[1][name] for name in GOALS})
+            rounds.append({name: [mean_step(turns[name, size][-1]) for size in given.ramp] for name in peers})
             found = about | {
-                "result": rows[0],
-                "by_round": by_round,
+                "result": hold(advice, profile, calibration, rounds, given.ramp),
                 "drafted_a_draft": {name: [count_drafted(turns[name, size]) for size in given.ramp] for name in peers},
-                "step_ms": {name: [list_ms(turns[name, size]) for size in given.ramp] for name in peers},
+                "step_ms": {
+                    name: [[round(1e3 * mean_step(turn), 2) for turn in turns[name, size]] for size in given.ramp]
+                    for name in peers
+                },
             }
             if given.out is not None:
                 text = json.dumps({"goals": GOALS, "runs": [*kept, found]}, indent=1)
                 given.out.write_text(text + "\n", encoding="utf-8")
-            say(began, json.dumps(rows[0]))
+            say(began, json.dumps(found["result"]))
 
 
 def take_turns(
@@ -223,26 +221,9 @@ def count_drafted(turns: Sequence[Turn]) -> float:
     return round(tokens / drafts, 3) if drafts else 0.0
 
 
-def list_ms(turns: Sequence[Turn]) -> list[float]:
-    """Return the mean step of each turn in milliseconds."""
-    return [round(1e3 * float(np.mean(turn["seconds"])), 2) for turn in turns]
-
-
-def tokens_per_s(
-    given: argparse.Namespace,
-    turns: Mapping[tuple[str, int], Sequence[Turn]],
-    name: str,
-    profile: Profile,
-    ranges: Sequence[Range],
-) -> list[float]:
-    """Return what an arm makes of its mean step at each size, at the replayed acceptance."""
-    by_k, found = profile.entries[0].by_k, []
-    ks = {PLAIN: 0} | {fixed(k): k for k in by_k}
-    for size in given.ramp:
-        k = ks[name] if name in ks else next(k for first, last, k in ranges if first <= size <= last)
-        seconds = np.concatenate([turn["seconds"] for turn in turns[name, size]])
-        found.append(size * (by_k[k].tokens_per_step.value if k else 1.0) / float(seconds.mean()))
-    return found
+def mean_step(turn: Turn) -> float:
+    """Return the mean step of a turn in seconds."""
+    return float(np.mean(turn["seconds"]))
 
 
 def make_spec(k: int) -> dict[str, Any]:

@@ -28,13 +28,17 @@ def test_a_schedule_that_does_what_was_foreseen_loses_nothing_and_a_slower_one_w
     context = calibration.points[0].context
     rates = Rates(CalibratedCosts(calibration), advice.setting, profile.entries[0], context)
     ks = [next(k for first, last, k in advice.choice.ranges if first <= size <= last) for size in RAMP]
-    measured = {fixed(k): [rates.speed_up(size, k) for size in RAMP] for k in (1, 2, 3)}
-    measured |= {PLAIN: [1.0] * len(RAMP), SCHEDULE: [rates.speed_up(*each) for each in zip(RAMP, ks, strict=True)]}
-    found = hold(advice, profile, calibration, measured, RAMP)
+    lengths = {k: profile.entries[0].by_k[k].tokens_per_step.value for k in (1, 2, 3)}
+
+    def steps(drafted: list[int]) -> list[float]:
+        return [lengths[k] / rates.speed_up(size, k) for size, k in zip(RAMP, drafted, strict=True)]
+
+    step_s = {PLAIN: [1.0] * len(RAMP), SCHEDULE: steps(ks)} | {fixed(k): steps([k] * len(RAMP)) for k in lengths}
+    found = hold(advice, profile, calibration, [step_s], RAMP)
     assert found["gain_off_points"] == found["speedup_off_percent"]["p90"] == 0
     assert found["regret_of_schedule_percent"] == pytest.approx(-found["predicted_gain_of_schedule_percent"], abs=0.1)
     assert found["best_fixed"] == fixed(found["chosen_k"])
-    slower = measured | {SCHEDULE: [0.9 * each for each in measured[SCHEDULE]]}
+    slower = step_s | {SCHEDULE: [each / 0.9 for each in step_s[SCHEDULE]]}
     gained = found["measured_gain_of_schedule_percent"]
-    lost = hold(advice, profile, calibration, slower, RAMP)["regret_of_schedule_percent"]
-    assert lost == pytest.approx(100 - 0.9 * (100 + gained), abs=0.1)
+    second = hold(advice, profile, calibration, [step_s, slower], RAMP)["by_round"][1]
+    assert second["regret_of_schedule_percent"] == pytest.approx(100 - 0.9 * (100 + gained), abs=0.1)
