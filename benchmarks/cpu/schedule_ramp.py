@@ -55,11 +55,12 @@ RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
 
 
 def main() -> None:
-    """Calibrate, replay, choose, measure and write the results."""
+    """Calibrate, replay, choose, measure, and write the result after every round."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=150, help="after which no round is begun")
     parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -71,7 +72,9 @@ def main() -> None:
     for llm in llms.values():
         list(run(llm, [[*range(3, 40)]] * 4, 2))
     known, fresh = encode(llms[PLAIN], 0), encode(llms[PLAIN], 30)
+    print("engines are up", flush=True)
     calibration = calibrate(llms, SpecConfig.parse(spec), known)
+    print("calibrated", flush=True)
     profile = replay(llms, SpecConfig.parse(spec), known, ks)
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
@@ -80,34 +83,32 @@ def main() -> None:
     advice = advise(profile, calibration, RAMP)
     llms[SCHEDULE] = make_llm({**spec, **make_schedule_keys(advice.choice.ranges)})
     list(run(llms[SCHEDULE], known[:4], 2))
-    rounds = time_ramp(llms, fresh, given.rounds)
-    row = {"method": given.method, **hold(advice, profile, calibration, rounds, RAMP)}
-    print(json.dumps(row))
+    began, rounds = time.monotonic(), list[dict[str, list[float]]]()
     kept = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    rows = [*(each for each in kept if each["method"] != given.method), row]
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    about = {
-        "made": made,
-        "draftwise": __version__,
-        "ramp": RAMP,
-        "answer_tokens": ANSWER,
-        "rounds": given.rounds,
-        "clock": "CPU time of one thread",
-    }
-    given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    while len(rounds) < given.rounds and time.monotonic() - began < given.seconds:
+        rounds.append(time_ramp(llms, fresh, backwards=len(rounds) % 2 == 1))
+        row = {"method": given.method, **hold(advice, profile, calibration, rounds, RAMP)}
+        print(json.dumps(row), flush=True)
+        about = {
+            "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+            "draftwise": __version__,
+            "ramp": RAMP,
+            "answer_tokens": ANSWER,
+            "rounds": len(rounds),
+            "clock": "CPU time of one thread",
+        }
+        rows = [*(each for each in kept if each["method"] != given.method), row]
+        given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
-def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds: int) -> list[dict[str, list[float]]]:
-    """Return mean seconds of a step at every batch size: rounds in alternating order, all arms in each."""
-    found = []
-    for number in range(rounds):
-        took: dict[str, list[float]] = {name: [] for name in llms}
-        for size in RAMP:
-            for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts[: max(4, 2 * size)], size)))
-                took[name].append(float(steps[:, 0].mean()))
-        found.append(took)
-    return found
+def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], *, backwards: bool) -> dict[str, list[float]]:
+    """Return mean seconds of a step at every batch size: all arms at one size, then at the next."""
+    took: dict[str, list[float]] = {name: [] for name in llms}
+    for size in RAMP:
+        for name in list(llms)[:: -1 if backwards else 1]:
+            steps = np.array(list(run(llms[name], prompts[: max(4, size)], size)))
+            took[name].append(float(steps[:, 0].mean()))
+    return took
 
 
 def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple[float, int, float]]:
