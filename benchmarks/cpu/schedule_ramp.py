@@ -2,9 +2,9 @@
 
 In one process: plain decoding and the largest k are timed at four batch sizes (a calibration), the plain answers are
 replayed (a profile), and both give the best fixed k and a schedule. Then every fixed k, the schedule and plain decoding
-are timed at every batch size of the ramp, in turns, on other prompts, the same ones at every size: of others less or
-more would stand, and a schedule be judged by that. Only steps that decode a full batch count. One thread computes, and
-the clock is its CPU time; still the machine must be quiet: two threads of one core slow each other by a third.
+are timed at every batch size of the ramp, in short turns, on other prompts. Only steps that decode a full batch count,
+and tokens a step are the replayed ones: luck with drafts is no merit of a k. One thread computes, and the clock is its
+CPU time; still the machine must be quiet: two threads of one core slow each other by a third.
 
     python benchmarks/cpu/schedule_ramp.py --method eagle3 --kmax 5 --out benchmarks/cpu/results/schedule_ramp.json
 """
@@ -55,12 +55,12 @@ RAMP, CALIBRATED, ANSWER = (1, 2, 4, 8, 16), (1, 2, 4, 16), 48
 
 
 def main() -> None:
-    """Calibrate, replay, choose, measure and write the results."""
+    """Calibrate, replay, choose, measure, and write the result after every round."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--kmax", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=150, help="after which no round is begun")
     parser.add_argument("--keep", type=Path, help="folder for the calibration and the profile")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -72,7 +72,9 @@ def main() -> None:
     for llm in llms.values():
         list(run(llm, [[*range(3, 40)]] * 4, 2))
     known, fresh = encode(llms[PLAIN], 0), encode(llms[PLAIN], 30)
+    print("engines are up", flush=True)
     calibration = calibrate(llms, SpecConfig.parse(spec), known)
+    print("calibrated", flush=True)
     profile = replay(llms, SpecConfig.parse(spec), known, ks)
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
@@ -81,35 +83,32 @@ def main() -> None:
     advice = advise(profile, calibration, RAMP)
     llms[SCHEDULE] = make_llm({**spec, **make_schedule_keys(advice.choice.ranges)})
     list(run(llms[SCHEDULE], known[:4], 2))
-    measured = time_ramp(llms, fresh[: given.prompts], given.rounds)
-    row = {"method": given.method, **hold(advice, profile, calibration, measured, RAMP)}
-    print(json.dumps(row))
+    began, rounds = time.monotonic(), list[dict[str, list[float]]]()
     kept = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    rows = [*(each for each in kept if each["method"] != given.method), row]
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    about = {
-        "made": made,
-        "draftwise": __version__,
-        "ramp": RAMP,
-        "answer_tokens": ANSWER,
-        "prompts": given.prompts,
-        "rounds": given.rounds,
-        "clock": "CPU time of one thread",
-    }
-    given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    while len(rounds) < given.rounds and time.monotonic() - began < given.seconds:
+        rounds.append(time_ramp(llms, fresh, backwards=len(rounds) % 2 == 1))
+        row = {"method": given.method, **hold(advice, profile, calibration, rounds, RAMP)}
+        print(json.dumps(row), flush=True)
+        about = {
+            "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+            "draftwise": __version__,
+            "ramp": RAMP,
+            "answer_tokens": ANSWER,
+            "rounds": len(rounds),
+            "clock": "CPU time of one thread",
+        }
+        rows = [*(each for each in kept if each["method"] != given.method), row]
+        given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
-def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, list[float]]:
-    """Return tokens a second at every batch size: rounds in alternating order, all arms in each."""
-    tokens = {name: np.zeros(len(RAMP)) for name in llms}
-    seconds = {name: np.zeros(len(RAMP)) for name in llms}
-    for number in range(rounds):
-        for place, size in enumerate(RAMP):
-            for name in list(llms)[:: 1 if number % 2 == 0 else -1]:
-                steps = np.array(list(run(llms[name], prompts, size)))
-                seconds[name][place] += steps[:, 0].sum()
-                tokens[name][place] += steps[:, 1].sum()
-    return {name: list(tokens[name] / seconds[name]) for name in llms}
+def time_ramp(llms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], *, backwards: bool) -> dict[str, list[float]]:
+    """Return mean seconds of a step at every batch size: all arms at one size, then at the next."""
+    took: dict[str, list[float]] = {name: [] for name in llms}
+    for size in RAMP:
+        for name in list(llms)[:: -1 if backwards else 1]:
+            steps = np.array(list(run(llms[name], prompts[: max(4, size)], size)))
+            took[name].append(float(steps[:, 0].mean()))
+    return took
 
 
 def run(llm: LLM, prompts: Sequence[Sequence[int]], size: int) -> Iterator[tuple[float, int, float]]:

@@ -95,9 +95,9 @@ CASES = {
 """The order of the waves and within them is the order of measuring."""
 
 
-def nominal_acceptance_length(k: int, acceptance: float = PER_TOKEN_ACCEPTANCE) -> float:
+def nominal_acceptance_length(k: int) -> float:
     """Return the tokens a step gives on average at the simulated acceptance."""
-    return sum(acceptance**i for i in range(k + 1))
+    return sum(PER_TOKEN_ACCEPTANCE**i for i in range(k + 1))
 
 
 def spec_config(

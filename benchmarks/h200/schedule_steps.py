@@ -17,17 +17,16 @@ import argparse
 import json
 import math
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, Case, nominal_acceptance_length
+from cases import CASES, Case
 from floors import kv_bytes_for
 from shapes import SCALES, Scale, write_folders
 from side import Side
@@ -35,28 +34,17 @@ from step_costs import as_calibration
 from unseen_shapes import find_gpu, write
 
 from draftwise import __version__
-from draftwise.core import (
-    Acceptance,
-    AcceptanceAtK,
-    Calibration,
-    Exactness,
-    Interval,
-    Profile,
-    ReplayedLog,
-    ReplayedTarget,
-)
+from draftwise.core import Calibration
 from draftwise.plan.schedule.ranges import Range, make_schedule_keys
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ramp import GOALS, PLAIN, SCHEDULE, advise, fixed, hold
+from ramp import GOALS, PLAIN, SCHEDULE, advise, draw_profile, fixed, hold
 
 BEGAN = time.monotonic()
 _WARM = 24
 _SMALL, _REPEATS = 16, 3
 """Batches up to this size are short to run: their median of several runs is taken, so that a hiccup does not count."""
-_LOG = 1_000_000
-"""Steps that the profile is made of: enough that its interval is a point."""
 
 
 def main() -> None:
@@ -109,7 +97,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> Iterator[str]:
     bench.time(fixed(args.kmax), make_case(args.kmax), calibrates=True)
     yield fixed(args.kmax)
     calibration = calibrate(args, bench.scale, found["calibrated"])
-    profile = make_profile(calibration, args.acceptance)
+    profile = draw_profile(calibration, args.acceptance)
     advice = advise(profile, calibration, args.ramp)
     ranges = advice.choice.ranges
     found["chosen"] = {"ranges": ranges, "k": advice.choice.fixed_k, "gain": advice.choice.schedule_gain}
@@ -122,9 +110,8 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> Iterator[str]:
                 print("out of time", flush=True)
                 return
             bench.time(name, arms[name], ranges=ranges if name == SCHEDULE else ())
-            if {row["arm"] for row in found["rows"]} == set(arms):
-                measured = {each: tokens_per_s(found["rows"], each, args) for each in arms}
-                found["result"] = hold(advice, profile, calibration, measured, args.ramp)
+            if rounds := list_rounds(found["rows"], arms, args.ramp):
+                found["result"] = hold(advice, profile, calibration, rounds, args.ramp)
             yield name
 
 
@@ -189,42 +176,13 @@ def calibrate(args: argparse.Namespace, scale: Scale, rows: Sequence[dict[str, A
     )
 
 
-def make_profile(calibration: Calibration, acceptance: float) -> Profile:
-    """Return what stands, by k, where a draft token does with the same chance whenever those before it do."""
-    (setting,) = calibration.candidates
-    assert setting.spec is not None
-    entry = Acceptance(
-        candidate=setting.spec,
-        temperature=0.0,
-        exactness=Exactness.EXACT,
-        requests=1,
-        by_k={k: _at_k(k, acceptance) for k in range(1, setting.k + 1)},
-    )
-    log = ReplayedLog(rows=1, used=1, tokens_out=_LOG)
-    return Profile(target=ReplayedTarget(name=calibration.target), log=log, entries=(entry,))
-
-
-def _at_k(k: int, acceptance: float) -> AcceptanceAtK:
-    length = nominal_acceptance_length(k, acceptance)
-    return AcceptanceAtK(
-        steps=_LOG,
-        emitted=_LOG * length,
-        drafts=_LOG,
-        drafted=_LOG * k,
-        accepted=_LOG * (length - 1),
-        tokens_per_step=Interval(value=length, low=length, high=length),
-        per_request=(length,) * 3,
-    )
-
-
-def tokens_per_s(rows: Sequence[dict[str, Any]], arm: str, args: argparse.Namespace) -> list[float]:
-    """Return what an arm makes of its mean step at each size of the ramp, at the acceptance that was set."""
-    found = []
-    for size in args.ramp:
-        same = [row for row in rows if (row["arm"], row["batch"]) == (arm, size)]
-        length = nominal_acceptance_length(same[0]["k"], args.acceptance)
-        found.append(1e3 * size * length / statistics.fmean(row["ms_step"] for row in same))
-    return found
+def list_rounds(
+    rows: Sequence[dict[str, Any]], arms: Iterable[str], ramp: Sequence[int]
+) -> list[dict[str, list[float]]]:
+    """Return the seconds of every arm's step at each size of the ramp, of each round that is complete."""
+    found = {arm: [row["ms_step"] / 1e3 for row in rows if row["arm"] == arm] for arm in arms}
+    size, complete = len(ramp), min(map(len, found.values())) // len(ramp)
+    return [{arm: each[size * n : size * (n + 1)] for arm, each in found.items()} for n in range(complete)]
 
 
 if __name__ == "__main__":
