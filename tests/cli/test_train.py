@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import signal
 
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from draftwise.cli import main
-
-STOPPED = """
-import os, signal
-from draftwise.cli import main
 from draftwise.train.loop import TrainingRun
 
-log = TrainingRun._log_loss
-def log_and_stop(*arguments):
-    log(*arguments)
-    os.kill(os.getpid(), signal.SIGTERM)
-TrainingRun._log_loss = log_and_stop
-main()
-"""
-"""The command, sent a signal when it has told its first loss."""
 
+def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_path, monkeypatch):
+    """Stopped when it has told its first loss."""
+    log = TrainingRun._log_loss
 
-def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_path):
+    def log_and_stop(*arguments):
+        log(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     data, out = tmp_path / "data.txt", tmp_path / "drafter"
     data.write_text("one two three four five six. " * 300)
     given = ("medusa", "--target", tiny_target, "--data", data, "--out", out, "--answers", "given", "--device", "cpu")
     given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn-from", "tokens", "--lr", 0.01)
     words = ["train", *map(str, given), "--num-heads", "2"]
-    run = subprocess.run([sys.executable, "-c", STOPPED, *words], stderr=subprocess.PIPE, text=True)
-    assert run.returncode == 130, run.stderr
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingRun, "_log_loss", log_and_stop)
+        run = CliRunner().invoke(main, words)
+    assert run.exit_code == 130, run.stderr
     assert "the same command resumes the run" in run.stderr
     assert not (out / "model.safetensors").exists()
 

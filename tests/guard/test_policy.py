@@ -115,7 +115,10 @@ def test_a_trickle_decides_for_better_or_for_worse(after):
     service.truth["a"] = after
     service.run(HOUR + 60, every_s=10)
     assert service.steps == [Step.SHIFT, Step.TRICKLE]
+    latch = service.state.latches["a"]
+    assert (latch.out_since_s, latch.cause) == (service.done[0][0], "fell-below-break-even")
     service.run(HOUR + TRICKLE_S, every_s=10)
+    assert service.done[-1][1].cause == ("pays-again" if after > 1.42 else "still-below-break-even")
     assert service.steps == [Step.SHIFT, Step.TRICKLE, Step.RELEASE if after > 1.42 else Step.SHIFT]
     assert ("a" in service.state.latches) is (after == 1.1)
 
@@ -150,6 +153,15 @@ def test_one_step_an_hour():
     assert [action.step for action in service.proposed] == [Step.SHIFT]  # told, once, and not done
     service.run(600, every_s=10)
     assert service.steps[:2] == [Step.SHIFT, Step.SHIFT]
+    assert service.state.latches.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("sooner_s", [0.0, EVERY_S])
+def test_the_hour_ends_to_the_second(sooner_s):
+    ((at_s, _),) = Service(a=1.1).run(60).done
+    again = Service(a=1.1)
+    again.state = replace(again.state, last_step_s=at_s - HOUR + sooner_s)
+    assert again.run(60).done[0][0] == at_s + sooner_s
 
 
 def test_min_spec_keeps_the_best():
@@ -158,8 +170,15 @@ def test_min_spec_keeps_the_best():
     assert action.replicas == ("b",)
 
 
-def test_the_last_replica_stays():
-    assert not Service(a=1.1, b=1.0).run(120, plain=()).done
+@pytest.mark.parametrize("plain", [(), ("dead",)])
+def test_the_last_replica_stays(plain):
+    assert not Service(a=1.1, b=1.0).run(120, plain=plain).done
+
+
+def test_a_neighbour_that_is_low_itself_takes_over_nothing():
+    service = Service(a=1.1, b=1.1)
+    service.state = replace(service.state, hands_off=frozenset({"b"}))
+    assert not service.run(120, plain=()).done
 
 
 def test_without_a_plain_one_a_healthy_neighbour_takes_over():
@@ -211,6 +230,15 @@ def test_no_data_and_restarts_lead_to_nothing(gone):
     assert not service.proposed
 
 
+def test_a_restart_begins_the_time_anew():
+    service = Service(a=1.1).run(20)
+    service.truth["a"] = "restarted"
+    service.run(EVERY_S)
+    service.truth["a"] = 1.1
+    assert not service.run(20).done
+    assert service.run(20).done
+
+
 def test_a_dead_prometheus_in_the_middle_of_a_fall_leads_to_nothing():
     service = Service(a=1.1).run(20)
     service.truth["a"] = "dead"
@@ -233,6 +261,24 @@ def test_requests_of_a_diagnosis_are_proposed_and_a_restart_is_of_one():
     service = Service(rules, a=1.9, b=1.9).run(20, requests=asks)
     assert [action.step for action in service.proposed] == [Step.LOWER_K, Step.RESTART]
     assert [action.replicas for _, action in service.done] == [("a",)]
+
+
+def test_a_proposal_is_new_by_its_step_its_cause_and_its_replicas():
+    def ask(cause: str, *replicas: str) -> Request:
+        return Request(step=Step.RESTART, replicas=replicas, cause=cause, reason="They are odd.")
+
+    service = Service(replace(RULES, can=frozenset()), a=1.9, b=1.9)
+    for asked in (ask("odd", "a", "b"), ask("slow", "a", "b"), ask("odd", "a"), ask("odd", "b", "a")):
+        service.run(20, requests=(asked,))
+    told = [(action.cause, action.replicas) for action in service.proposed]
+    assert told == [("odd", ("a", "b")), ("slow", ("a", "b")), ("odd", ("a",))]
+
+
+def test_a_restart_of_one_that_is_out_and_one_that_is_not_leaves_enough():
+    rules = replace(RULES, min_spec=1, can=frozenset({Step.SHIFT, Step.RESTART}))
+    service = Service(rules, a=1.1, b=1.9).run(60)
+    asked = Request(step=Step.RESTART, replicas=("a", "b"), cause="replica-outlier", reason="They are odd.")
+    assert service.run(HOUR + 60, every_s=10, requests=(asked,)).steps == [Step.SHIFT]
 
 
 values = st.sampled_from([1.0, 1.1, 1.34, 1.36, 1.9, None, "dead", "restarted"])
@@ -287,6 +333,8 @@ def check(service: Service, seen: Reading) -> None:
     _, action = service.done[-1]
     assert before.last_step_s is None or seen.at_s - before.last_step_s >= HOUR
     assert set(action.replicas) <= set(seen.spec)
+    if action.step is not Step.ROLL_BACK:  # what was seen of them before says nothing of what is to come
+        assert not {*service.state.recent, *service.state.low_since_s} & set(action.replicas)
     if action.step in OUT and not before.latches.keys() & set(action.replicas):
         left = [n for n, w in seen.spec.items() if w is not None and n not in service.state.latches]
         answering_plain = [n for n, w in seen.plain.items() if w is not None]

@@ -32,7 +32,7 @@ SCRIPTS = {
 }
 PATIENCE_S = 120
 """For a machine under load; nothing is concluded from how long things take."""
-PASSES, TURN = 4, 16
+PASSES, TURN = 3, 16
 """Passes, and requests in the one turn of an arm: four for each of four streams."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.combinations import tries
 from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
@@ -68,7 +69,7 @@ def test_memory_that_repetitions_replay_looks_like_a_gain_and_new_prompts_do_not
     assert sound.speedup.value == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tries(10)))
 def test_a_null_effect_of_a_server_that_remembers_is_not_adopted(tmp_path: Path, seed: int) -> None:
     script = replace(REMEMBERING, seed=seed, remembers=1.0)
     found = compare(tmp_path / "run", plan_for(SUFFIX, seed=seed), script)

@@ -50,9 +50,9 @@ def test_the_crossover_is_bisected_and_lies_in_its_interval(tmp_path: Path) -> N
     truth = find_crossover(BATCHING, SPECULATIVE)
     assert 4 < truth < 32
     workloads = (make_workload(num_prompts=16, max_tokens=40),)
-    run = run_sweep(tmp_path / "run", BATCHING, SPECULATIVE, conditions=at(1, 64), workloads=workloads, repeats=3)
-    assert run.added, "between 1 and 64 nothing is known without a measurement"
-    assert all(1 < (each.concurrency or 0) < 64 for each in run.added)
+    run = run_sweep(tmp_path / "run", BATCHING, SPECULATIVE, conditions=at(1, 32), workloads=workloads, repeats=3)
+    assert run.added, "between 1 and 32 nothing is known without a measurement"
+    assert all(1 < (each.concurrency or 0) < 32 for each in run.added)
     (crossover,) = conclude_run(run).decision.crossovers
     # (While a request waits for its first token it is in no batch: a few percent more streams fill the same batch.)
     assert crossover.low <= 1.03 * truth

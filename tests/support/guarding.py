@@ -47,7 +47,10 @@ def window(
 def reading(
     at_s: float, spec: Mapping[str, float | str | None], *, plain: Iterable[str] = ("plain",), **given: object
 ) -> Reading:
-    """Return what is seen of replicas that emit so many tokens per step; `dead` and `restarted` are said as such."""
+    """Return what is seen of replicas that emit so many tokens per step; `dead` and `restarted` are said as such.
+
+    A plain server of the name `dead` does not answer.
+    """
 
     def see(value: float | str | None) -> Window | None:
         if value == "dead":
@@ -60,7 +63,7 @@ def reading(
     return Reading(
         at_s=at_s,
         spec={name: see(value) for name, value in spec.items()},
-        plain={name: window(1.0, at_s=at_s, pool="plain") for name in plain},
+        plain={name: None if name == "dead" else window(1.0, at_s=at_s, pool="plain") for name in plain},
         **given,  # type: ignore[arg-type]
     )
 

@@ -20,13 +20,13 @@ from draftwise.core import Prompt, Setup, SpecConfig, Workload
 pytestmark = pytest.mark.engine
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
-NOISE = 0.08
+NOISE = 0.15
 """Standard deviation of what every weight is multiplied with, around 1: tokens per step fall by 2 %."""
 LINES = (
     *("def add(a, b):", "class Stack:", "import json", "for line in file:", "The house", "Once upon a time"),
     *("with open(path) as file:", "It was", "while left <= right:", "She said", "if not items:", "On the way"),
 )
-PROBE = tuple(Prompt(id=line, text=line, max_tokens=20) for line in LINES)
+PROBE = tuple(Prompt(id=line, text=line, max_tokens=12) for line in LINES)
 
 
 def disturb(head: Path, out: Path) -> Path:

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -70,6 +70,8 @@ class RunDirectory:
         self._open: dict[str, BinaryIO] = {}
         self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
         self._turns = RowFile(path / _TURNS, row_to_turn)
+        self._workloads: dict[tuple[str, str], Workload] = {}
+        """Those that were read, by name and hash."""
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
@@ -261,8 +263,10 @@ class RunDirectory:
         return max(used, default=-1) + 1
 
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:
-        path = self._workload_path(row["name"])
         described = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
+        if (known := self._workloads.get((row["name"], row["sha256"]))) is not None:
+            return replace(known, **described)
+        path = self._workload_path(row["name"])
         workload = Workload(prompts=read_prompts(path), **described)
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
@@ -271,6 +275,7 @@ class RunDirectory:
                 where=str(path),
                 fix="Restore the file or start a new run.",
             )
+        self._workloads[row["name"], row["sha256"]] = workload
         return workload
 
     def _workload_path(self, name: str) -> Path:

@@ -240,7 +240,7 @@ def test_floors_equal_torch(shape: tuple[torch.dtype, int], settings: dict[str, 
 
 @pytest.mark.usefixtures("no_kernels")
 def test_a_rows_floor_does_not_depend_on_the_others(device: torch.device) -> None:
-    logits, t = random_logits(len(MIXED), 2, 900).to(device), Tempering.of(MIXED, device)
+    logits, t = random_logits(len(MIXED), 1, 900).to(device), Tempering.of(MIXED, device)
     together = kernels.find_floors(logits, *settings_of(t))
     alone = kernels.find_floors(logits[4:5], *(each[4:5] for each in settings_of(t)))
     assert torch.equal(together[4:5], alone)
@@ -332,7 +332,7 @@ SETTINGS = {
 COINS = Synthetic(rates=(0.9, 0.7, 0.5, 0.3, 0.3, 0.2, 0.0))
 VERDICTS = [
     *covering((0, 4), (Standard(), Typical(), COINS), (False, True), ("greedy", "sampled")),
-    *covering((4,), (Standard(),), (False, True), ("truncated",)),
+    *covering((2,), (Standard(),), (False, True), ("truncated",)),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.combinations import tries
 from tests.support.drawn_setups import drawn_setups
 
 from draftwise.core import Setup, SpecConfig
@@ -18,7 +19,7 @@ from draftwise.setups.write import command_line as writer
 from draftwise.setups.write import write_flags, write_shell, write_words
 
 RELEASES = ("0.9.2", "0.16.0", "0.26.0", "0.33.0")
-LAW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+LAW = settings(max_examples=tries(60), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 UNSHRUNK = settings(LAW, max_examples=500, phases=[Phase.generate])
 
 

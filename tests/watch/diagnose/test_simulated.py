@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.combinations import tries
 from tests.support.production import FAULTS, PAIRS, Fault
 from tests.support.simulated_service import Server
 from tests.support.simulated_watch import observe
@@ -30,7 +31,7 @@ def test_two_faults_are_both_in_the_top_three(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("rate", [10 / 60, 1.0, 14.0])
 def test_nothing_is_said_of_a_healthy_service(rate: float) -> None:
-    for seed in range(3):
+    for seed in range(tries(3)):
         assert name(seed=seed, service=Server(rate=rate)) in ([], ["no-traffic"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from draftwise.backends.fake.stream import Stream
@@ -69,13 +70,13 @@ class _Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self) -> Iterator[str]:
-        seen = 0
-        for head, count in zip(self.heads, self.counts, strict=True):
-            seen += count
-            yield f"{head} {seen}"
-        yield f"{self.row.name}_count{{{self.labels}}} {seen}"
-        yield f"{self.row.name}_sum{{{self.labels}}} {self.total}"
+    def lines(self) -> list[str]:
+        seen = list(accumulate(self.counts))
+        return [
+            *(f"{head} {count}" for head, count in zip(self.heads, seen, strict=True)),
+            f"{self.row.name}_count{{{self.labels}}} {seen[-1]}",
+            f"{self.row.name}_sum{{{self.labels}}} {self.total}",
+        ]
 
 
 class FakeMetrics:
