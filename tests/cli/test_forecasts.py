@@ -166,7 +166,7 @@ def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Pa
 def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: Path) -> None:
     calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
     assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
-    write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={})))
+    write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={}), length=1.9))
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
     assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
@@ -175,6 +175,17 @@ def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: P
     again = run("forecast", profile, calibration, "--against", measured, "--json")
     check_schema("forecast", json.loads(again.stdout))
     assert len(read_calibration(calibration).held) == len(held)
+    check_schema("calibrate", json.loads(calibration.read_text()))
+
+
+def test_an_error_that_other_traffic_explains_is_not_kept(measured: Path, tmp_path: Path) -> None:
+    calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
+    assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
+    write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={})))
+    result = run("forecast", profile, calibration, "--against", measured)
+    assert result.exit_code == 0, result.output
+    assert "code is not the replayed traffic: a step of ngram k=3 emitted" in result.stdout
+    assert not read_calibration(calibration).held
 
 
 def test_names_of_urls_and_of_candidates_belong_together() -> None:

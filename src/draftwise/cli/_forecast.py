@@ -175,12 +175,21 @@ def show_held(held: Sequence[HeldAgainst], file: Path) -> None:
         table.add_column(name, justify="right" if name in ("forecast", "measured", "error") else "left")
     for each in held:
         measured = f"{each.measured:.2f} ({each.measured_low:.2f}-{each.measured_high:.2f})"
-        error = f"{100 * each.error:+.1f} %"
+        error = "-" if each.is_other_traffic else f"{100 * each.error:+.1f} %"
         table.add_row(each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, error)
     show_table(open_console(stderr=False), table)
-    errors = sorted(abs(each.error) for each in held)
-    click.echo(
-        f"Off by {100 * median(errors):.1f} % in the median, at most {100 * errors[-1]:.1f} %; "
-        f"{sum(each.is_inside for each in held)} of {len(held)} measured ratios lie in the forecast's 90 % interval. "
-        f"The next forecast with {file} knows of these errors."
-    )
+    for each in held:
+        if each.is_other_traffic:
+            click.echo(
+                f"{each.workload} is not the replayed traffic: a step of {each.setting} emitted "
+                f"{each.counted_tokens_per_step:.2f} tokens there, and {each.replayed_tokens_per_step:.2f} "
+                "in the replay. Replay a log of it; nothing is kept of this row."
+            )
+    like = [each for each in held if not each.is_other_traffic]
+    if errors := sorted(abs(each.error) for each in like):
+        inside = sum(each.is_inside for each in like)
+        click.echo(
+            f"Off by {100 * median(errors):.1f} % in the median, at most {100 * errors[-1]:.1f} %; "
+            f"{inside} of {len(like)} measured ratios lie in the forecast's 90 % interval. "
+            f"The next forecast with {file} knows of these errors."
+        )

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,16 +155,15 @@ def _compare(profile: Profile, calibration: Calibration, file: Path, run: Run, *
         )
     fresh = {(each.setting, each.workload, each.load) for each in held}
     kept = tuple(each for each in calibration.held if (each.setting, each.workload, each.load) not in fresh)
-    write_document(file, replace(calibration, held=(*kept, *held)))
+    write_document(file, replace(calibration, held=(*kept, *(each for each in held if not each.is_other_traffic))))
     if as_json:
-        click.echo(json.dumps([{**_row(each), "error": each.error} for each in held], indent=1))
+        click.echo(json.dumps([_row(each) for each in held], indent=1))
         return
     show_held(held, file)
 
 
 def _row(held: HeldAgainst) -> dict[str, Any]:
-    names = ("setting", "workload", "load", "predicted", "measured", "measured_low", "measured_high", "is_inside")
-    return {name: getattr(held, name) for name in names}
+    return {**asdict(held), "error": held.error, "is_other_traffic": held.is_other_traffic}
 
 
 def _hold_all(profile: Profile, calibration: Calibration, run: Run) -> Iterator[HeldAgainst]:

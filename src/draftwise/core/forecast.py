@@ -85,6 +85,10 @@ class ForecastCrossover:
     """Load from which none of the interval pays; infinity where some does up to the end."""
 
 
+_LIKE = 1.2
+"""Tokens a step of a run over those of a replay of like traffic, at most; the interval of 24 requests was a tenth."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAgainst:
     """A forecast beside what was measured later."""
@@ -99,11 +103,21 @@ class HeldAgainst:
     measured_high: float
     is_inside: bool
     """Whether the measured ratio lies in the interval of the forecast."""
+    replayed_tokens_per_step: float | None = None
+    """What the forecast rests on; None in files of earlier releases."""
+    counted_tokens_per_step: float | None = None
+    """What the candidate's server counted; None where it does not say."""
 
     @property
     def error(self) -> float:
         """Predicted over measured, minus 1."""
         return self.predicted / self.measured - 1
+
+    @property
+    def is_other_traffic(self) -> bool:
+        """Whether so much more or less was accepted than in the replay that the error says nothing of the forecast."""
+        replayed, counted = self.replayed_tokens_per_step, self.counted_tokens_per_step
+        return replayed is not None and counted is not None and not 1 / _LIKE <= counted / replayed <= _LIKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst 
         measured_low=measured.low,
         measured_high=measured.high,
         is_inside=found.low <= measured.value <= found.high,
+        replayed_tokens_per_step=cell.tokens_per_step,
+        counted_tokens_per_step=comparison.counters.tokens_per_step,
     )
 
 
