@@ -43,6 +43,9 @@ class Drafts:
     """Tokens of those that stand, where the drafter drafts one text; None where drafts are sampled."""
     chances_NK: NDArray[np.float32] | None = None
     """Of sampled drafts: the chance that draft token j stands if those before it do; 0 behind the draft."""
+    confidence_NK: NDArray[np.float16] | None = None
+    """The largest probability that the drafter gave a token in place j; 0 behind the draft. None of lookups, and where
+    a drafter does not say. What stopping a draft below a threshold would gain follows from it."""
 
     def __post_init__(self) -> None:
         if (self.accepted_N is None) == (self.chances_NK is None):
@@ -121,7 +124,12 @@ def write_anchors(folder: Path, anchors: Iterable[Anchors]) -> None:
         index.append(_describe(each))
         arrays |= {f"{number}/offsets": each.offsets, f"{number}/limits": each.limits}
         for k, drafts in each.drafts.items():
-            named = {"drafted": drafts.drafted_N, "accepted": drafts.accepted_N, "chances": drafts.chances_NK}
+            named: dict[str, NDArray[Any] | None] = {
+                "drafted": drafts.drafted_N,
+                "accepted": drafts.accepted_N,
+                "chances": drafts.chances_NK,
+                "confidence": drafts.confidence_NK,
+            }
             arrays |= {f"{number}/{k}/{name}": array for name, array in named.items() if array is not None}
     arrays[_INDEX] = np.frombuffer(json.dumps(index).encode(), np.uint8)
     packed = io.BytesIO()
@@ -181,6 +189,7 @@ def _restore(row: Mapping[str, Any], number: int, arrays: Mapping[str, NDArray[A
                 drafted_N=arrays[f"{number}/{k}/drafted"],
                 accepted_N=arrays.get(f"{number}/{k}/accepted"),
                 chances_NK=arrays.get(f"{number}/{k}/chances"),
+                confidence_NK=arrays.get(f"{number}/{k}/confidence"),
             )
             for k in ks
         },

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError
 from draftwise.machine.files import write_whole
@@ -154,12 +155,19 @@ def to_anchors(
 
 
 def _join(parts: Sequence[DraftRows]) -> Drafts:
-    drafted_N = np.concatenate([np.asarray(part.drafted, np.uint16) for part in parts])
-    if parts[0].chances is not None:
-        chances_NK = np.concatenate([np.asarray(part.chances, np.float32) for part in parts])
-        return Drafts(drafted_N=drafted_N, chances_NK=chances_NK)
-    accepted_N = np.concatenate([np.asarray(part.accepted, np.uint16) for part in parts])
-    return Drafts(drafted_N=drafted_N, accepted_N=accepted_N)
+    def join(name: str, dtype: DTypeLike) -> NDArray[Any] | None:
+        """Return the values of all requests; None where some have none, as of a release that did not note them."""
+        given = [getattr(part, name) for part in parts]
+        return None if any(each is None for each in given) else np.concatenate([np.asarray(e, dtype) for e in given])
+
+    drafted_N = join("drafted", np.uint16)
+    assert drafted_N is not None
+    return Drafts(
+        drafted_N=drafted_N,
+        accepted_N=join("accepted", np.uint16),
+        chances_NK=join("chances", np.float32),
+        confidence_NK=join("confidence", np.float16),
+    )
 
 
 def _to_row(request: ReplayedRequest) -> dict[str, Any]:
@@ -168,7 +176,7 @@ def _to_row(request: ReplayedRequest) -> dict[str, Any]:
 
 def _to_lists(rows: DraftRows) -> dict[str, Any]:
     given = {"drafted": rows.drafted, "accepted": rows.accepted, "chances": rows.chances}
-    return {name: values for name, values in given.items() if values is not None}
+    return {name: values for name, values in (given | {"confidence": rows.confidence}).items() if values is not None}
 
 
 def _to_request(row: Mapping[str, Any]) -> tuple[str, Mapping[int, DraftRows]]:

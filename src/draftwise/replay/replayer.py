@@ -18,6 +18,7 @@ class DraftRows:
     drafted: Sequence[int]
     accepted: Sequence[int] | None = None
     chances: Sequence[Sequence[float]] | None = None
+    confidence: Sequence[Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

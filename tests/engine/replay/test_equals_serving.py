@@ -171,6 +171,10 @@ def test_dense_replay_gives_the_steps_of_forced_decoding_at_every_k(name: str, t
     ks = tuple(range(1, KMAX.get(name, 5) + 1))
     anchors = replay(DenseReplayer(llm.engine, ks), requests)
     assert anchors.ks == ks
+    for drafts in anchors.drafts.values():
+        assert drafts.confidence_NK is not None
+        inside_NK = np.arange(drafts.confidence_NK.shape[1]) < drafts.drafted_N[:, None]
+        assert ((drafts.confidence_NK > 0) == inside_NK).all()
     for k in (1, ks[-1]) if temperature == 0 else ks[-1:]:
         assert walked(anchors, k) == shape(requests, force(llm.engine, requests, k))
 
@@ -216,6 +220,17 @@ def test_chances_of_sampled_drafts_are_those_of_both_models_log_probabilities() 
         ratio = np.minimum(1, np.exp(q[place] - p[place]))
         for token in range(1, len(request.answer_ids) - 3):
             assert chances[begin + token] == pytest.approx(ratio[token : token + 3], abs=1e-3)
+
+
+def test_a_drafter_that_is_the_target_is_as_sure_as_the_target() -> None:
+    llm = make_llm("draft_model", 3, model=str(BUNDLE / "target"))
+    requests, _ = serve(make_llm("ngram"), 0.0)
+    confidence = replay(DenseReplayer(llm.engine, (3,)), requests).drafts[3].confidence_NK
+    assert confidence is not None
+    logprobs = score("target", requests)
+    for begin, request, of_answer in zip(replay_offsets(requests), requests, logprobs, strict=True):
+        for token in range(1, len(request.answer_ids) - 3):
+            assert confidence[begin + token] == pytest.approx(np.exp(of_answer[token : token + 3]), abs=2e-3)
 
 
 def replay_offsets(requests: Sequence[Transcript]) -> list[int]:

@@ -53,6 +53,8 @@ class Confirmed:
     """int64, seed of each sequence's random stream. Only probabilistic drafting looks at it."""
     told_BK: Tensor | None = None
     """int64, for replays: draft tokens to go on with in place of the drafter's own, -1 where it has its choice."""
+    wants_confidence: bool = False
+    """For replays: whether the draft is to say how sure the drafter was of it, where the drafter is a model."""
     histories: tuple[Sequence[int], ...] = ()
     """[B] all final tokens of each sequence: the engine's own lists, for a proposer that is `on_host`."""
 

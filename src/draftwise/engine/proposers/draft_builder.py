@@ -47,6 +47,7 @@ class DraftBuilder:
         self._num_output_B = new.num_output_B if probabilistic else None
         self._tokens: list[Tensor] = []
         self._probs: list[Tensor] = []
+        self._confidence: list[Tensor] = []
         self.num_steps = k if k == 0 or new.spans.host is None else int(counts_B.max())
 
     def add(self, step: int, logits_BU: Tensor) -> Tensor:
@@ -71,13 +72,15 @@ class DraftBuilder:
         if not self._tokens:
             return Draft.empty(len(self._counts_B), self._k, device=self._counts_B.device)
         padding = self._k - self.num_steps
-        probs_BKV = None
+        probs_BKV = confidence_BK = None
         if self._probs:
             probs_BKV = F.pad(torch.cat(self._probs, dim=1), (0, 0, 0, padding))
+        if self._confidence:
+            confidence_BK = F.pad(torch.cat(self._confidence, dim=1), (0, padding))
         tokens_BK = self._tokens[0] if len(self._tokens) == 1 else torch.cat(self._tokens, dim=1)
         if padding:
             tokens_BK = F.pad(tokens_BK, (0, padding))
-        return Draft(tokens_BK=tokens_BK, lengths_B=self._counts_B, probs_BKV=probs_BKV)
+        return Draft(tokens_BK=tokens_BK, lengths_B=self._counts_B, probs_BKV=probs_BKV, confidence_BK=confidence_BK)
 
     def _choose(
         self,
@@ -99,6 +102,9 @@ class DraftBuilder:
         )
         if probs_RV is not None:
             self._probs.append(probs_RV.view(-1, num_steps, self._vocab_size))
+        if self._new.wants_confidence:
+            law_RU = logits_RU.float().softmax(-1) if probs_RV is None else probs_RV
+            self._confidence.append(law_RU.amax(-1).view(-1, num_steps))
         self._tokens.append(self._told(tokens_R.view(-1, num_steps)))
         return self._tokens[-1]
 

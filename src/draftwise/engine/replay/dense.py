@@ -238,6 +238,7 @@ class DenseReplayer:
             temperature_B=upload([request.temperature for request in requests], device, np.float32),
             seeds_B=torch.zeros_like(slots_B),
             told_BK=told_BK,
+            wants_confidence=True,
         )
 
 
@@ -256,6 +257,7 @@ class _Found:
         self._drafted_BT = torch.zeros(num, size, dtype=torch.long, device=device)
         self._accepted_BT = torch.zeros_like(self._drafted_BT)
         self._chances_BTK = torch.zeros(num, size, k, device=device) if samples else None
+        self._confidence_BTK: Tensor | None = None
 
     def note(self, live: Sequence[int], token: int, draft: Draft, told_BK: Tensor, logprobs_BT: Tensor | None) -> None:
         """Note the drafts that begin with answer token `token`, of the requests that go on."""
@@ -263,6 +265,10 @@ class _Found:
         k = told_BK.shape[1]
         inside_BK = torch.arange(k, device=told_BK.device) < draft.lengths_B.unsqueeze(1)
         self._drafted_BT[rows_B, token] = draft.lengths_B
+        if draft.confidence_BK is not None:
+            if self._confidence_BTK is None:
+                self._confidence_BTK = torch.zeros(*self._drafted_BT.shape, k, device=told_BK.device)
+            self._confidence_BTK[rows_B, token] = torch.where(inside_BK, draft.confidence_BK, 0)
         if self._chances_BTK is None or draft.probs_BKV is None or logprobs_BT is None:
             stands_BK = (draft.tokens_BK == told_BK) & inside_BK
             self._accepted_BT[rows_B, token] = stands_BK.long().cumprod(1).sum(1)
@@ -274,9 +280,12 @@ class _Found:
 
     def to_rows(self, requests: Sequence[Transcript]) -> list[DraftRows]:
         """Return the drafts of each request."""
-        drafted, accepted = self._drafted_BT.tolist(), self._accepted_BT.tolist()
-        chances = None if self._chances_BTK is None else self._chances_BTK.tolist()
+        found = {
+            "drafted": self._drafted_BT,
+            "accepted": self._accepted_BT if self._chances_BTK is None else None,
+            "chances": self._chances_BTK,
+            "confidence": None if self._confidence_BTK is None else self._confidence_BTK.round(decimals=3),
+        }
+        lists = {name: values.tolist() for name, values in found.items() if values is not None}
         sizes = [len(request.answer_ids) for request in requests]
-        if chances is None:
-            return [DraftRows(drafted=drafted[b][:n], accepted=accepted[b][:n]) for b, n in enumerate(sizes)]
-        return [DraftRows(drafted=drafted[b][:n], chances=chances[b][:n]) for b, n in enumerate(sizes)]
+        return [DraftRows(**{name: rows[b][:n] for name, rows in lists.items()}) for b, n in enumerate(sizes)]

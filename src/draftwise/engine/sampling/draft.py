@@ -23,6 +23,8 @@ class Draft:
     """int64, 0..K."""
     probs_BKV: Tensor | None = None
     """float32 distribution that each draft token was drawn from; None when drafting is deterministic (q = 1)."""
+    confidence_BK: Tensor | None = None
+    """float32, the largest probability that the drafter gave a token in each place; None where nobody asked."""
 
     @classmethod
     def empty(cls, num_sequences: int, k: int = 0, *, device: torch.device | str = "cpu") -> Draft:
@@ -44,4 +46,10 @@ class Draft:
     def cut(self, k: int) -> Draft:
         """Return the same draft with room for k draft tokens; no sequence has more."""
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
-        return Draft(tokens_BK=self.tokens_BK[:, :k], lengths_B=self.lengths_B, probs_BKV=probs_BKV)
+        confidence_BK = None if self.confidence_BK is None else self.confidence_BK[:, :k]
+        return Draft(
+            tokens_BK=self.tokens_BK[:, :k],
+            lengths_B=self.lengths_B,
+            probs_BKV=probs_BKV,
+            confidence_BK=confidence_BK,
+        )
