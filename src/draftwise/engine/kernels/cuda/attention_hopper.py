@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from draftwise.engine.kernels.cuda.matmul_hopper import control
+
 __all__ = ["attend_hopper", "describe_pages"]
 
 ROWS = gl.constexpr(128)
@@ -39,11 +41,6 @@ def describe_pages(pages: Tensor) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     shape, row = [num_pages * page, 2 * groups * dim], 2 * groups * dim
     return TensorDescriptor(pages, shape, [row, 1], [min(page, KEYS.value), _CHUNK], layout)
-
-
-@gluon.jit
-def _control(INSTRUCTION: gl.constexpr):
-    gl.inline_asm_elementwise(INSTRUCTION + "; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -243,8 +240,8 @@ def attend_hopper(
     split = gl.program_id(1)
     seq = gl.program_id(2)
     if PDL:
-        _control("griddepcontrol.wait")
-        _control("griddepcontrol.launch_dependents")
+        control("griddepcontrol.wait")
+        control("griddepcontrol.launch_dependents")
     start = gl.load(starts_ptr + seq).to(gl.int32)
     length = gl.load(lengths_ptr + seq).to(gl.int32)
     first_row = gl.load(first_row_ptr + seq)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-__all__ = ["descriptor", "hopper_kernel"]
+__all__ = ["control", "descriptor", "hopper_kernel"]
 
 
 def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -> TensorDescriptor:
@@ -29,7 +29,8 @@ def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -
 
 
 @gluon.jit
-def _control(INSTRUCTION: gl.constexpr):
+def control(INSTRUCTION: gl.constexpr):
+    """Issue an instruction that takes no operand and returns nothing."""
     gl.inline_asm_elementwise(INSTRUCTION + "; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -83,7 +84,7 @@ def hopper_kernel(
     BYTES: gl.constexpr = 2 * BLOCK_K * (TILES * M + N)
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     if PDL:
-        _control("griddepcontrol.launch_dependents")
+        control("griddepcontrol.launch_dependents")
     first = gl.program_id(0) * BLOCK_O
     row, next_half = first * FOLD, num_out * FOLD
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * TILES, M, BLOCK_K], w_desc.layout)
@@ -96,7 +97,7 @@ def hopper_kernel(
         mbarrier.expect(bars.index(s), BYTES)
         _fetch_weights(w_desc, row, next_half, s * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
     if PDL:
-        _control("griddepcontrol.wait")
+        control("griddepcontrol.wait")
     for s in gl.static_range(STAGES):
         tma.async_copy_global_to_shared(x_desc, [0, s * BLOCK_K], bars.index(s), x_smem.index(s))
 
