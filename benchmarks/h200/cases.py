@@ -88,6 +88,7 @@ CASES = {
         repeats_prompt=True,
         goals={1: 1.4, 8: 1.3, 32: 1.2, 64: 1.1},
         break_even_goal=1.08,
+        to_large_batches=True,
         wave=2,
     ),
     "ngram_gpu-k5": Case(spec={"method": "ngram_gpu"} | _LOOKUP, repeats_prompt=True, wave=2),
