@@ -115,6 +115,10 @@ class Rehearsal:
                 for kv in self._kvs:
                     self._attend(kv)
             self._prefill_in_part()
+            for whole in runner.prompt_sizes:
+                lengths = self._share_out(whole.num_rows, least=min(2, whole.num_seqs))
+                for _ in range(times if len(lengths) <= min(whole.num_seqs, self._most_seqs) else 0):
+                    self._prefill(lengths, _GREEDY)
             for lengths in self._prompts(briefly):
                 self._prefill(lengths, _GREEDY)
             self._prefill([1], _GREEDY)
@@ -168,7 +172,8 @@ class Rehearsal:
     def _prompts(self, briefly: bool) -> Iterator[list[int]]:
         """Yield the lengths of the prompts of each pass, from few tokens to as many as a step computes."""
         most = min(self._most_tokens, self._most_seqs * self._longest)
-        for power in range(most.bit_length()):
+        captured = self._runner.prompt_sizes[-1].num_rows if self._runner.prompt_sizes else 0
+        for power in range(captured.bit_length(), most.bit_length()):
             rows = 1 << power
             if rows <= (_MANY if self._runner.model.mixture else _FEW):
                 yield from (self._share_out(min(each, most)) for each in (rows, rows + 1, rows * 3 // 2 + 1))
@@ -176,10 +181,11 @@ class Rehearsal:
                 yield self._share_out(rows)
         yield self._share_out(min(most, _MANY) if briefly else most)
 
-    def _share_out(self, rows: int) -> list[int]:
-        """Return prompts of so many tokens together, as few as there can be."""
-        whole, rest = divmod(rows, self._longest)
-        return [self._longest] * whole + [rest] * (rest > 0)
+    def _share_out(self, rows: int, *, least: int = 1) -> list[int]:
+        """Return prompts of so many tokens together, as few as there can be, but `least`."""
+        longest = min(self._longest, rows - least + 1)
+        whole, rest = divmod(rows, longest)
+        return [longest] * whole + [rest] * (rest > 0)
 
     def _attend(self, kv: PagedKV) -> None:
         """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""
