@@ -38,15 +38,14 @@ _SAMPLED = SamplingParams(temperature=1)
 _TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
 _PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
 """Requests whose steps never meet the host, one for each kind of graph."""
-_ON_HOST = tuple(SamplingParams(temperature=p.temperature, top_k=p.top_k, logprobs=1) for p in _PLAIN)
-"""Requests of the same kinds whose logits the host has a part in: few, so that their steps are captured when they come.
-Their kernels are those of the others."""
+_RANKED = tuple(SamplingParams(temperature=0, logprobs=k) for k in (5, 20))
+"""Requests that want log-probabilities: few, so that their steps are captured when they come."""
 _ADJUSTED = tuple(
     SamplingParams(
         temperature=p.temperature, top_k=p.top_k, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
-        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=5, prompt_logprobs=1,
+        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=k, prompt_logprobs=1,
     )
-    for p in _PLAIN
+    for p, k in zip(_PLAIN, (5, 20, 5), strict=True)
 )  # fmt: skip
 """Requests of the same kinds for which the host changes the logits, which are wider from then on."""
 
@@ -105,7 +104,7 @@ class Rehearsal:
                     self._prefill([1] * size, _GREEDY)
                     self._decode(size, k, _PLAIN if some or not briefly else _PLAIN[:1], times)
                     if some:
-                        self._decode(size, k, _ON_HOST, 1)
+                        self._decode(size, k, _RANKED, 1)
                 if some:
                     for params in (*_PLAIN[1:], *_ADJUSTED):
                         self._prefill([1] * size, params)

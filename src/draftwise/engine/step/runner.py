@@ -22,6 +22,7 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.logprobs import Ranked
 from draftwise.engine.sampling.penalties import TokenCounts
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import Accepted, verify
@@ -34,6 +35,7 @@ from draftwise.engine.step.host_part import (
     find_forced,
     find_penalties,
     involves_host,
+    num_ranked,
     rank_emitted,
     rank_prompts,
 )
@@ -58,6 +60,8 @@ class _StepShape:
     k: int
     all_greedy: bool
     truncates: bool
+    num_ranked: int | None
+    """See `host_part.num_ranked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +176,15 @@ class Runner:
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
         params = [sequence.params for sequence in sequences]
-        shape = _StepShape(bucket_of(len(sequences), self.capture_sizes), k, *Tempering.flags(params))
+        size = bucket_of(len(sequences), self.capture_sizes)
+        shape = _StepShape(size, k, *Tempering.flags(params), num_ranked(sequences))
         slots_B = self._slots_in(shape.size, sequences)
         self.confirmations.prepare(sequences, k, shape.size)
         compute = partial(self._compute, slots_B, shape)
         if not any(map(involves_host, params)):
-            packed = self._captured("step", shape, lambda: self._finish(compute()))
-            return Launched(sequences, packed, bound=k + 1)
-        computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
+            packed, ranks = self._captured("step", shape, lambda: self._finish(compute(), shape))
+            return Launched(sequences, packed, bound=k + 1, ranked=ranks)
+        computed = self._captured("pass", replace(shape, num_ranked=None), lambda: self._keep(compute(), shape))
         # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
         allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
         penalties = find_penalties(sequences, self._counts, self.model.device)
@@ -193,8 +198,8 @@ class Runner:
         if penalties is not None:
             penalties.count(accepted.tokens_BS)
         packed = self._advance(counted, accepted)
-        ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
-        return Launched(sequences, packed, bound=k + 1, ranked=ranked)
+        ranks = rank_emitted(computed.logits_BSV, accepted, shape.num_ranked)
+        return Launched(sequences, packed, bound=k + 1, ranked=ranks)
 
     def _captured(self, part: str, shape: _StepShape, work: Callable[[], T]) -> T:
         return work() if shape.size is None else self.graphs.run((part, shape), work)
@@ -227,9 +232,11 @@ class Runner:
     def _constrain(self, logits_BSV: Tensor, sequences: list[Sequence], draft: Draft) -> Draft:
         return self.grammars.constrain(logits_BSV, [sequence.grammar for sequence in sequences], draft)
 
-    def _finish(self, computed: _Computed) -> Tensor:
+    def _finish(self, computed: _Computed, shape: _StepShape) -> tuple[Tensor, Ranked | None]:
         """Verify and advance; return what the host is to know."""
-        return self._advance(computed, self._verify(computed, computed.logits_BSV))
+        accepted = self._verify(computed, computed.logits_BSV)
+        ranks = rank_emitted(computed.logits_BSV, accepted, shape.num_ranked)
+        return self._advance(computed, accepted), ranks
 
     def _verify(self, computed: _Computed, logits_BSV: Tensor, forced_BS: Tensor | None = None) -> Accepted:
         view = computed.view
@@ -302,8 +309,8 @@ class Runner:
         if penalties is not None:
             penalties.count(accepted.tokens_BS)
         self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
-        ranked = rank_emitted(logits_B1V, accepted, sequences)
-        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=prompts)
+        ranks = rank_emitted(logits_B1V, accepted, num_ranked(sequences))
+        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranks, prompts=prompts)
 
 
 class _Slots:
