@@ -8,12 +8,14 @@ reading one it fuses DFlash's projections of the context.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SCALES", "Folders", "Scale", "write_folders"]
+__all__ = ["SCALES", "Folders", "Scale", "write_folders", "write_tokenizer"]
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -222,6 +224,20 @@ def write_folders(root: Path, scale: Scale, drafters: Collection[str | None] = (
         eagle3=_folder(root / "eagle3-head", scale.eagle3, "eagle3" in drafters and _eagle3_shapes(scale), scale),
         dflash=_folder(root / "dflash-head", scale.dflash, "dflash" in drafters and _dflash_shapes(scale), scale),
     )
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level tokenizer in which every id has a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if (folder / "tokenizer.json").exists():
+        return
+    words = ("\u0120" + "".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(next(words) for _ in range(vocab_size - 256))]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _folder(path: Path, config: Config, shapes: Shapes | Literal[False] = False, scale: Scale | None = None) -> Path:

@@ -10,12 +10,12 @@ import pytest
 from cases import CASES, nominal_acceptance_length, prompts, spec_config
 from clock import first_tokens_s, median_row, run, steady_row
 from floors import kv_bytes, kv_bytes_for, products, weight_bytes
-from http_streams import steady_tokens_per_s, write_tokenizer
+from http_streams import steady_tokens_per_s
 from peer import Peer, PeerError
 from profile_steps import short_name, summarise
 from record import Record
 from sanitize import read_logs
-from shapes import SCALES, Folders
+from shapes import SCALES, Folders, write_tokenizer
 
 import report
 
