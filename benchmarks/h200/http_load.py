@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-__all__ = ["Load", "Server", "run_load"]
+__all__ = ["Answer", "Load", "Server", "run_load", "summarise"]
 
 _LOAD_S = 90
 """How long a load may take."""
@@ -109,7 +109,7 @@ class Server:
         return self._log.read_text(errors="replace")
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """A streamed answer as its client saw it; moments in seconds of one clock."""
 
     sent: float
@@ -123,7 +123,7 @@ class _Connection(asyncio.Protocol):
     """One request after the other on one connection."""
 
     def __init__(self) -> None:
-        self.answers: list[_Answer] = []
+        self.answers: list[Answer] = []
         self._tail = b""
         self._sent = self._first = self._last = 0.0
         self._events = 0
@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
         found = _USED.findall(self._tail)
         assert found, f"an answer without usage: {self._tail!r}"
         # The last event carries the usage and no token.
-        self.answers.append(_Answer(self._sent, self._first, self._last, self._events - 1, int(found[-1])))
+        self.answers.append(Answer(self._sent, self._first, self._last, self._events - 1, int(found[-1])))
 
     def data_received(self, data: bytes) -> None:
         if events := data.count(_EVENT):
@@ -163,7 +163,7 @@ class _Connection(asyncio.Protocol):
             self._done.set_exception(error or ConnectionError("closed before the answer's end"))
 
 
-async def _send_all(port: int, bodies: Sequence[bytes], at_once: int) -> list[_Answer]:
+async def _send_all(port: int, bodies: Sequence[bytes], at_once: int) -> list[Answer]:
     """Send all requests, so many at a time."""
     left, loop = list(reversed(bodies)), asyncio.get_running_loop()
     connections = [(await loop.create_connection(_Connection, "127.0.0.1", port))[1] for _ in range(at_once)]
@@ -184,9 +184,6 @@ async def _send_all(port: int, bodies: Sequence[bytes], at_once: int) -> list[_A
 def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
     """Return what clients saw of a load; every seed has prompts of its own.
 
-    `itl_ms` is the mean time between two events of a stream, which carry all tokens of a step; `tpot_ms` the time
-    from the first to the last token over the tokens after the first.
-
     Raises:
         RuntimeError: a request was refused, or an answer has another number of tokens than was asked for.
         ConnectionError: the server closed a connection.
@@ -200,10 +197,15 @@ def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
     answers = asyncio.run(_send_all(port, bodies, load.at_once))
     if wrong := [each.tokens for each in answers if each.tokens != load.output_tokens]:
         raise RuntimeError(f"{len(wrong)} answers of {wrong[0]} instead of {load.output_tokens} tokens")
-    return _seen(answers)
+    return summarise(answers)
 
 
-def _seen(answers: Sequence[_Answer]) -> dict[str, Any]:
+def summarise(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the row of a load.
+
+    `itl_ms` is the mean time between two events of a stream, each of which carries what a step brought; `tpot_ms` the
+    time from the first to the last token over the tokens after the first.
+    """
     span = max(each.last for each in answers) - min(each.sent for each in answers)
     streaming = sum(each.last - each.first for each in answers)
     return {
