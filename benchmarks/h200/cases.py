@@ -138,4 +138,5 @@ def settings_for(scale: Scale, folders: Folders, device: str, **other: Any) -> d
         "max_model_len": scale.max_model_len,
         "max_num_batched_tokens": MAX_BATCHED_TOKENS,
         "enable_prefix_caching": False,
+        **scale.engine,
     } | other
