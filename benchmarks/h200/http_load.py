@@ -197,13 +197,12 @@ def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
     fixed |= {"stream_options": {"include_usage": True}}
     prompts = ([rng.randrange(3, vocab - 3) for _ in range(load.prompt_tokens)] for _ in range(load.requests))
     bodies = [json.dumps(fixed | {"prompt": prompt}).encode() for prompt in prompts]
-    busy_s = -time.process_time()
+    began, busy_s = time.perf_counter(), time.process_time()
     answers = asyncio.run(_send_all(port, bodies, load.at_once))
-    busy_s += time.process_time()
+    busy = (time.process_time() - busy_s) / (time.perf_counter() - began)
     if wrong := [each.tokens for each in answers if each.tokens != load.output_tokens]:
         raise RuntimeError(f"{len(wrong)} answers of {wrong[0]} instead of {load.output_tokens} tokens")
-    row = summarise(answers)
-    return row | {"client_busy": round(busy_s / row["seconds"], 3)}
+    return summarise(answers) | {"client_busy": round(busy, 3)}
 
 
 def summarise(answers: Sequence[Answer]) -> dict[str, Any]:
