@@ -104,6 +104,11 @@ class Server:
                 time.sleep(0.01)
         raise RuntimeError(f"not ready after {timeout_s:.0f} s:\n{self.log()[-3000:]}")
 
+    def version(self) -> str:
+        """Return what it says under /version."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/version", timeout=10) as answer:
+            return str(json.load(answer)["version"])
+
     def log(self) -> str:
         """Return what it wrote so far."""
         return self._log.read_text(errors="replace")
