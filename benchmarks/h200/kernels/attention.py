@@ -293,6 +293,7 @@ def auto_tiling(shape: Shape, num_seqs: int, width: int) -> Tiling:
         width=width,
         head_dim=shape.dim,
         itemsize=shape.dtype.itemsize,
+        kv_itemsize=shape.kv_dtype.itemsize,
         gpu=H200,
         copies=can_copy(
             torch.empty(1, PAGE, 2, shape.groups, shape.dim, dtype=shape.kv_dtype, device=DEVICE), shape.dtype

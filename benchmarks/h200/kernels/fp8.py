@@ -31,19 +31,21 @@ from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8
 
-ROWS = (64, 32, 16)
-MODELS = ("", "Qwen2.5-14B")
+ROWS = {"": (64, 8, 1, 32), "Qwen2.5-14B": (64,)}
+"""Of the products of a model's layers; without a name: Llama-3.1-8B."""
 H200 = Device(num_sms=132, shared_bytes=SHARED_BYTES, hopper=True)
-CASES = ((64, 1), (8, 1), (64, 4))
+CASES = ((1, 1), (64, 1), (8, 1), (64, 4))
 """Sequences and tokens of each."""
 CONTEXT = 640
 LIBRARY = "library"
 
 
-def products_timed() -> list[Product]:
-    """Return the products of the models' layers."""
-    every = [each for kind in PRODUCTS.values() for each in kind]
-    return [each for each in every if each.name.rpartition(" ")[0] in MODELS and "head" not in each.name]
+def products_timed() -> Iterator[tuple[int, Product]]:
+    """Yield the numbers of rows and the products of the models' layers."""
+    every = {each.name: each for kind in PRODUCTS.values() for each in kind}
+    for model, sizes in ROWS.items():
+        for num_rows, name in itertools.product(sizes, ("qkv", "o", "gate_up", "down")):
+            yield num_rows, every[f"{model} {name}".strip()]
 
 
 def configs(product: Product, num_rows: int) -> list[Config]:
@@ -51,10 +53,10 @@ def configs(product: Product, num_rows: int) -> list[Config]:
     num_out = product.num_out // 2 if product.gated else product.num_out
     chosen = choose(num_rows, num_out, product.num_in, H200, gated=product.gated, weight_bytes=1)
     found = dict.fromkeys([chosen] if chosen else [])
-    for fold, columns, resident in itertools.product((1, 2, 4), (128, 256), (1, 2, 3)):
-        config = Config(outputs=64 // fold, columns=columns, fold=fold, stages=0, early=False)
+    for fold, columns, resident in itertools.product((1, 2) if num_rows > 16 else (2, 4), (128, 256), (1, 2, 3)):
+        config = Config(outputs=64 // fold, columns=columns, fold=fold, stages=0)
         room = SHARED_BYTES // resident - 1536
-        stages = min(7, room // config.stage_bytes(num_rows, gated=product.gated, weight_bytes=1))
+        stages = min(11, room // config.stage_bytes(num_rows, gated=product.gated, weight_bytes=1))
         if stages >= 2 and product.num_in % (fold * columns) == 0 and fold * num_rows <= 128:
             found[replace(config, stages=stages)] = None
     return list(found)
@@ -104,15 +106,15 @@ def compile_one(job: tuple[Any, ...]) -> None:
         print(job, type(error).__name__, str(error)[:80])
 
 
-def jobs() -> Iterator[tuple[Any, ...]]:
+def jobs(kinds: list[str]) -> Iterator[tuple[Any, ...]]:
     """Yield what to compile, each kernel once."""
     seen = set()
-    for num_rows, product in itertools.product(ROWS, products_timed()):
+    for num_rows, product in products_timed() if "products" in kinds else ():
         for way in configs(product, num_rows):
             if (key := (num_rows, product.num_in, product.gated, way)) not in seen:
                 seen.add(key)
                 yield product, num_rows, way
-    for num_seqs, width in CASES:
+    for num_seqs, width in CASES if "attention" in kinds else ():
         for tiling in tilings(FP8, num_seqs, width):
             key = (min(2, num_seqs), width, replace(tiling, splits=min(2, tiling.splits)))
             if key not in seen:
@@ -123,12 +125,13 @@ def jobs() -> Iterator[tuple[Any, ...]]:
 def time_products(deadline: float) -> Iterator[dict[str, Any]]:
     """Yield the microseconds of each way."""
     pool = torch.randn(900_000_000 // 4, device="cuda").to(torch.float8_e4m3fn).repeat(4)
-    for num_rows, product in itertools.product(ROWS, products_timed()):
+    for num_rows, product in products_timed():
         size = product.num_out * product.num_in
         count = max(1, min(len(pool) // size, 8))
         weights = [pool[i * size : (i + 1) * size].view(product.num_out, product.num_in) for i in range(count)]
         scale_O = torch.full((product.num_out,), 0.02, device="cuda")
         x_RK = torch.randn(num_rows, product.num_in, device="cuda").bfloat16()
+        expected = product_of(LIBRARY, product, x_RK, weights[0], scale_O)().float()
         for way in (LIBRARY, *configs(product, num_rows)):
             if time.monotonic() > deadline:
                 return
@@ -136,10 +139,16 @@ def time_products(deadline: float) -> Iterator[dict[str, Any]]:
             row["way"] = way if isinstance(way, str) else f"o{way.outputs} k{way.columns} f{way.fold} s{way.stages}"
             try:
                 calls = [product_of(way, product, x_RK, weight, scale_O) for weight in weights]
+                row["error"] = round(_error(calls[0](), expected), 5)
                 row["us"] = round(graph_ms(calls * max(1, 16 // count), repeats=3) * 1e3, 2)
             except Exception as error:
                 row["failed"] = f"{type(error).__name__}: {str(error)[:100]}"
             yield row
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Return the relative difference from the library's, whose activations are quantized alike."""
+    return float((found.float() - expected).norm() / expected.norm())
 
 
 def time_attention(deadline: float) -> Iterator[dict[str, Any]]:
@@ -164,17 +173,20 @@ def main() -> None:
     """Compile everything, then time it, best ways printed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60, help="deadline of the timing")
+    parser.add_argument("--of", nargs="+", choices=("attention", "products"), default=["attention", "products"])
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     began = time.monotonic()
     with ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as executor:
-        list(executor.map(compile_one, jobs(), chunksize=2))
+        list(executor.map(compile_one, jobs(args.of), chunksize=2))
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     deadline = time.monotonic() + args.seconds
     content: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     content |= {"triton": triton.__version__, "context": CONTEXT, "attention": [], "products": []}
-    for kind, rows in (("attention", time_attention(deadline)), ("products", time_products(deadline))):
+    timings = {"attention": time_attention, "products": time_products}
+    for kind in args.of:
+        rows = timings[kind](deadline)
         for key, group in itertools.groupby(rows, key=lambda row: [row[name] for name in list(row)[:2]]):
             found = list(group)
             content[kind] += found
@@ -183,7 +195,11 @@ def main() -> None:
             of_rule = next((row.get("us") for row in found if row["way"] != LIBRARY), None)
             of_library = next((row.get("us") for row in found if row["way"] == LIBRARY), None)
             best = ", ".join(f"{row['us']} {row['way']}" for row in timed[:4])
-            print(key, best, "| rule", of_rule, "| library", of_library, flush=True)
+            worst = max((row.get("error", 0.0) for row in found), default=0.0)
+            failed = sum("failed" in row for row in found)
+            print(
+                key, best, "| rule", of_rule, "| library", of_library, "| error", worst, "| failed", failed, flush=True
+            )
 
 
 if __name__ == "__main__":

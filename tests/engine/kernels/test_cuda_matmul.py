@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda import matmul as products
-from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import quantize_rows
 from draftwise.engine.models.linear import CudaLinear, quantize
@@ -107,16 +107,19 @@ def test_other_shapes_go_to_the_library(num_rows, num_in, device, dtype):
 @pytest.mark.parametrize("num_rows", [1, 6, 64, 70])
 @pytest.mark.parametrize("gated", [False, True])
 def test_one_byte_weights(num_rows, gated, device, dtype):
-    """With few rows only the weights are rounded; with many the activations are too, where the GPU multiplies them."""
+    """Where the GPU multiplies such values, activations are rounded too; the kernels of others do so for many rows."""
     x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(96, NUM_IN, device=device, dtype=dtype)
     weight_fp8, scale = quantize(weight * NUM_IN**-0.5)
     linear = CudaLinear(weight_fp8, None, scale)
+    actual = (linear.gated(x) if gated else linear(x)).double()
+    if has_copy_engine() or num_rows > 64:
+        rounded, scale_of_rows = quantize_rows(x)
+        x = rounded.double() * scale_of_rows.double().unsqueeze(1)
     exact = F.linear(x.double(), weight_fp8.double() * scale.double().unsqueeze(1))
     if gated:
         gate, up = exact.chunk(2, dim=-1)
         exact = F.silu(gate) * up
-    actual = (linear.gated(x) if gated else linear(x)).double()
-    assert (actual - exact).norm() / exact.norm() < (6e-3 if num_rows <= 64 else 8e-2)
+    assert (actual - exact).norm() / exact.norm() < (6e-3 if device.type == "cuda" or num_rows <= 64 else 8e-2)
 
 
 def test_quantize_rows(device, dtype):
@@ -145,7 +148,7 @@ def test_every_shape_has_a_config_that_fits(shape, gated, weight_bytes, device):
             config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes) * config.stages < device.shared_bytes
         )
         assert not config.copies or device.hopper
-        assert not config.early or (config.copies and weight_bytes == 2 and config.columns >= 64)
+        assert not config.early or (config.copies and config.columns * weight_bytes >= 128)
         folds.setdefault(num_rows <= 8, set()).add(config.fold)
     assert len(folds[True]) == 1
 
@@ -186,3 +189,17 @@ def test_no_config_beyond_the_limits():
     assert choose(0, 4096, 4096, H200, gated=False) is None
     assert choose(1, 4096, 4000, H200, gated=False) is not None
     assert choose(1, 4096, 4008, H200, gated=False) is None
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shape", "gated", "way"),
+    [
+        (1, (14336, 4096), True, (32, 256, 2, 3)),
+        (8, (4096, 14336), False, (16, 256, 4, 4)),
+        (64, (14336, 4096), True, (64, 256, 1, 2)),
+        (64, (5120, 13824), False, (64, 256, 1, 7)),  # unlike cuBLAS for 16 bits, the library is slower throughout
+    ],
+)
+def test_one_byte_products_are_cut_as_was_measured_to_be_best(num_rows, shape, gated, way):
+    config = choose(num_rows, *shape, H200, gated=gated, weight_bytes=1)
+    assert way == (config.outputs, config.columns, config.fold, config.stages)

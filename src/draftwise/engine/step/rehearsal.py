@@ -198,6 +198,7 @@ class Rehearsal:
             num_groups=shape.num_kv_heads,
             head_dim=shape.head_dim,
             itemsize=model.dtype.itemsize,
+            kv_itemsize=kv.layers[0].itemsize,
             device=model.device,
             copies=can_copy(kv.layers[0], model.dtype),
             most_seqs=self._most_seqs,

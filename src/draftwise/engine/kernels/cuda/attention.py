@@ -72,6 +72,7 @@ def choose_tiling(
     head_dim: int,
     itemsize: int,
     gpu: Device,
+    kv_itemsize: int | None = None,
     copies: bool = False,
 ) -> Tiling:
     """Return the tiling for B sequences of at most `width` query tokens.
@@ -89,6 +90,7 @@ def choose_tiling(
         head_dim: D.
         itemsize: bytes of an element of q.
         gpu: the GPU.
+        kv_itemsize: bytes of an element of the pages; None: as many.
         copies: whether the copy engine can fetch the pages.
     """
     rows = min(128, max(16, triton.next_power_of_2(width * share)))
@@ -107,6 +109,8 @@ def choose_tiling(
         return replace(split(1, keys=128, stages=2), copies=True) if copies else split(1, warps=8)
     if rows > 32:
         return split(2)
+    if rows == 16 and kv_itemsize == 1 and tiles >= gpu.num_sms // 2:
+        return split(2, keys=32, warps=2)  # what takes the time is to widen the keys
     roomy = gpu.shared_bytes >= 3 * 2 * 2 * 64 * triton.next_power_of_2(head_dim) * itemsize  # two blocks in flight
     alone = gpu.num_sms // tiles
     if roomy and (alone >= rows // 2 or (alone == 1 and tiles >= _FULL * gpu.num_sms)):
@@ -124,6 +128,7 @@ def find_forms(
     num_groups: int,
     head_dim: int,
     itemsize: int,
+    kv_itemsize: int,
     device: torch.device,
     copies: bool,
     most_seqs: int,
@@ -137,6 +142,7 @@ def find_forms(
         num_groups: G.
         head_dim: D.
         itemsize: bytes of an element of q.
+        kv_itemsize: of an element of the pages.
         device: the GPU.
         copies: whether the copy engine can fetch the pages.
         most_seqs: prompts of a step at most.
@@ -155,6 +161,7 @@ def find_forms(
                 head_dim=head_dim,
                 itemsize=itemsize,
                 gpu=_find_gpu(device),
+                kv_itemsize=kv_itemsize,
                 copies=copies,
             )
             form = (
@@ -223,6 +230,7 @@ def decode_attention(
         head_dim=dim,
         itemsize=q_NAD.element_size(),
         gpu=_find_gpu(q_NAD.device),
+        kv_itemsize=pages.itemsize,
         copies=can_copy(pages, q_NAD.dtype),
     )
     if out is None:

@@ -6,6 +6,7 @@ Shape letters: R rows, K columns of a weight, O outputs, I outputs of a gated pa
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted, p
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
-from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8
+from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
 __all__ = ["find_config", "find_device", "gated_matmul", "matmul", "run_gated", "run_matmul"]
 
@@ -60,6 +61,8 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
     device = find_device(weight_OK.device)
     if device is None or not weight_OK.is_contiguous() or weight_OK.data_ptr() % 16:
         return None
+    if weight_OK.itemsize == 1 and device.hopper and not has_copy_engine():
+        device = replace(device, hopper=False)  # only the kernels for Hopper multiply such values as they are
     num_out = num_out // 2 if gated else num_out
     return choose(len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize)
 
@@ -88,8 +91,8 @@ def run_matmul(
 ) -> Tensor:
     """Return `matmul`'s result, computed as `config` says."""
     (num_rows, num_in), num_out = x_RK.shape, len(weight_OK)
-    if config.early and scale_O is None and _can_start_early(config, x_RK):
-        return _run_early(config, x_RK, weight_OK, bias_O, gated=False)
+    if config.early and _can_start_early(config, x_RK, weight_OK):
+        return _run_early(config, x_RK, weight_OK, bias_O, scale_O, gated=False)
     y_RO = x_RK.new_empty(num_rows, num_out)
     matmul_kernel[(triton.cdiv(num_out, config.outputs),)](
         x_RK,
@@ -111,8 +114,8 @@ def run_matmul(
 def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor | None = None) -> Tensor:
     """Return `gated_matmul`'s result, computed as `config` says."""
     (num_rows, num_in), num_out = x_RK.shape, len(weight_2IK) // 2
-    if config.early and scale_2I is None and _can_start_early(config, x_RK):
-        return _run_early(config, x_RK, weight_2IK, None, gated=True)
+    if config.early and _can_start_early(config, x_RK, weight_2IK):
+        return _run_early(config, x_RK, weight_2IK, None, scale_2I, gated=True)
     y_RI = x_RK.new_empty(num_rows, num_out)
     gated_kernel[(triton.cdiv(num_out, config.outputs),)](
         x_RK,
@@ -130,16 +133,23 @@ def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor
     return y_RI
 
 
-def _run_early(config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, *, gated: bool) -> Tensor:
+def _run_early(
+    config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, scale_O: Tensor | None, *, gated: bool
+) -> Tensor:
     from draftwise.engine.kernels.cuda import matmul_hopper as code  # not every Triton has Gluon
 
     (num_rows, num_in), fold = x_RK.shape, config.fold
     num_out, part, rows = len(weight_OK) // (2 if gated else 1), num_in // fold, _rows(config, num_rows)
-    x_stride = x_RK.stride(0) if fold == 1 else part
     y_RO = x_RK.new_empty(num_rows, num_out)
+    x_scale_R = None
+    if scale_O is not None:
+        x_RK, x_scale_R = quantize_rows(x_RK)
+    x_stride = x_RK.stride(0) if fold == 1 else part
     code.hopper_kernel[(triton.cdiv(num_out, config.outputs),)](
         code.descriptor(x_RK, [num_rows * fold, part], x_stride, [rows * fold, config.columns]),
         code.descriptor(weight_OK, [len(weight_OK) * fold, part], part, [config.outputs * fold, config.columns]),
+        x_scale_R,
+        scale_O,
         bias_O,
         y_RO,
         num_rows,
@@ -169,8 +179,8 @@ def _can_copy(config: Config, x_RK: Tensor) -> bool:
     return config.copies and aligned and (config.fold == 1 or x_RK.stride(0) == x_RK.shape[1])
 
 
-def _can_start_early(config: Config, x_RK: Tensor) -> bool:
-    return has_copy_engine() and _can_copy(config, x_RK)
+def _can_start_early(config: Config, x_RK: Tensor, weight_OK: Tensor) -> bool:
+    return has_copy_engine() and (weight_OK.itemsize == 1 or _can_copy(config, x_RK))
 
 
 def _weights(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:

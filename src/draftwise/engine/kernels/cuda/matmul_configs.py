@@ -55,9 +55,10 @@ class Config:
     """Whether `matmul_hopper`, which fetches weights before the kernel in front has ended, may take it."""
 
     def stage_bytes(self, num_rows: int, *, gated: bool, weight_bytes: int = 2) -> int:
-        """Return the shared memory that one stage takes, with activations of a 16-bit type."""
+        """Return the shared memory that one stage takes, with activations of the weights' type or a 16-bit one."""
         weights = self.outputs * self.fold * (2 if gated else 1)
-        return self.columns * (weight_bytes * weights + 2 * max(16, self.fold * padded(num_rows)))
+        row_bytes = weight_bytes if self.early else 2
+        return self.columns * (weight_bytes * weights + row_bytes * max(16, self.fold * padded(num_rows)))
 
 
 def padded(num_rows: int) -> int:
@@ -81,13 +82,19 @@ def choose(
     """
     if not 0 < num_rows <= MOST_ROWS:
         return None
-    early = device.hopper and weight_bytes > 1
-    folds = (_find_gated_folds if gated else _find_folds)(num_rows, num_out, device, weight_bytes)
+    folds = (
+        _find_gated_folds(num_rows, num_out, device, weight_bytes)
+        if gated
+        else _find_folds(num_rows, num_out, device, weight_bytes)
+    )
     if not gated and weight_bytes > 1 and _is_for_library(num_rows, _find_load(num_out, folds[0], device), folds[0]):
         return None
     for fold in folds:
-        most = min(fold, 2) if gated else _find_residents(_find_load(num_out, fold, device))
-        fewest = 2 if gated and fold == 4 else 4 if fold == 2 and not gated else 3
+        most = _find_residents(_find_load(num_out, fold, device))
+        fewest = 4 if fold == 2 else 3
+        if gated:
+            most = 2 if weight_bytes == 1 else min(fold, 2)
+            fewest = 2 if weight_bytes == 1 or fold == 4 else 3
         for resident, columns in itertools.product(range(most, 0, -1), (256, 128, 64, 32)):
             if num_in % (fold * columns) or (columns == 256 and (weight_bytes > 1 or resident > 2)):
                 continue
@@ -97,7 +104,7 @@ def choose(
                 fold=fold,
                 stages=0,
                 copies=device.hopper,
-                early=early and columns >= 64,
+                early=device.hopper and columns * weight_bytes >= 128,
             )
             # All that fit: with fewer stages a program more would fit too, and some multiprocessors would get it.
             room = device.shared_bytes // resident - 1536
@@ -119,8 +126,10 @@ def _evenness(load: float) -> float:
 
 def _find_gated_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) -> list[int]:
     """Return what `_find_folds` does where two products are combined, which have twice the weights to a program."""
-    if weight_bytes == 1 or not device.hopper:
+    if not device.hopper:
         return [2, 1] if num_rows <= 8 else [1]
+    if weight_bytes == 1:
+        return [2, 1] if num_rows <= 16 else [1]
     whole = num_rows > 8 and _evenness(_find_load(num_out, 1, device)) > 0.95
     return [1] if num_rows > 16 or whole else [4, 2, 1]
 
@@ -136,12 +145,12 @@ def _find_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) 
     if rows == 16:
         finer = loads[4] <= _MOST_RESIDENT or _evenness(loads[4]) > 1.05 * _evenness(loads[2])
         return [4, 2, 1] if finer else [2, 1]
-    if _PADDED[-2] < num_rows < _PADDED[-1] and weight_bytes > 1:
+    if _PADDED[-2] < num_rows < _PADDED[-1] and (device.hopper or weight_bytes > 1):
         return [1]  # activations that do not fill a folded tile: 4,096 x 12,800 takes 37 us at 48 rows, 29 at 64
 
     def busiest(fold: int) -> int:
         """Return the bytes that the busiest multiprocessor reads for each column."""
-        return math.ceil(loads[fold]) * (64 // fold * weight_bytes + 2 * rows)
+        return math.ceil(loads[fold]) * (64 // fold * weight_bytes + (weight_bytes if device.hopper else 2) * rows)
 
     return sorted((2, 1), key=busiest)
 

@@ -2,7 +2,8 @@
 
 What Triton's own pipelines load, activations and weights, is loaded after `wait`. Here the first tiles of weights of
 every program are on their way when it waits, so that the memory has work while one kernel drains and the next starts.
-The order of sums is that of `matmul_code`, and so are the shape letters.
+The order of sums is that of `matmul_code`, and so are the shape letters. One-byte weights are multiplied as they are,
+with activations of the same type and a scale for each row: widened first, they took up to twice as long.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["control", "descriptor", "hopper_kernel"]
 
 
 def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -> TensorDescriptor:
-    """Return what the copy engine needs to know of a matrix of 16-bit values, `stride` apart from row to row."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    """Return what the copy engine needs to know of a matrix whose rows are `stride` apart."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * matrix.itemsize, rank=2)
     return TensorDescriptor(matrix, shape, [stride, 1], tile, layout)
 
 
@@ -59,10 +60,21 @@ def _unfold(acc_MN, BLOCK_O: gl.constexpr, FOLD: gl.constexpr, ROWS: gl.constexp
     return acc_MN
 
 
+@gluon.jit
+def _scale(y_OR, x_scale_ptr, w_scale_ptr, row_R, out_O, above, num_rows, num_out):
+    """Return products of quantized values by their scales; those of the weights begin `above` the pointer."""
+    if w_scale_ptr is not None:
+        w_scale_O = gl.load(w_scale_ptr + above + out_O, mask=out_O < num_out, other=0.0)
+        y_OR *= gl.load(x_scale_ptr + row_R, mask=row_R < num_rows, other=0.0)[None, :] * w_scale_O[:, None]
+    return y_OR
+
+
 @gluon.jit(do_not_specialize=["num_rows"])
 def hopper_kernel(
     x_desc,
     w_desc,
+    x_scale_ptr,
+    w_scale_ptr,
     bias_ptr,
     y_ptr,
     num_rows,
@@ -76,13 +88,16 @@ def hopper_kernel(
     GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does, with 16-bit weights."""
+    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does; scales are of one-byte values, or None."""
     M: gl.constexpr = BLOCK_O * FOLD
     N: gl.constexpr = ROWS * FOLD
     STEPS: gl.constexpr = IN // FOLD // BLOCK_K
     TILES: gl.constexpr = 2 if GATED else 1
-    BYTES: gl.constexpr = 2 * BLOCK_K * (TILES * M + N)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    BITS: gl.constexpr = w_desc.dtype.primitive_bitwidth
+    BYTES: gl.constexpr = BITS // 8 * BLOCK_K * (TILES * M + N)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 256 // BITS]
+    )
     if PDL:
         control("griddepcontrol.launch_dependents")
     first = gl.program_id(0) * BLOCK_O
@@ -130,10 +145,13 @@ def hopper_kernel(
     places_OR = row_R[None, :] * num_out + out_O[:, None]
     mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
+    y_OR = _scale(y_OR, x_scale_ptr, w_scale_ptr, row_R, out_O, 0, num_rows, num_out)
     if GATED:
+        up_OR = gl.convert_layout(_unfold(up_MN, BLOCK_O, FOLD, ROWS), OUT)
+        up_OR = _scale(up_OR, x_scale_ptr, w_scale_ptr, row_R, out_O, num_out, num_rows, num_out)
         y_OR = y_OR.to(dtype).to(gl.float32)
         y_OR = (y_OR / (1.0 + gl.exp(-y_OR))).to(dtype).to(gl.float32)
-        y_OR *= gl.convert_layout(_unfold(up_MN, BLOCK_O, FOLD, ROWS), OUT).to(dtype).to(gl.float32)
+        y_OR *= up_OR.to(dtype).to(gl.float32)
     if bias_ptr is not None:
         y_OR += gl.load(bias_ptr + out_O, mask=out_O < num_out, other=0.0).to(gl.float32)[:, None]
     gl.store(y_ptr + places_OR, y_OR.to(dtype), mask=mask_OR)
