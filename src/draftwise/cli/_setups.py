@@ -292,7 +292,7 @@ def _read_spec(given: str) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
-    twice = get_rule("flag-json-duplicate")
     return found.value, tuple(
-        twice.ruling(f"{key[:60]} is written twice; only the last one counts.", where=where) for key in found.duplicates
+        get_rule("flag-json-duplicate").ruling(f"{key[:60]} is written twice; only the last one counts.", where=where)
+        for key in found.duplicates
     )
