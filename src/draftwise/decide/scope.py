@@ -41,10 +41,11 @@ class Reach:
 
 def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     """Return for what a run can decide."""
+    plan = _without_failed(run)
     return Reach(
         scope=_find_scope(run, comparisons),
-        unmeasured=tuple(_find_unmeasured(run)),
-        missing_context=find_missing(_without_failed(run), run.context),
+        unmeasured=tuple(_find_unmeasured(run, plan)),
+        missing_context=find_missing(plan, run.context),
         failures=tuple(_describe_failures(run)),
     )
 
@@ -100,13 +101,13 @@ def _list_versions(run: Run) -> Iterator[str]:
             yield f"{server.version.get('engine', '')} {server.release}".strip()
 
 
-def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
+def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
     """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
     A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
     where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.
     """
-    baseline, *candidates = (arm.name for arm in _without_failed(run).arms)
+    baseline, *candidates = (arm.name for arm in plan.arms)
     stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in (*run.turns, *run.set_aside)}
     planned = list_planned(run)

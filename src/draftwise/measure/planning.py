@@ -68,8 +68,8 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
 def _check_prompts(plan: RunPlan) -> list[Finding]:
     """Return what weakens a conclusion from the prompts; refuse those that cannot carry one."""
     replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
-    synthetic = all(arm.has_synthetic_acceptance for arm in plan.arms[1:])
-    findings = check_workloads(plan.workloads, measures_acceptance=not synthetic, needs_arrivals=replays)
+    measured = any(arm.name not in plan.synthetic for arm in plan.arms[1:])
+    findings = check_workloads(plan.workloads, measures_acceptance=measured, needs_arrivals=replays)
     if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
         raise InvalidSetup(faults)
     return list(findings)

@@ -17,7 +17,6 @@ __all__ = [
     "PairedRequest",
     "Unit",
     "find_difference",
-    "has_synthetic_acceptance",
     "make_cells",
 ]
 
@@ -134,14 +133,14 @@ def make_cells(run: Run) -> list[Cell]:
     names = tuple(workload.name for workload in run.plan.workloads)
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
     baseline, *candidates = (arm.name for arm in run.plan.arms)
-    turns, answers = _group_by_place(run), _group_by_turn(run)
+    synthetic, turns, answers = run.plan.synthetic, _group_by_place(run), _group_by_turn(run)
     cells = []
     for group, condition, candidate in product(groups, run.conditions, candidates):
         arms = (baseline, candidate)
         parts = [_pair(turns, arms, name, condition.label) for name in group[1]]
         common = set.intersection(*({turn.repeat for turn in part} for part in parts))
         paired = sorted((turn for part in parts for turn in part if turn.repeat in common), key=lambda turn: turn.turn)
-        comparable = condition.temperature == 0 and not has_synthetic_acceptance(run, candidate)
+        comparable = condition.temperature == 0 and candidate not in synthetic
         cells.append(
             _make_cell(
                 group,
@@ -287,8 +286,3 @@ def find_difference(unit: Unit, baseline: Answer, candidate: Answer) -> OutputDi
         return None
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     return OutputDifference(unit=unit, baseline=baseline, candidate=candidate, position=shared)
-
-
-def has_synthetic_acceptance(run: Run, arm: str) -> bool:
-    """Return whether an arm's acceptance is synthetic, so that its text is not the model's."""
-    return any(each.has_synthetic_acceptance for each in run.plan.arms if each.name == arm)

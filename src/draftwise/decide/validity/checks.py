@@ -9,10 +9,10 @@ from functools import reduce
 from operator import add
 
 from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
-from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
-from draftwise.decide.disturbance import find_lost_pairs
+from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
@@ -38,15 +38,22 @@ class Checked:
     """Of the baseline's outputs."""
 
 
-def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) -> Checked:
-    """Return what is wrong with a run and with each of its comparisons."""
+def check_validity(run: Run, found: Sequence[Unjudged], lost: Sequence[LostPair], thresholds: Thresholds) -> Checked:
+    """Return what is wrong with a run and with each of its comparisons.
+
+    Args:
+        run: with what counts.
+        found: its comparisons.
+        lost: what disturbances cost its candidates.
+        thresholds: of the run.
+    """
     of_baseline = _list_baseline_answers(run)
     quality, of_texts = check_texts(run, of_baseline, thresholds)
     of_run = [
         *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
         *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
-        *_disturbed(run),
+        *_disturbed(run, lost),
         *_repeated_prompts(run),
         *of_texts,
         *_estimated_counts(run),
@@ -68,10 +75,10 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
     evidence = gather_drafting_evidence(run, cell)
     return [
         *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
-        *_memory(run, found.estimates, thresholds),
         *check_requests(run, cell, thresholds),
-        *_prompts(run, cell),
         *check_outputs(run, found, thresholds),
+        *_memory(run, found.estimates, thresholds),
+        *_prompts(run, cell),
         *_left_out(found.estimates),
     ]
 
@@ -102,7 +109,7 @@ def _list_baseline_answers(run: Run) -> list[Answer]:
 
 def _repeated_prompts(run: Run) -> Iterator[Finding]:
     """Yield workloads that ask the same more than once."""
-    measured = not all(arm.has_synthetic_acceptance for arm in run.plan.arms[1:])
+    measured = any(arm.name not in run.plan.synthetic for arm in run.plan.arms[1:])
     for found in check_workloads(run.plan.workloads, measures_acceptance=measured):
         if found.severity is not Severity.ERROR:
             yield found
@@ -115,9 +122,9 @@ def _estimated_counts(run: Run) -> Iterator[Finding]:
         yield warning("token-counts-estimated", text)
 
 
-def _disturbed(run: Run) -> Iterator[Finding]:
+def _disturbed(run: Run, lost: Sequence[LostPair]) -> Iterator[Finding]:
     """Yield how many pairs of turns each candidate lost to disturbances."""
-    if not (lost := find_lost_pairs(run)):
+    if not lost:
         return
     counts = Counter(each.candidate for each in lost)
     left = Counter(arm for arm, _ in {(turn.arm, turn.block_key) for turn in run.turns})
@@ -154,7 +161,7 @@ def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
     """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
         yield info("few-prompts", f"{len(cell.units)} prompts say little about others.", "Give more with --prompts.")
-    measured = not has_synthetic_acceptance(run, cell.candidate)
+    measured = cell.candidate not in run.plan.synthetic
     mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
     for found in check_workloads(mine, measures_acceptance=measured):
         if found.severity is Severity.ERROR:

@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 
 from draftwise.core import Answer, Condition, Divergence, Finding, Run
-from draftwise.decide.comparison.cell import Cell, OutputDifference, Unit, find_difference, has_synthetic_acceptance
+from draftwise.decide.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
@@ -64,7 +64,7 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
         yield from _judge(cell, cell.differences, views, _find_tie_gap(run, thresholds))
-    elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
+    elif cell.condition.temperature > 0 and cell.candidate not in run.plan.synthetic:
         yield from _check_lengths(cell)
 
 

@@ -10,7 +10,7 @@ from operator import add
 from typing import Any
 
 from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
-from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
@@ -185,7 +185,7 @@ def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
     if arm.spec is not None:
         yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
     yield from check_server(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
-    if arm.has_synthetic_acceptance:
+    if arm.name in run.plan.synthetic:
         text = (
             "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
             "not compared, as they are not the model's."
@@ -251,7 +251,7 @@ def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
         resolved=find_resolved_config(run, arm),
         is_counted=_is_counted(run, arm, counters),
         text_per_event=seen / usual if usual else None,
-        outputs_compared=greedy and not has_synthetic_acceptance(run, arm),
+        outputs_compared=greedy and arm not in run.plan.synthetic,
     )
 
 
