@@ -18,7 +18,6 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
-from draftwise.decide.validity.finding import error
 from draftwise.decide.validity.window.server import UNPROVEN
 from draftwise.runs.asked_once import count_needed
 from draftwise.runs.schedule import list_planned
@@ -60,7 +59,9 @@ def _describe_failures(run: Run) -> Iterator[Finding]:
     for each in run.omissions:
         if each.candidate is not None and each.error:
             text = f"{each.candidate} was not measured, as its server failed: {each.error}"
-            yield error("server-failed", text, "Mend it, then go on with --resume: it is tried again.", each.candidate)
+            yield Finding.error(
+                "server-failed", text, where=each.candidate, fix="Mend it, then go on with --resume: it is tried again."
+            )
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Decision, Recommendation, Run, Schedule
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
 from draftwise.report.sentences import describe_setting
 from draftwise.report.tables import name_workload
 from draftwise.report.units import describe_load

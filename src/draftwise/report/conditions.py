@@ -7,7 +7,7 @@ from math import isinf
 from typing import TYPE_CHECKING
 
 from draftwise.core import ClosedLoop, Condition, OpenLoop, Rollback, RollbackBasis
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.tables import name_workload
 from draftwise.report.units import LOAD_UNITS, count_load, format_load
