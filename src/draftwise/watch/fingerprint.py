@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 
 from draftwise.backends.probed import Probed
 from draftwise.core import Answer, Baseline, Finding, ProbeAnswer
+from draftwise.core.grouping import group_by
 
 __all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers"]
 
@@ -202,10 +203,7 @@ def _misses_counters(probed: Probed, steps: int) -> bool:
 
 
 def _by_prompt(answers: Iterable[ProbeAnswer]) -> Mapping[str, list[ProbeAnswer]]:
-    found: dict[str, list[ProbeAnswer]] = {}
-    for answer in answers:
-        found.setdefault(answer.prompt_id, []).append(answer)
-    return found
+    return group_by(lambda answer: answer.prompt_id, answers)
 
 
 def _compare_pace(answer: ProbeAnswer, others: Sequence[ProbeAnswer]) -> float:

@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 
 from draftwise.core import Answer, Condition, Finding, OpenLoop, Run, Severity
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 
@@ -47,11 +48,8 @@ def _loads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def _group_by_turn(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:
-    turns = [turn for turn in run.turns if (turn.arm, turn.condition) == (arm, condition.label)]
-    by_turn: dict[int, list[Answer]] = {turn.turn: [] for turn in turns}
-    for answer in run.answers:
-        if answer.turn in by_turn:
-            by_turn[answer.turn].append(answer)
+    turns = {turn.turn for turn in run.turns if (turn.arm, turn.condition) == (arm, condition.label)}
+    by_turn = group_by(lambda answer: answer.turn, (answer for answer in run.answers if answer.turn in turns))
     return [answers for answers in by_turn.values() if any(each.measured for each in answers)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
 from draftwise.core.finding import join_names
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
@@ -66,13 +67,10 @@ def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
 
     That the values of such headers differ is made sure of before a run: they are not written down.
     """
-    by_address: dict[tuple[str, int | None, str], list[str]] = {}
-    for arm in arms:
-        if arm.address is not None and not arm.routing_headers:
-            by_address.setdefault(arm.address, []).append(arm.name)
-    for names in by_address.values():
-        if len(names) > 1:
-            shared = join_names(names, most=4)
+    told = (arm for arm in arms if arm.address is not None and not arm.routing_headers)
+    for alike in group_by(lambda arm: arm.address, told).values():
+        if len(alike) > 1:
+            shared = join_names((arm.name for arm in alike), most=4)
             text = f"{shared} are one server: nothing differs between them, and each warms the other's caches."
             fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
             yield Finding.error("same-server", text, fix=fix)
