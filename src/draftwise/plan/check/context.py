@@ -90,9 +90,11 @@ class Context:
         """Derive once what many rules ask for."""
         fill = partial(object.__setattr__, self)
         fill("on", frozenset(flag for flag, value in self.given.items() if value not in _OFF))
-        read = {flag: size for flag, value in self.given.items() if (size := _read_size(value)) is not None}
-        fill("sizes", {flag: value for flag, value in self.flags.items() if type(value) is int} | read)
-        fill("objects", {flag: found for flag, value in self.given.items() if (found := _read_object(value)) is not None})
+        whole = {flag: value for flag, value in self.flags.items() if type(value) is int}
+        sizes = ((flag, _read_size(value)) for flag, value in self.given.items())
+        fill("sizes", whole | {flag: size for flag, size in sizes if size is not None})
+        objects = ((flag, _read_object(value)) for flag, value in self.given.items())
+        fill("objects", {flag: found for flag, found in objects if found is not None})
         fill("stages", self.sizes.get("pipeline_parallel_size") or 1)
         fill("cudagraph_mode", self._find_cudagraph_mode())
         fill("runs_eagerly", "enforce_eager" in self.on or self.cudagraph_mode == "NONE")
