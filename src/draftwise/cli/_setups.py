@@ -169,15 +169,11 @@ class Sources:
                 else:
                     skipped.append(text.name)
         return Found(
-            readings=tuple(map(self._change, readings)),
+            readings=tuple(reading.with_fields(*self.about_options, **self.changes) for reading in readings),
             unread=tuple(unread),
             skipped=tuple(skipped),
             may_be_empty=self.may_be_empty,
         )
-
-    def _change(self, reading: Reading) -> Reading:
-        changed = reading.with_fields(**self.changes)
-        return replace(changed, findings=(*self.about_options, *changed.findings))
 
 
 def find_sources(

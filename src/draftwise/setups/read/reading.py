@@ -47,13 +47,18 @@ class Reading:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
 
-    def with_fields(self, **changes: Any) -> Reading:
-        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled."""
+    def with_fields(self, *about: Finding, **changes: Any) -> Reading:
+        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
+
+        Args:
+            about: what is to be said of their new values.
+            changes: these, by field.
+        """
         told = {part for name in changes for part in _PARTS.get(name, (name,))}
         unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
         settled = [finding for part, finding in self.unknown.items() if part in told]
-        findings = tuple(finding for finding in self.findings if finding not in settled)
-        return replace(self, setup=replace(self.setup, **changes), findings=findings, unknown=unknown)
+        findings = (finding for finding in self.findings if finding not in settled)
+        return replace(self, setup=replace(self.setup, **changes), findings=(*about, *findings), unknown=unknown)
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
