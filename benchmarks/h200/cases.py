@@ -88,6 +88,7 @@ CASES = {
         repeats_prompt=True,
         goals={1: 1.4, 8: 1.3, 32: 1.2, 64: 1.1},
         break_even_goal=1.08,
+        to_large_batches=True,
         wave=2,
     ),
     "ngram_gpu-k5": Case(spec={"method": "ngram_gpu"} | _LOOKUP, repeats_prompt=True, wave=2),
@@ -137,4 +138,5 @@ def settings_for(scale: Scale, folders: Folders, device: str, **other: Any) -> d
         "max_model_len": scale.max_model_len,
         "max_num_batched_tokens": MAX_BATCHED_TOKENS,
         "enable_prefix_caching": False,
+        **scale.engine,
     } | other

@@ -13,7 +13,7 @@ from shapes import Config, Scale
 
 __all__ = ["Product", "kv_bytes", "kv_bytes_for", "kv_bytes_per_token", "products", "weight_bytes"]
 
-_ITEM = 2  # bytes of a bfloat16
+_BF16 = 2  # bytes of an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,18 @@ class Product:
     num_in: int
     rows: int
     """For one sequence."""
+    item: int = _BF16
+    """Bytes of an element of the matrix."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the matrix."""
-        return _ITEM * self.num_out * self.num_in
+        return self.item * self.num_out * self.num_in
 
 
 def products(case: Case, scale: Scale) -> list[Product]:
     """Return a step's matrix products in order, the target's first."""
-    return _model(scale.target, case.k + 1, case.k + 1) + _draft(case, scale)
+    return _model(scale.target, case.k + 1, case.k + 1, scale.weight_bytes) + _draft(case, scale)
 
 
 def weight_bytes(case: Case, scale: Scale) -> int:
@@ -43,7 +45,7 @@ def weight_bytes(case: Case, scale: Scale) -> int:
 
 def kv_bytes(case: Case, scale: Scale, *, batch: int, context: int) -> int:
     """Return the bytes of keys and values that a step reads at a context length."""
-    target = kv_bytes_per_token(scale.target)
+    target = kv_bytes_per_token(scale.target, scale.kv_bytes)
     method = case.spec["method"] if case.spec else None
     drafter = {
         "eagle3": lambda: case.k * kv_bytes_per_token(scale.eagle3),
@@ -53,14 +55,14 @@ def kv_bytes(case: Case, scale: Scale, *, batch: int, context: int) -> int:
     return batch * context * (target + drafter)
 
 
-def kv_bytes_per_token(config: Config) -> int:
-    """Return the bytes that a token's keys and values take in all layers."""
-    return 2 * _ITEM * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+def kv_bytes_per_token(config: Config, item: int = _BF16) -> int:
+    """Return the bytes that a token's keys and values take in all layers, at so many an element."""
+    return 2 * item * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
 
 def kv_bytes_for(case: Case, scale: Scale, batch: int, output_tokens: int) -> int:
     """Return a KV cache's size in which a batch runs without preemption, the drafter's part included."""
-    per_token = kv_bytes_per_token(scale.target)
+    per_token = kv_bytes_per_token(scale.target, scale.kv_bytes)
     if case.drafter:
         per_token += kv_bytes_per_token(getattr(scale, case.drafter))
     return int(
@@ -91,17 +93,18 @@ def _chain_rows(k: int) -> list[int]:
     return [k + 1] + [1] * (k - 1)
 
 
-def _model(config: Config, rows: int, head_rows: int) -> list[Product]:
-    layers = [each for _ in range(config["num_hidden_layers"]) for each in _layer(config, rows)]
+def _model(config: Config, rows: int, head_rows: int, item: int = _BF16) -> list[Product]:
+    """Return a model's products; `item` bytes an element of the layers' matrices."""
+    layers = [each for _ in range(config["num_hidden_layers"]) for each in _layer(config, rows, item=item)]
     return [*layers, Product(config["vocab_size"], config["hidden_size"], head_rows)]
 
 
-def _layer(config: Config, rows: int, *, num_in: int | None = None) -> list[Product]:
+def _layer(config: Config, rows: int, *, num_in: int | None = None, item: int = _BF16) -> list[Product]:
     hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
     return [
-        Product(q + 2 * kv, num_in or hidden, rows),
-        Product(hidden, q, rows),
-        Product(2 * inner, hidden, rows),
-        Product(hidden, inner, rows),
+        Product(q + 2 * kv, num_in or hidden, rows, item),
+        Product(hidden, q, rows, item),
+        Product(2 * inner, hidden, rows, item),
+        Product(hidden, inner, rows, item),
     ]

@@ -36,10 +36,9 @@ from typing import Any
 
 import numpy as np
 from cases import CASES, spec_config
-from http_streams import write_tokenizer
 from measure_vllm import SERVE, end_after, serve_args
 from record import about
-from shapes import SCALES, write_folders
+from shapes import SCALES, write_folders, write_tokenizer
 
 from draftwise.core import (
     Acceptance,

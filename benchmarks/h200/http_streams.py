@@ -12,23 +12,21 @@ import asyncio
 import json
 import random
 import re
-import string
 import subprocess
 import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cases import CASES, prompts, settings_for, spec_config
 from clock import run, steady_row
 from floors import kv_bytes_for
-from shapes import SCALES, Scale, write_folders
+from shapes import SCALES, Scale, write_folders, write_tokenizer
 from side import Side
 
-__all__ = ["compare", "steady_tokens_per_s", "write_tokenizer"]
+__all__ = ["compare", "steady_tokens_per_s"]
 
 Counts = list[tuple[float, int]]
 """When a stream had how many tokens."""
@@ -65,20 +63,6 @@ def _in_process(side: Side, batch: int, scale: Scale) -> float:
         if i:  # the first captures graphs
             rates.append(steady_row(start, steps, batch)["tokens_per_s"])
     return sorted(rates)[len(rates) // 2]
-
-
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level tokenizer in which every id has a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    if (folder / "tokenizer.json").exists():
-        return
-    words = ("\u0120" + "".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(next(words) for _ in range(vocab_size - 256))]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 class _Server:

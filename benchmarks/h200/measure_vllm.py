@@ -25,9 +25,8 @@ from typing import Any
 
 from cases import CASES, spec_config
 from found_again import as_rows, as_table, merged, write
-from http_streams import write_tokenizer
 from record import about
-from shapes import SCALES, Folders, Scale, write_folders
+from shapes import SCALES, Folders, Scale, write_folders, write_tokenizer
 
 from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,47 @@ from cases import PER_TOKEN_ACCEPTANCE
 
 __all__ = ["Record", "about"]
 
-_SHOWN = ("engine", "case", "batch", "ms_step", "acceptance_length", "tokens_per_s", "first_ms", "kv_tokens", "text")
+_SHOWN = (
+    "engine",
+    "case",
+    "batch",
+    "concurrency",
+    "turn",
+    "ttft_ms",
+    "itl_ms",
+    "ms_step",
+    "acceptance_length",
+    "tokens_per_s",
+    "first_ms",
+    "kv_tokens",
+    "text",
+)
 
 
 class Record:
-    """What is known so far, always on disk as well."""
+    """What is known so far, always on disk as well.
 
-    def __init__(self, path: Path, about: dict[str, Any], resumed: dict[str, Any]) -> None:
+    Args:
+        path: of the file.
+        about: the run.
+        resumed: an earlier run's content, which this one adds to; {} if there is none.
+        values: names of what is known once.
+        lists: names of what rows are added to, beside `rows` and `notes`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        about: dict[str, Any],
+        resumed: dict[str, Any],
+        *,
+        values: Sequence[str] = ("engines", "floor", "transformers"),
+        lists: Sequence[str] = ("first", "capacity"),
+    ) -> None:
         self._path = path
         self.content: dict[str, Any] = {"about": about}
-        self.content |= {key: resumed.get(key, {}) for key in ("engines", "floor", "transformers")}
-        self.content |= {key: resumed.get(key, []) for key in ("rows", "first", "capacity", "notes")}
+        self.content |= {key: resumed.get(key, {}) for key in values}
+        self.content |= {key: resumed.get(key, []) for key in ("rows", *lists, "notes")}
         if resumed:
             self.content["resumed"] = [*resumed.get("resumed", []), resumed["about"]]
         self.save()

@@ -12,7 +12,7 @@ from cases import CASES, nominal_acceptance_length
 from floors import kv_bytes, weight_bytes
 from shapes import SCALES, Scale
 
-__all__ = ["as_markdown", "draw", "lines", "merged"]
+__all__ = ["as_markdown", "draw", "lines", "merged", "number", "table"]
 
 OURS, VLLM = "draftwise", "vllm"
 VLLM_MEMORY = Path(__file__).parent / "results" / "vllm_memory.json"
@@ -86,35 +86,36 @@ def as_markdown(result: Result) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    """Return rows as a Markdown table; nothing if there are none."""
     body = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *body]) if body else ""
 
 
 def _main_table(result: Result) -> str:
     head = ("case", "B", "ms/step ours", "vLLM", "tokens/s ours", "vLLM", "ratio", "goal", "break-even ours", "vLLM")
-    return _table((*head, "of the bandwidth floor", "of the product chain"), [_cells(line) for line in lines(result)])
+    return table((*head, "of the bandwidth floor", "of the product chain"), [_cells(line) for line in lines(result)])
 
 
 def _cells(line: dict[str, Any]) -> list[str]:
     ours, even_goal = line["ours"], CASES[line["case"]].break_even_goal if line["batch"] == 1 else None
     reached = line["ratio"] is not None and line["goal"] is not None and line["ratio"] >= line["goal"]
-    ratio = _number(line["ratio"], 3)
-    even = _number(line["ours_break_even"], 2)
+    ratio = number(line["ratio"], 3)
+    even = number(line["ours_break_even"], 2)
     if even_goal is not None and line["ours_break_even"] is not None:
         even = f"**{even}**" if line["ours_break_even"] <= even_goal else even
         even += f" (goal {even_goal:.2f})"
     return [
         line["case"],
         str(line["batch"]),
-        _number(ours, 3) + ("*" if line["ours_stray"] else ""),
-        _number(line["vllm"], 3) + ("*" if line["vllm_stray"] else ""),
-        _number(line["ours_tokens_per_s"], 0),
-        _number(line["vllm_tokens_per_s"], 0),
+        number(ours, 3) + ("*" if line["ours_stray"] else ""),
+        number(line["vllm"], 3) + ("*" if line["vllm_stray"] else ""),
+        number(line["ours_tokens_per_s"], 0),
+        number(line["vllm_tokens_per_s"], 0),
         f"**{ratio}**" if reached else ratio,
-        _number(line["goal"], 2),
+        number(line["goal"], 2),
         even,
-        _number(line["vllm_break_even"], 2),
+        number(line["vllm_break_even"], 2),
         _share(line.get("floor_ms"), ours),
         _share(line.get("chain_ms"), ours),
     ]
@@ -132,13 +133,13 @@ def _first_table(result: Result) -> str:
             ", nothing more" if output == 1 else ""
         )
         speeds = [
-            _number(1e3 * batch * scale.length_of_prompts(batch) / ms if ms else None, 0) for ms in (ours_ms, vllm_ms)
+            number(1e3 * batch * scale.length_of_prompts(batch) / ms if ms else None, 0) for ms in (ours_ms, vllm_ms)
         ]
-        over_plain = _number(ours_ms / plain_ms if ours_ms and plain_ms and output != 1 else None, 3)
-        ratio = _number(vllm_ms / ours_ms if ours_ms and vllm_ms else None, 3)
-        found.append([name, what, _number(ours_ms, 2), _number(vllm_ms, 2), *speeds, ratio, over_plain])
+        over_plain = number(ours_ms / plain_ms if ours_ms and plain_ms and output != 1 else None, 3)
+        ratio = number(vllm_ms / ours_ms if ours_ms and vllm_ms else None, 3)
+        found.append([name, what, number(ours_ms, 2), number(vllm_ms, 2), *speeds, ratio, over_plain])
     head = ("case", "sent", "ms to all first tokens, ours", "vLLM", "prompt tokens/s ours", "vLLM", "ratio")
-    return _table((*head, "ours over our plain"), found)
+    return table((*head, "ours over our plain"), found)
 
 
 def _capacity_table(result: Result) -> str:
@@ -151,10 +152,10 @@ def _capacity_table(result: Result) -> str:
         theirs = measured.get(_VLLM_MEMORY_NAMES.get(row["case"], row["case"]))
         same = theirs and theirs["gpu_memory_utilization"] == row["gpu_memory_utilization"]
         tokens = theirs["num_gpu_blocks"] * theirs["block_size"] if theirs and same else None
-        ratio = _number(row["kv_tokens"] / tokens if tokens else None, 3)
+        ratio = number(row["kv_tokens"] / tokens if tokens else None, 3)
         rows.append([row["case"], f"{row['kv_tokens']:,}", f"{tokens:,}" if tokens else "-", ratio])
     share = result["capacity"][0]["gpu_memory_utilization"]
-    return _table(
+    return table(
         ("case", f"tokens of context at {share} of the memory, ours", "vLLM (vllm_memory.json)", "ratio"), rows
     )
 
@@ -165,7 +166,8 @@ def _transformers_line(result: Result) -> str:
     return f"transformers {found['version']} generate() at batch 1: {', '.join(kinds)}" if kinds else ""
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """Return a number's text; a dash for what is not known."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

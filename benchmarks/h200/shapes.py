@@ -8,12 +8,14 @@ reading one it fuses DFlash's projections of the context.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SCALES", "Folders", "Scale", "write_folders"]
+__all__ = ["SCALES", "Folders", "Scale", "write_folders", "write_tokenizer"]
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -57,6 +59,18 @@ class Scale:
     noise: float = 0.0
     """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
     that every token of a text would choose the same few experts; 0: dummies."""
+    engine: dict[str, str] = field(default_factory=dict)
+    """Further arguments, which both engines take as they are."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the matrices in the target's layers."""
+        return 1 if self.engine.get("quantization") == "fp8" else 2
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of an element of the target's keys and values."""
+        return 1 if self.engine.get("kv_cache_dtype") == "fp8" else 2
 
     def length_of_prompts(self, batch: int) -> int:
         """Return how many tokens the prompts of a batch have."""
@@ -123,8 +137,26 @@ _8B = Scale(
     max_model_len=4096,
 )
 
+_TINY = Scale(
+    target=_llama(256, 8, 4, 2, 64, 512, 4096),
+    draft_model=_llama(128, 2, 2, 1, 64, 256, 4096, tie_word_embeddings=True),
+    draft_vocab_size=512,
+    dflash_taps=(1, 3, 5),
+    prompt_tokens=64,
+    output_tokens=48,
+    batches=(1, 4),
+    large_batches=(8,),
+    max_model_len=512,
+)
+
+_FP8_WEIGHTS = {"quantization": "fp8"}
+"""Quantized while loading; the head and the drafters stay in bfloat16."""
+_FP8 = _FP8_WEIGHTS | {"kv_cache_dtype": "fp8"}
+
 SCALES = {
     "8b": _8B,
+    "8b-fp8": replace(_8B, batches=(1, 8, 64), large_batches=(), engine=_FP8),
+    "8b-fp8w": replace(_8B, batches=(1, 8, 64), large_batches=(), engine=_FP8_WEIGHTS),
     "8b-long": replace(
         _8B,
         prompt_tokens=24000,
@@ -169,17 +201,8 @@ SCALES = {
         max_model_len=4096,
         noise=0.02,
     ),
-    "tiny": Scale(
-        target=_llama(256, 8, 4, 2, 64, 512, 4096),
-        draft_model=_llama(128, 2, 2, 1, 64, 256, 4096, tie_word_embeddings=True),
-        draft_vocab_size=512,
-        dflash_taps=(1, 3, 5),
-        prompt_tokens=64,
-        output_tokens=48,
-        batches=(1, 4),
-        large_batches=(8,),
-        max_model_len=512,
-    ),
+    "tiny": _TINY,
+    "tiny-fp8": replace(_TINY, engine=_FP8),
 }
 
 
@@ -201,6 +224,20 @@ def write_folders(root: Path, scale: Scale, drafters: Collection[str | None] = (
         eagle3=_folder(root / "eagle3-head", scale.eagle3, "eagle3" in drafters and _eagle3_shapes(scale), scale),
         dflash=_folder(root / "dflash-head", scale.dflash, "dflash" in drafters and _dflash_shapes(scale), scale),
     )
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level tokenizer in which every id has a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if (folder / "tokenizer.json").exists():
+        return
+    words = ("\u0120" + "".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(next(words) for _ in range(vocab_size - 256))]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _folder(path: Path, config: Config, shapes: Shapes | Literal[False] = False, scale: Scale | None = None) -> Path:

@@ -69,8 +69,7 @@ class Session:
         waves = self._waves()
         try:
             for i, wave in enumerate(waves):
-                names = [name for name in self.cases if CASES[name].wave == wave]
-                if names := [name for name in names if self._wants_anything(name)]:
+                if names := self._wanted(wave):
                     self._run_wave(names, later_s=self.args.wave_s * (len(waves) - 1 - i))
             self._measure_capacity()
             self._measure_transformers()
@@ -81,7 +80,7 @@ class Session:
 
     def start(self) -> None:
         """Let vLLM's engines of the first wave start; wait for them in `ready`."""
-        for name in [name for name in self.cases if CASES[name].wave == self._waves()[0]]:
+        for name in self._wanted(self._waves()[0]):
             self._start_vllm(name)
 
     def ready(self) -> None:
@@ -90,6 +89,9 @@ class Session:
 
     def _waves(self) -> list[int]:
         return sorted({CASES[name].wave for name in self.cases})
+
+    def _wanted(self, wave: int) -> list[str]:
+        return [name for name in self.cases if CASES[name].wave == wave and self._wants_anything(name)]
 
     def _run_wave(self, names: list[str], *, later_s: float) -> None:
         """Start the vLLM engines of these cases together, then measure case by case, both engines in turn."""
@@ -117,9 +119,8 @@ class Session:
                     self.record.note(f"out of time before {name} at batch {batch}")
                 if batch == sizes[0][0]:
                     self._measure_first(name)
-        for peer in self.vllm.values():
-            peer.close()
-        self.vllm.clear()
+            if name in self.vllm:  # its cache and weights leave the card to the cases that follow
+                self.vllm.pop(name).close()
         print(f"[{self.elapsed():.0f} s] wave {names} done", flush=True)
 
     def _wants_anything(self, name: str) -> bool:
@@ -244,7 +245,7 @@ class Session:
             self._open_ours(name)
 
     def _measure_floor(self) -> None:
-        """Measure copy bandwidth and matrix products once, while every engine is idle; not of a mixture's."""
+        """Measure copy bandwidth and bfloat16 matrix products once, while every engine is idle; not of a mixture's."""
         if (
             self.args.no_floor
             or self.record.content["floor"]
@@ -253,7 +254,7 @@ class Session:
         ):
             return
         batches = {}
-        for name in self.cases:
+        for name in self.cases if self.scale.weight_bytes == 2 else ():
             large = self.scale.large_batches if CASES[name].to_large_batches and not self.args.no_large else ()
             batches[name] = [*(self.args.batches or self.scale.batches), *large]
         try:
@@ -315,7 +316,7 @@ def main() -> None:
     run.add_argument("--seconds", type=float, default=560, help="deadline")
     run.add_argument("--wave-s", type=float, default=230, help="seconds to keep for each later wave")
     run.add_argument("--cases", nargs="+", choices=CASES, default=[name for name in CASES if name != "ngram_gpu-k5"])
-    run.add_argument("--batches", nargs="+", type=int, help="in place of the scale's")
+    run.add_argument("--batches", nargs="+", type=int, help="in place of the scale's, in this order")
     run.add_argument("--no-large", action="store_true", help="leave out batches beyond 64")
     run.add_argument("--no-capacity", action="store_true", help="do not measure how many tokens fit on the card")
     run.add_argument("--no-transformers", action="store_true")

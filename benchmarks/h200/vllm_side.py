@@ -101,6 +101,7 @@ class Side:
             kv_cache_memory_bytes=kv_bytes,
             gpu_memory_utilization=0.1,  # not used for the cache; checked against what is free
             seed=0,
+            **self._scale.engine,
             **self._case.vllm,
         )
         self._frontend, self._engine_of_logs = VllmFrontend(llm), llm.llm_engine

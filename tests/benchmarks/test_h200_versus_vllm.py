@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cases import CASES, nominal_acceptance_length, prompts, spec_config
+import versus_vllm
+from cases import CASES, nominal_acceptance_length, prompts, settings_for, spec_config
 from clock import first_tokens_s, median_row, run, steady_row
 from floors import kv_bytes, kv_bytes_for, products, weight_bytes
-from http_streams import steady_tokens_per_s, write_tokenizer
+from http_streams import steady_tokens_per_s
 from peer import Peer, PeerError
 from profile_steps import short_name, summarise
 from record import Record
 from sanitize import read_logs
-from shapes import SCALES, Folders
+from shapes import SCALES, Folders, write_tokenizer
 
 import report
+from draftwise.engine.config import EngineConfig
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 
@@ -89,6 +92,57 @@ def test_floors_are_the_published_shapes() -> None:
     assert {p.rows for p in products(CASES["eagle3-k3"], FULL)} == {4, 1}
     assert weight_bytes(CASES["ngram-k5"], FULL) == weight_bytes(CASES["plain"], FULL)
     assert kv_bytes_for(CASES["dflash-k7"], FULL, 64, 256) > 64 * 768 * (131_072 + 5 * 4096)
+
+
+def test_fp8_halves_layers_and_cache_only() -> None:
+    both, weights = SCALES["8b-fp8"], SCALES["8b-fp8w"]
+    head = 2 * 128256 * 4096
+    assert weight_bytes(CASES["plain"], both) == (15_009_316_864 - head) // 2 + head
+    drafter = [weight_bytes(CASES["eagle3-k3"], each) - weight_bytes(CASES["plain"], each) for each in (FULL, both)]
+    assert drafter[0] == drafter[1]
+    assert [kv_bytes(CASES["plain"], each, batch=2, context=100) for each in (both, weights)] == [
+        13_107_200,
+        26_214_400,
+    ]
+    folders = Folders(target=Path("t"), draft_model=Path("d"), eagle3=Path("e"), dflash=Path("f"))
+    assert EngineConfig.from_settings(**settings_for(both, folders, "cuda")).kv_cache_dtype == "fp8"
+
+
+class FakePeer:
+    """Answers at once; notes what it is told."""
+
+    told: list[str]
+
+    def __init__(self, name: str, command: list[str], *, log: Path) -> None:
+        self._name = name
+
+    def tell(self, do: str, **task: Any) -> None:
+        self.told.append(f"{self._name}: {do} {task.get('case') or task.get('batch') or ''}".strip())
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        return {"ready_s": 1.0, "ms_step": 2.0, "acceptance_length": 1.0, "first_ms": [1.0]}
+
+    def ask(self, do: str, *, timeout_s: float, **task: Any) -> dict[str, Any]:
+        self.tell(do, **task)
+        return self.answer(timeout_s)
+
+    def close(self) -> None:
+        self.told.append(f"{self._name}: close")
+
+
+def test_an_engine_makes_room_once_its_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(FakePeer, "told", told, raising=False)
+    monkeypatch.setattr(versus_vllm, "Peer", FakePeer)
+    words = ["run", "--vllm-python", "python", "--out", str(tmp_path), "--folders", str(tmp_path / "models")]
+    words += ["--scale", "tiny", "--device", "cpu", "--no-transformers", "--no-large", "--batches", "4", "1"]
+    monkeypatch.setattr(sys, "argv", ["versus_vllm.py", *words, "--cases", "plain", "eagle3-k3"])
+    versus_vllm.main()
+    assert told.index("vllm plain: close") < told.index("draftwise: open eagle3-k3", told.index("vllm plain: row 1"))
+    rows = [each for each in told if ": row" in each]
+    assert rows == [f"{name}: row {batch}" for case in ("plain", "eagle3-k3") for batch in (4, 1)
+                    for name in (f"vllm {case}", "draftwise")], "in the order that was given"  # fmt: skip
+    assert told[-2:] == ["vllm eagle3-k3: close", "draftwise: close"]
 
 
 def test_both_engines_get_the_same_speculative_config() -> None:

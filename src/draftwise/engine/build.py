@@ -21,6 +21,7 @@ from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
 from draftwise.engine.step.confirm import make_confirmations
+from draftwise.engine.step.prompts import prompt_sizes
 from draftwise.engine.step.runner import Runner
 from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
@@ -124,24 +125,33 @@ class _Site:
         config, shape, spec = self.config, self.model.shape, self.spec
         if not self.lag or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
+        row_values = shape.hidden_size * 8 + self.model.mlp_values
         # The logits count twice: those of steps that the host has a part in are kept.
-        row_values = shape.hidden_size * 8 + self.model.mlp_values + shape.vocab_size * 2
+        step_values = (self.k + 1) * (row_values + shape.vocab_size * 2)
         # The drafter runs once for each draft token.
         num_layers = shape.num_layers + self.k * self.proposer.num_layers
         num_mixtures = len(self.model.mixture.layers) if self.model.mixture else 0
         num_kernels = _KERNELS_A_LAYER * num_layers + _KERNELS_OF_EXPERTS * num_mixtures
-        return plan_capture(
+        budget = graph_budget(
+            config,
+            self.model,
+            extra_bytes_per_token=self.proposer.kv_bytes_per_token,
+            activation_bytes=self._activation_bytes(),
+        )
+        plan = plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
             kernels_per_graph=_GRAPHS_A_SIZE * num_kernels,
-            activation_bytes_per_seq=(self.k + 1) * row_values * self.model.dtype.itemsize,
+            activation_bytes_per_seq=step_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
-            budget_bytes=graph_budget(
-                config,
-                self.model,
-                extra_bytes_per_token=self.proposer.kv_bytes_per_token,
-                activation_bytes=self._activation_bytes(),
-            ),
+            budget_bytes=budget,
+        )
+        kept_values = shape.hidden_size * (1 + len(self.proposer.taps))
+        return plan.with_prompts(
+            prompt_sizes(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens),
+            kernels_per_graph=num_kernels,
+            bytes_per_row=(row_values + kept_values) * self.model.dtype.itemsize,
+            budget_bytes=budget,
         )
 
     def count_pages(self, capture: CapturePlan) -> int:
@@ -182,6 +192,7 @@ class _Site:
             grammars=Grammars(tokenizer.to_json, end_ids=tokenizer.end_ids, vocab_size=model.shape.vocab_size),
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
+            prompt_sizes=capture.prompts,
             threads=make_threads(model.device),
         )
 

@@ -20,6 +20,7 @@ from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.logprobs import rank_tokens  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
 from draftwise.engine.sampling.penalties import Penalties, TokenCounts  # noqa: E402
 from draftwise.engine.sampling.random import Lane  # noqa: E402
@@ -362,3 +363,25 @@ def test_whole_verdicts_equal_torch(
         verdicts.append(verify.verify(logits, draft, acceptance=place(acceptance, device), **arguments))
     assert torch.equal(verdicts[0].tokens_BS, verdicts[1].tokens_BS)
     assert torch.equal(verdicts[0].num_accepted_B, verdicts[1].num_accepted_B)
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "k", "dtype"),
+    [(9, 9, torch.float32), (9000, 5, torch.bfloat16), (4097, 20, torch.float16), (300, 0, torch.float32)],
+)
+def test_tokens_are_ranked_as_by_torch(vocab_size: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Also where fewer tokens are possible than are asked for, and where many are alike."""
+    logits = random_logits(4, vocab_size).to(dtype)
+    logits[1, 3:] = float("-inf")
+    logits[2] = logits[2].round()
+    chosen = torch.tensor([0, 1, 2, 3])
+    expected, got = rank_tokens(logits, chosen, k), kernels.rank(logits.to(device), chosen.to(device), k)
+    ids, logprobs, ranks = (each.cpu() for each in got)
+    torch.testing.assert_close(logprobs, expected.logprobs_RT, atol=2e-5, rtol=0)
+    assert torch.equal(ranks, expected.ranks_R)
+    assert torch.equal(ids[:, 0], chosen)
+    assert all(len(set(row)) == k for row in ids[:, 1:].tolist())
+    assert torch.equal(logits.gather(1, ids[:, 1:]), logits.gather(1, expected.ids_RT[:, 1:]))

@@ -180,15 +180,9 @@ def _place(spans: Spans, page_table_BP: Tensor, block_size: int, limit: int | No
     last = page_table_BP.shape[1] - 1
     end = last * block_size if limit is None else min(limit, last * block_size)
     positions_N = spans.positions_N.clamp(0, end)
-    owners_N1 = _owners(spans).unsqueeze(1)
-    indices_N1 = (positions_N // block_size).masked_fill(positions_N == end, last).unsqueeze(1)
-    pages_N = page_table_BP.index_select(0, owners_N1.squeeze(1)).gather(1, indices_N1).squeeze(1).long()
+    indices_N = (positions_N // block_size).masked_fill(positions_N == end, last)
+    pages_N = page_table_BP[spans.owners_N, indices_N].long()
     return positions_N, pages_N * block_size + positions_N % block_size
-
-
-def _owners(spans: Spans) -> Tensor:
-    """Return the sequence of each row [N]."""
-    return spans.pack(torch.arange(spans.num_seqs, device=spans.starts_B.device).unsqueeze(1).expand(-1, spans.width))
 
 
 def _pad(spans: list[_Span], num_queries: int, device: torch.device | str) -> Padding:

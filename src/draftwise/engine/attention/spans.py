@@ -44,6 +44,22 @@ class Spans:
         return cls(starts_B=both[0], lengths_B=both[1], width=max(lengths), host=host)
 
     @classmethod
+    def laid_out(
+        cls,
+        host: tuple[tuple[int, int], ...],
+        starts_B: Tensor,
+        lengths_B: Tensor,
+        *,
+        positions_N: Tensor,
+        owners_N: Tensor,
+    ) -> Spans:
+        """Return ragged rows about which everything is on the device already, so that nothing is uploaded for them:
+        a pass over them can be captured as a CUDA graph, for any runs of as many rows."""
+        spans = cls(starts_B=starts_B, lengths_B=lengths_B, width=len(positions_N), host=host)
+        spans.__dict__.update(positions_N=positions_N, owners_N=owners_N)
+        return spans
+
+    @classmethod
     def on(cls, starts_B: Tensor, lengths_B: Tensor, width: int, *, uniform: bool) -> Spans:
         """Return the rows for runs of at most `width` positions.
 
@@ -81,6 +97,11 @@ class Spans:
         return self.pack(self.starts_B.unsqueeze(1) + torch.arange(self.width, device=self.starts_B.device))
 
     @cached_property
+    def owners_N(self) -> Tensor:
+        """int64, the sequence of each row."""
+        return self.pack(torch.arange(self.num_seqs, device=self.starts_B.device).unsqueeze(1).expand(-1, self.width))
+
+    @cached_property
     def first_row_B(self) -> Tensor:
         """int64, row of each run's first position."""
         if self.is_full:
@@ -98,7 +119,13 @@ class Spans:
             return self
         host = None if self.host is None else tuple((start + by, length) for start, length in self.host)
         shifted = Spans(starts_B=self.starts_B + by, lengths_B=self.lengths_B, width=self.width, host=host)
-        for name in ("is_full", "num_rows", "first_row_B", "last_row_B"):  # what is known of the rows stays known
+        for name in (
+            "is_full",
+            "num_rows",
+            "owners_N",
+            "first_row_B",
+            "last_row_B",
+        ):  # what is known of the rows stays known
             if name in self.__dict__:
                 shifted.__dict__[name] = self.__dict__[name]
         return shifted

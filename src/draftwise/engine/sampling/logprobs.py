@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.outputs import Logprob, LogprobsOfToken
+from draftwise.engine.sampling.tempering import kernels_for
 
 __all__ = ["Ranked", "parse", "rank_tokens"]
 
@@ -46,10 +47,13 @@ def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
             nobody will read.
         k: how many candidates, at least 0; no more than there are tokens are returned.
     """
+    ids_R1, k = token_ids_R.clamp(min=0).unsqueeze(1), min(k, logits_RV.shape[1])
+    if (kernels := kernels_for(logits_RV)) and k <= kernels.MOST_RANKED:
+        ids_RT, logprobs_RT, ranks_R = kernels.rank(logits_RV, ids_R1.squeeze(1), k)
+        return Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
     logprobs_RV = logits_RV.float().log_softmax(-1)
-    ids_R1 = token_ids_R.clamp(min=0).unsqueeze(1)
     chosen_R1 = logprobs_RV.gather(1, ids_R1)
-    top_RT, top_ids_RT = logprobs_RV.topk(min(k, logprobs_RV.shape[1]), dim=1)
+    top_RT, top_ids_RT = logprobs_RV.topk(k, dim=1)
     return Ranked(
         ids_RT=torch.cat([ids_R1, top_ids_RT], dim=1),
         logprobs_RT=torch.cat([chosen_R1, top_RT], dim=1),

@@ -1,12 +1,13 @@
-"""Which decoding steps are captured as CUDA graphs, what the graphs weigh, and what stays without one."""
+"""Which steps are captured as CUDA graphs, what the graphs weigh, and what stays without one."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftwise.core import Finding
+from draftwise.engine.step.prompts import PromptSize
 from draftwise.facts.advice import get_advice
 from draftwise.facts.memory import get_embedded_overheads
 
@@ -47,11 +48,32 @@ def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePlan:
-    """Batch sizes to capture, in ascending order, the memory to set aside for them, and what they leave uncovered."""
+    """Batch sizes to capture, in ascending order, the memory to set aside for graphs, and what they leave uncovered."""
 
     sizes: tuple[int, ...]
     num_bytes: int
     findings: tuple[Finding, ...] = ()
+    prompts: tuple[PromptSize, ...] = ()
+    """Passes over prompts to capture, if memory is left for all of them."""
+
+    def with_prompts(
+        self, sizes: tuple[PromptSize, ...], *, kernels_per_graph: int, bytes_per_row: int, budget_bytes: int | None
+    ) -> CapturePlan:
+        """Return the plan with passes over prompts too, if they fit.
+
+        Args:
+            sizes: of the passes.
+            kernels_per_graph: kernels of one pass.
+            bytes_per_row: what a pass allocates for each token, and what is kept of it.
+            budget_bytes: see `plan_capture`.
+        """
+        if not self.sizes or not sizes:
+            return self
+        num_bytes = self.num_bytes + estimate_graph_bytes(
+            len(sizes), kernels_per_graph=kernels_per_graph, activation_bytes=sizes[-1].num_rows * bytes_per_row
+        )
+        fits = budget_bytes is None or num_bytes <= budget_bytes
+        return replace(self, num_bytes=num_bytes, prompts=sizes) if fits else self
 
 
 def plan_capture(

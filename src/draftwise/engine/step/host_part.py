@@ -30,10 +30,13 @@ __all__ = [
     "find_forced",
     "find_penalties",
     "involves_host",
+    "num_ranked",
     "rank_emitted",
     "rank_prompts",
 ]
 
+_RANKED = (5, 20)
+"""Tokens that are ranked where fewer are asked for, so that few kinds of steps are captured."""
 _RANKED_ROWS = 256
 """Prompt tokens whose log-probabilities are computed at once."""
 
@@ -48,7 +51,13 @@ class PromptRanks:
 
 def involves_host(params: SamplingParams) -> bool:
     """Whether a request's decoding steps need the host between the target's pass and the verification."""
-    return needs_adjusting(params) or params.logprobs is not None or params.structured_outputs is not None
+    return needs_adjusting(params) or params.structured_outputs is not None
+
+
+def num_ranked(sequences: list[Sequence]) -> int | None:
+    """Return how many tokens are to be ranked at each position, one of few numbers; None: nobody wants to know."""
+    wanted = [each.params.logprobs for each in sequences if each.params.logprobs is not None]
+    return max(next((most for most in _RANKED if most >= max(wanted)), 0), *wanted) if wanted else None
 
 
 def find_penalties(sequences: list[Sequence], counts: TokenCounts, device: torch.device) -> Penalties | None:
@@ -111,10 +120,9 @@ def find_forced(sequences: list[Sequence], num_rows: int, *, padded: int, device
     return upload(rows, device)
 
 
-def rank_emitted(logits_BSV: Tensor, accepted: Accepted, sequences: list[Sequence]) -> Ranked | None:
-    """Rank the emitted tokens, if any request wants their log-probabilities."""
-    wanted = [each.params.logprobs for each in sequences if each.params.logprobs is not None]
-    return rank_tokens(logits_BSV.flatten(0, 1), accepted.tokens_BS.flatten(), max(wanted)) if wanted else None
+def rank_emitted(logits_BSV: Tensor, accepted: Accepted, k: int | None) -> Ranked | None:
+    """Rank the emitted tokens, and the k likeliest ones; None: nobody wants their log-probabilities."""
+    return None if k is None else rank_tokens(logits_BSV.flatten(0, 1), accepted.tokens_BS.flatten(), k)
 
 
 def rank_prompts(model: CausalLM, chunks: list[Chunk], hidden_NH: Tensor) -> Iterator[PromptRanks]:

@@ -38,15 +38,14 @@ _SAMPLED = SamplingParams(temperature=1)
 _TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
 _PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
 """Requests whose steps never meet the host, one for each kind of graph."""
-_ON_HOST = tuple(SamplingParams(temperature=p.temperature, top_k=p.top_k, logprobs=1) for p in _PLAIN)
-"""Requests of the same kinds whose logits the host has a part in: few, so that their steps are captured when they come.
-Their kernels are those of the others."""
+_RANKED = tuple(SamplingParams(temperature=0, logprobs=k) for k in (5, 20))
+"""Requests that want log-probabilities: few, so that their steps are captured when they come."""
 _ADJUSTED = tuple(
     SamplingParams(
         temperature=p.temperature, top_k=p.top_k, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
-        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=5, prompt_logprobs=1,
+        logit_bias={_TOKEN: -1.0}, min_tokens=2, logprobs=k, prompt_logprobs=1,
     )
-    for p in _PLAIN
+    for p, k in zip(_PLAIN, (5, 20, 5), strict=True)
 )  # fmt: skip
 """Requests of the same kinds for which the host changes the logits, which are wider from then on."""
 
@@ -105,7 +104,7 @@ class Rehearsal:
                     self._prefill([1] * size, _GREEDY)
                     self._decode(size, k, _PLAIN if some or not briefly else _PLAIN[:1], times)
                     if some:
-                        self._decode(size, k, _ON_HOST, 1)
+                        self._decode(size, k, _RANKED, 1)
                 if some:
                     for params in (*_PLAIN[1:], *_ADJUSTED):
                         self._prefill([1] * size, params)
@@ -115,6 +114,10 @@ class Rehearsal:
                 for kv in self._kvs:
                     self._attend(kv)
             self._prefill_in_part()
+            for whole in runner.prompt_sizes:
+                lengths = self._share_out(whole.num_rows, least=min(2, whole.num_seqs))
+                for _ in range(times if len(lengths) <= min(whole.num_seqs, self._most_seqs) else 0):
+                    self._prefill(lengths, _GREEDY)
             for lengths in self._prompts(briefly):
                 self._prefill(lengths, _GREEDY)
             self._prefill([1], _GREEDY)
@@ -168,7 +171,8 @@ class Rehearsal:
     def _prompts(self, briefly: bool) -> Iterator[list[int]]:
         """Yield the lengths of the prompts of each pass, from few tokens to as many as a step computes."""
         most = min(self._most_tokens, self._most_seqs * self._longest)
-        for power in range(most.bit_length()):
+        captured = self._runner.prompt_sizes[-1].num_rows if self._runner.prompt_sizes else 0
+        for power in range(captured.bit_length(), most.bit_length()):
             rows = 1 << power
             if rows <= (_MANY if self._runner.model.mixture else _FEW):
                 yield from (self._share_out(min(each, most)) for each in (rows, rows + 1, rows * 3 // 2 + 1))
@@ -176,10 +180,11 @@ class Rehearsal:
                 yield self._share_out(rows)
         yield self._share_out(min(most, _MANY) if briefly else most)
 
-    def _share_out(self, rows: int) -> list[int]:
-        """Return prompts of so many tokens together, as few as there can be."""
-        whole, rest = divmod(rows, self._longest)
-        return [self._longest] * whole + [rest] * (rest > 0)
+    def _share_out(self, rows: int, *, least: int = 1) -> list[int]:
+        """Return prompts of so many tokens together, as few as there can be, but `least`."""
+        longest = min(self._longest, rows - least + 1)
+        whole, rest = divmod(rows, longest)
+        return [longest] * whole + [rest] * (rest > 0)
 
     def _attend(self, kv: PagedKV) -> None:
         """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""

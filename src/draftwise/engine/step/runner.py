@@ -22,6 +22,7 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.logprobs import Ranked
 from draftwise.engine.sampling.penalties import TokenCounts
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import Accepted, verify
@@ -34,10 +35,12 @@ from draftwise.engine.step.host_part import (
     find_forced,
     find_penalties,
     involves_host,
+    num_ranked,
     rank_emitted,
     rank_prompts,
 )
 from draftwise.engine.step.launched import Launched, pack
+from draftwise.engine.step.prompts import PromptBatch, PromptSize
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
@@ -57,6 +60,8 @@ class _StepShape:
     k: int
     all_greedy: bool
     truncates: bool
+    num_ranked: int | None
+    """See `host_part.num_ranked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Runner:
         grammars: what keeps structured output to its grammar.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
+        prompt_sizes: likewise of passes over prompts, in ascending order.
         threads: how many compute a step; None: always as many as torch has.
     """
 
@@ -98,6 +104,7 @@ class Runner:
         grammars: Grammars,
         uniform: bool,
         capture_sizes: tuple[int, ...] = (),
+        prompt_sizes: tuple[PromptSize, ...] = (),
         threads: StepThreads | None = None,
     ) -> None:
         self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
@@ -106,11 +113,14 @@ class Runner:
         self._end_ids = end_ids
         self.grammars = grammars
         self._uniform = uniform
-        self.capture_sizes = capture_sizes
+        self.capture_sizes, self.prompt_sizes = capture_sizes, prompt_sizes
         self.threads = threads or StepThreads()
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
+        self._batches: dict[PromptSize, PromptBatch] = {}
+        self._passed: tuple[Tensor, Tensor | None] | None = None
+        """What a captured pass over prompts returns: one place for all sizes."""
         self._counts = TokenCounts(table.padding_slot, model.shape.vocab_size, model.device)
 
     @torch.inference_mode()
@@ -132,24 +142,49 @@ class Runner:
     def _prefill(self, chunks: list[Chunk]) -> Launched:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
         spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
-        tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
-        table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
-        hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
+        size = PromptSize.of(chunks, self.prompt_sizes, reach=self.table.reach)
+        if size is None:
+            tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
+            table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
+            hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
+        else:
+            batch = self._batch_of(size)
+            batch.set(chunks)
+            hidden_NH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
         launched = self._sample_first(chunks, spans, hidden_NH, features_NF)
         self.confirmations.note_prompts(chunks, features_NF)
         return launched
 
+    def _batch_of(self, size: PromptSize) -> PromptBatch:
+        if size not in self._batches:
+            self._batches[size] = PromptBatch(size, padding_slot=self.table.padding_slot, device=self.model.device)
+        return self._batches[size]
+
+    def _pass_over(self, batch: PromptBatch) -> tuple[Tensor, Tensor | None]:
+        """Compute prompts that are laid out for a graph; return the rows as `_forward` does, where they stay after it,
+        without tensors for every graph."""
+        num_rows, num_taps = batch.size.num_rows, len(self.confirmations.taps)
+        if self._passed is None:  # made by the first such pass, which is not captured
+            most_rows = self.prompt_sizes[-1].num_rows
+            self._passed = self._make_rows(most_rows, 1), self._make_rows(most_rows, num_taps) if num_taps else None
+        kept, features = self._passed
+        features_NF = None if features is None else features[:num_rows]
+        pages_BP = self.table.pages(batch.slots_B)
+        hidden_NH, features_NF = self._forward(batch.tokens_N, batch.spans, pages_BP, features_NF)
+        return kept[:num_rows].copy_(hidden_NH), features_NF
+
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
         params = [sequence.params for sequence in sequences]
-        shape = _StepShape(bucket_of(len(sequences), self.capture_sizes), k, *Tempering.flags(params))
+        size = bucket_of(len(sequences), self.capture_sizes)
+        shape = _StepShape(size, k, *Tempering.flags(params), num_ranked(sequences))
         slots_B = self._slots_in(shape.size, sequences)
         self.confirmations.prepare(sequences, k, shape.size)
         compute = partial(self._compute, slots_B, shape)
         if not any(map(involves_host, params)):
-            packed = self._captured("step", shape, lambda: self._finish(compute()))
-            return Launched(sequences, packed, bound=k + 1)
-        computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
+            packed, ranks = self._captured("step", shape, lambda: self._finish(compute(), shape))
+            return Launched(sequences, packed, bound=k + 1, ranked=ranks)
+        computed = self._captured("pass", replace(shape, num_ranked=None), lambda: self._keep(compute(), shape))
         # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
         allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
         penalties = find_penalties(sequences, self._counts, self.model.device)
@@ -163,8 +198,8 @@ class Runner:
         if penalties is not None:
             penalties.count(accepted.tokens_BS)
         packed = self._advance(counted, accepted)
-        ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
-        return Launched(sequences, packed, bound=k + 1, ranked=ranked)
+        ranks = rank_emitted(computed.logits_BSV, accepted, shape.num_ranked)
+        return Launched(sequences, packed, bound=k + 1, ranked=ranks)
 
     def _captured(self, part: str, shape: _StepShape, work: Callable[[], T]) -> T:
         return work() if shape.size is None else self.graphs.run((part, shape), work)
@@ -197,9 +232,11 @@ class Runner:
     def _constrain(self, logits_BSV: Tensor, sequences: list[Sequence], draft: Draft) -> Draft:
         return self.grammars.constrain(logits_BSV, [sequence.grammar for sequence in sequences], draft)
 
-    def _finish(self, computed: _Computed) -> Tensor:
+    def _finish(self, computed: _Computed, shape: _StepShape) -> tuple[Tensor, Ranked | None]:
         """Verify and advance; return what the host is to know."""
-        return self._advance(computed, self._verify(computed, computed.logits_BSV))
+        accepted = self._verify(computed, computed.logits_BSV)
+        ranks = rank_emitted(computed.logits_BSV, accepted, shape.num_ranked)
+        return self._advance(computed, accepted), ranks
 
     def _verify(self, computed: _Computed, logits_BSV: Tensor, forced_BS: Tensor | None = None) -> Accepted:
         view = computed.view
@@ -227,15 +264,22 @@ class Runner:
         kept_BSV = self._kept[: logits_BSV.numel()].view_as(logits_BSV)
         return replace(computed, logits_BSV=kept_BSV.copy_(logits_BSV))
 
-    def _forward(self, tokens_N: Tensor, spans: Spans, page_table_BP: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Run the target; return hidden_NH and the auxiliary hidden states beside each other."""
+    def _forward(
+        self, tokens_N: Tensor, spans: Spans, page_table_BP: Tensor, features_NF: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the target; return hidden_NH and the auxiliary hidden states beside each other, in `features_NF` if it
+        is given."""
         plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
-        taps, features_NF = self.confirmations.taps, None
-        if taps:
-            width = len(taps) * self.model.shape.hidden_size
-            features_NF = torch.empty(spans.num_rows, width, dtype=self.model.dtype, device=self.model.device)
+        taps = self.confirmations.taps
+        if taps and features_NF is None:
+            features_NF = self._make_rows(spans.num_rows, len(taps))
         hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, taps, features_NF)
         return hidden_NH, features_NF
+
+    def _make_rows(self, num_rows: int, num_states: int) -> Tensor:
+        """Return room for rows of so many hidden states each."""
+        width = num_states * self.model.shape.hidden_size
+        return torch.empty(num_rows, width, dtype=self.model.dtype, device=self.model.device)
 
     def _sample_first(
         self, chunks: list[Chunk], spans: Spans, hidden_NH: Tensor, features_NF: Tensor | None
@@ -265,8 +309,8 @@ class Runner:
         if penalties is not None:
             penalties.count(accepted.tokens_BS)
         self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
-        ranked = rank_emitted(logits_B1V, accepted, sequences)
-        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=prompts)
+        ranks = rank_emitted(logits_B1V, accepted, num_ranked(sequences))
+        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranks, prompts=prompts)
 
 
 class _Slots:

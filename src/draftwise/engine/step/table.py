@@ -127,6 +127,11 @@ class SequenceTable:
         if num_features:
             self._features_SWF = torch.zeros(rows, width, num_features, dtype=dtype, device=device)
 
+    @property
+    def reach(self) -> int:
+        """Positions of a sequence that can have a page."""
+        return (self._pages_SP.shape[1] - 1) * self._block_size
+
     def release(self, slots: abc.Sequence[int]) -> None:
         """Take all pages from rows whose sequences are gone: they are other sequences' now."""
         slots_B = upload(slots, self.device)

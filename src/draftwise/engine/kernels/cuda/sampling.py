@@ -23,9 +23,10 @@ from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
 from draftwise.engine.kernels.cuda.penalties import penalise
+from draftwise.engine.kernels.cuda.ranking import MOST_RANKED, rank
 from draftwise.engine.kernels.cuda.rejection import reject
 
-__all__ = ["argmax_rows", "draw_rows", "emit", "find_floors", "penalise", "reject"]
+__all__ = ["MOST_RANKED", "argmax_rows", "draw_rows", "emit", "find_floors", "penalise", "rank", "reject"]
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
