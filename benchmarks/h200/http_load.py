@@ -104,6 +104,11 @@ class Server:
                 time.sleep(0.01)
         raise RuntimeError(f"not ready after {timeout_s:.0f} s:\n{self.log()[-3000:]}")
 
+    def version(self) -> str:
+        """Return what it says under /version."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/version", timeout=10) as answer:
+            return str(json.load(answer)["version"])
+
     def log(self) -> str:
         """Return what it wrote so far."""
         return self._log.read_text(errors="replace")
@@ -141,7 +146,8 @@ class _Connection(asyncio.Protocol):
         self.transport.write(_HEAD % len(body) + body)
         await self._done
         found = _USED.findall(self._tail)
-        assert found, f"an answer without usage: {self._tail!r}"
+        if not found:
+            raise RuntimeError(f"an answer without usage: {self._tail!r}")
         # The last event carries the usage and no token.
         self.answers.append(Answer(self._sent, self._first, self._last, self._events - 1, int(found[-1])))
 
@@ -182,10 +188,12 @@ async def _send_all(port: int, bodies: Sequence[bytes], at_once: int) -> list[An
 
 
 def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
-    """Return what clients saw of a load; every seed has prompts of its own.
+    """Return what clients saw of a load, and for which share of it their process was busy.
+
+    Every seed has prompts of its own.
 
     Raises:
-        RuntimeError: a request was refused, or an answer has another number of tokens than was asked for.
+        RuntimeError: a request was refused, or an answer has no usage or another number of tokens than was asked for.
         ConnectionError: the server closed a connection.
         TimeoutError: the load takes longer than it may.
     """
@@ -194,10 +202,12 @@ def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
     fixed |= {"stream_options": {"include_usage": True}}
     prompts = ([rng.randrange(3, vocab - 3) for _ in range(load.prompt_tokens)] for _ in range(load.requests))
     bodies = [json.dumps(fixed | {"prompt": prompt}).encode() for prompt in prompts]
+    began, busy_s = time.perf_counter(), time.process_time()
     answers = asyncio.run(_send_all(port, bodies, load.at_once))
+    busy = (time.process_time() - busy_s) / (time.perf_counter() - began)
     if wrong := [each.tokens for each in answers if each.tokens != load.output_tokens]:
         raise RuntimeError(f"{len(wrong)} answers of {wrong[0]} instead of {load.output_tokens} tokens")
-    return summarise(answers)
+    return summarise(answers) | {"client_busy": round(busy, 3)}
 
 
 def summarise(answers: Sequence[Answer]) -> dict[str, Any]:

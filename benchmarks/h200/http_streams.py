@@ -23,6 +23,7 @@ from typing import Any
 from cases import CASES, prompts, settings_for, spec_config
 from clock import run, steady_row
 from floors import kv_bytes_for
+from http_load import Server
 from shapes import SCALES, Scale, write_folders, write_tokenizer
 from side import Side
 
@@ -33,6 +34,7 @@ Counts = list[tuple[float, int]]
 
 _USED = re.compile(rb'"completion_tokens": ?(\d+)[,}]')
 _ROUNDS = 3
+_START_S = 150
 
 
 def compare(
@@ -46,9 +48,10 @@ def compare(
         side.open(case=name, skip_tokenizer_init=False, **sizes)
         direct = {count: _in_process(side, count, scale) for count in streams}
         side.close()
-        with _Server(name, scale, root, device, sizes) as server:
+        with Server(_command(name, scale, root, device, sizes), root / "serve.log") as server:
+            server.wait(_START_S)
             for count in streams:
-                rounds = [server.read(count) for _ in range(_ROUNDS + 1)][1:]
+                rounds = [_read(server.port, name, scale, count) for _ in range(_ROUNDS + 1)][1:]
                 http = sorted(rounds)[len(rounds) // 2]
                 row = {"case": name, "streams": count, "in_process_tokens_per_s": round(direct[count], 1)}
                 yield row | {"http_tokens_per_s": round(http, 1), "ratio": round(http / direct[count], 4)}
@@ -65,47 +68,29 @@ def _in_process(side: Side, batch: int, scale: Scale) -> float:
     return sorted(rates)[len(rates) // 2]
 
 
-class _Server:
-    """`draftwise serve` and the process that reads from it."""
+def _command(case: str, scale: Scale, root: Path, device: str, sizes: dict[str, int]) -> list[str]:
+    """Return what starts `draftwise serve` with the engine of the other way."""
+    folders = write_folders(root, scale)
+    given = settings_for(scale, folders, device) | {"max_num_seqs": sizes["max_num_seqs"]}
+    flags = ("device", "dtype", "load_format", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+    command = [sys.executable, "-m", "draftwise", "serve", str(folders.target), "--no-enable-prefix-caching"]
+    command += ["--served-model-name", "m", "--kv-cache-memory-bytes", str(sizes["kv_bytes"])]
+    for flag in (*flags, *scale.engine):
+        command += [f"--{flag.replace('_', '-')}", str(given[flag])]
+    if spec := spec_config(CASES[case], folders):
+        command += ["--speculative-config", json.dumps(spec)]
+    return command
 
-    def __init__(self, case: str, scale: Scale, root: Path, device: str, sizes: dict[str, int]) -> None:
-        name = next(name for name, each in SCALES.items() if each is scale)
-        self._shared = ["--case", case, "--scale", name]
-        folders = write_folders(root, scale)
-        given = settings_for(scale, folders, device) | {"max_num_seqs": sizes["max_num_seqs"]}
-        flags = ("device", "dtype", "load_format", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
-        self._command = [sys.executable, "-m", "draftwise", "serve", str(folders.target), "--no-enable-prefix-caching"]
-        self._command += ["--port", "0", "--served-model-name", "m", "--kv-cache-memory-bytes", str(sizes["kv_bytes"])]
-        for flag in flags:
-            self._command += [f"--{flag.replace('_', '-')}", str(given[flag])]
-        if spec := spec_config(CASES[case], folders):
-            self._command += ["--speculative-config", json.dumps(spec)]
 
-    def __enter__(self) -> _Server:
-        self._child = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-                self._port = int(found[1])
-                return self
-        raise RuntimeError(f"the server ended with exit code {self._child.wait()}")
-
-    def __exit__(self, *_: object) -> None:
-        self._child.terminate()
-        try:
-            self._child.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-    def read(self, streams: int) -> float:
-        """Return the tokens/s of so many streams at once."""
-        command = [sys.executable, __file__, *self._shared]
-        command += ["--port", str(self._port), "--streams", str(streams)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            raise RuntimeError(f"reading failed: {done.stderr[-800:]}")
-        return float(json.loads(done.stdout)["tokens_per_s"])
+def _read(port: int, case: str, scale: Scale, streams: int) -> float:
+    """Return the tokens/s of so many streams at once, read by another process."""
+    name = next(name for name, each in SCALES.items() if each is scale)
+    command = [sys.executable, __file__, "--case", case, "--scale", name]
+    command += ["--port", str(port), "--streams", str(streams)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"reading failed: {done.stderr[-800:]}")
+    return float(json.loads(done.stdout)["tokens_per_s"])
 
 
 class _Stream(asyncio.Protocol):

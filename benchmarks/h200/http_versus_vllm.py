@@ -35,7 +35,7 @@ from report import number, table
 HERE = Path(__file__).parent
 OURS, VLLM = "draftwise", "vllm"
 RESULT = "http_versus_vllm.json"
-START_S = 240
+START_S = 150
 """How long to wait for a server."""
 GOALS = {"plain": 1.12, "eagle3-k3": 1.15}
 """Output tokens/s over vLLM's, at least."""
@@ -69,7 +69,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             for engine, case in self._wanted():
                 log = self.args.out / f"{engine}-{case}.log"
-                server = Server(self._command(engine, case), log, self._environment(engine))
+                server = Server(self._command(engine, case), log, self._environment(engine, case))
                 self.servers[engine, case] = stack.enter_context(server)
             try:
                 self._await_servers()
@@ -103,9 +103,10 @@ class Session:
             if isinstance(found, RuntimeError):
                 self._give_up(engine, case, found)
             else:
-                self.record.content["engines"][f"{engine} {case}"] = {"ready_s": round(found, 1)}
+                server = {"version": self.servers[engine, case].version(), "ready_s": round(found, 1)}
+                self.record.content["engines"][f"{engine} {case}"] = server | self._loaded(engine, case)
         self.record.save()
-        print(f"[{self._elapsed():.0f} s] ready: {self.record.content['engines']}", flush=True)
+        print(f"[{self._elapsed():.0f} s] ready: {', '.join(' '.join(key) for key in self.servers)}", flush=True)
 
     def _measure_first(self, engine: str, case: str) -> None:
         """Note the first load after the start; it warms up, too."""
@@ -183,10 +184,22 @@ class Session:
         command += ["serve", str(self.folders.target), "--no-enable-prefix-caching"]
         return [*command, *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
-    def _environment(self, engine: str) -> dict[str, str]:
+    def _environment(self, engine: str, case: str) -> dict[str, str]:
         """Return what vLLM's load format reads: where to note what was loaded, and how dummies are drawn."""
-        loaded = str(self.args.out / "vllm-loaded.jsonl")
-        return {} if engine == OURS else {"LOADED_MODELS": loaded, "TARGET_NOISE": str(self.scale.noise)}
+        if engine == OURS:
+            return {}
+        path = self._loaded_path(case)
+        path.unlink(missing_ok=True)
+        return {"LOADED_MODELS": str(path), "TARGET_NOISE": str(self.scale.noise)}
+
+    def _loaded(self, engine: str, case: str) -> dict[str, Any]:
+        """Return which weights and heads vLLM's load format has noted."""
+        if engine == OURS:
+            return {}
+        return {"loaded": [json.loads(line) for line in self._loaded_path(case).read_text().splitlines()]}
+
+    def _loaded_path(self, case: str) -> Path:
+        return self.args.out / f"{VLLM}-{case}-loaded.jsonl"
 
     def _left(self) -> float:
         return float(self.args.seconds) - self._elapsed()

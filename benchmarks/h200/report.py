@@ -46,7 +46,8 @@ def lines(result: Result) -> Iterator[dict[str, Any]]:
     for name, case in CASES.items():
         for batch in sorted({batch for _, other, batch in rows if other == name}):
             ours, vllm = rows.get((OURS, name, batch)), rows.get((VLLM, name, batch))
-            line: dict[str, Any] = {"case": name, "batch": batch, "goal": case.goals.get(batch)}
+            line: dict[str, Any] = {"case": name, "batch": batch, "goal": scale.goal or case.goals.get(batch)}
+            line["even_goal"] = case.break_even_goal if batch == 1 and scale.goal is None else None
             simulated = nominal_acceptance_length(case.k) if result["about"]["acceptance"] != "real" else None
             for key, row in (("ours", ours), ("vllm", vllm)):
                 nominal = simulated or (row or {}).get("acceptance_length")
@@ -98,7 +99,7 @@ def _main_table(result: Result) -> str:
 
 
 def _cells(line: dict[str, Any]) -> list[str]:
-    ours, even_goal = line["ours"], CASES[line["case"]].break_even_goal if line["batch"] == 1 else None
+    ours, even_goal = line["ours"], line["even_goal"]
     reached = line["ratio"] is not None and line["goal"] is not None and line["ratio"] >= line["goal"]
     ratio = number(line["ratio"], 3)
     even = number(line["ours_break_even"], 2)

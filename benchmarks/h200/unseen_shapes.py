@@ -46,14 +46,12 @@ def _shape(name: str, *, layers: int | None = None) -> Scale:
     return dataclasses.replace(scale, target=target, output_tokens=min(_OUTPUT, scale.output_tokens))
 
 
-_FP8 = {"quantization": "fp8"}
-SHAPES: dict[str, tuple[Scale, dict[str, Any]]] = {
-    "moe": (_shape("moe", layers=_LAYERS), {}),
-    "fp8": (_shape("8b"), _FP8),
-    "tiny": (_shape("tiny"), {}),
-    "tiny-fp8": (_shape("tiny"), _FP8),
+SHAPES = {
+    "moe": _shape("moe", layers=_LAYERS),
+    "fp8": _shape("8b-fp8w"),
+    "tiny": _shape("tiny"),
+    "tiny-fp8": _shape("tiny-fp8"),
 }
-"""Shapes, and the engine's settings beside them."""
 
 
 def main() -> None:
@@ -86,14 +84,14 @@ def main() -> None:
 
 def describe(args: argparse.Namespace, shape: str) -> dict[str, Any]:
     """Return where and how a shape is measured."""
-    scale, settings = SHAPES[shape]
+    scale = SHAPES[shape]
     return {
         "date": date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
         "commit": args.commit,
         "versions": {"draftwise": __version__, "torch": torch.__version__},
         "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-        "settings": settings,
+        "settings": scale.engine,
         "layers": scale.target["num_hidden_layers"],
         "prompt_tokens": scale.prompt_tokens,
         "output_tokens": scale.output_tokens,
@@ -103,14 +101,14 @@ def describe(args: argparse.Namespace, shape: str) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace, shape: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a shape, in the form of versus_vllm.py, until the time is over."""
-    scale, settings = SHAPES[shape]
+    scale = SHAPES[shape]
     folders = write_folders(args.folders / f"unseen-{shape}-{scale.target['num_hidden_layers']}", scale)
     side, most = Side(scale, folders, device=args.device), max(args.batches)
     for case in args.cases:
         if time.monotonic() - BEGAN > args.seconds:
             break
         kv_bytes = kv_bytes_for(CASES[case], scale, most, scale.output_tokens)
-        opened = side.open(case=case, max_num_seqs=most, kv_bytes=kv_bytes, **settings)
+        opened = side.open(case=case, max_num_seqs=most, kv_bytes=kv_bytes)
         print(f"[{time.monotonic() - BEGAN:.0f} s] {case} is up after {opened['ready_s']} s", flush=True)
         for batch in args.batches:
             if time.monotonic() - BEGAN > args.seconds:
@@ -123,13 +121,13 @@ def measure(args: argparse.Namespace, shape: str) -> Iterator[dict[str, Any]]:
 
 def judge(measured: dict[str, Any], shape: str) -> dict[str, Any]:
     """Return every step that was not shown beside what the model of the others says of it."""
-    (scale, settings), about = SHAPES[shape], measured["about"]
+    scale, about = SHAPES[shape], measured["about"]
     calibration = as_calibration(
         measured["rows"],
         scale,
         gpu=find_gpu(about["device"]),
         engine="draftwise",
-        args=settings,
+        args=scale.engine,
         context=about["prompt_tokens"] + about["output_tokens"] / 2,
     )
     cases = [each.name for each in calibration.settings]

@@ -113,6 +113,8 @@ class Side:
             "loaded": loaded,
             "v2_runner": getattr(config, "use_v2_model_runner", None),
             "async_scheduling": config.scheduler_config.async_scheduling,
+            "quantization": config.model_config.quantization,
+            "kv_cache_dtype": config.cache_config.cache_dtype,
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "largest_captured": max(config.compilation_config.cudagraph_capture_sizes or [0]),
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,

@@ -92,7 +92,9 @@ class Silent:
     """A server that is ready at once."""
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str]) -> None:
-        self.port, self.command, self.ends = log.stem, command, 0
+        self.port, self.command = log.stem, command
+        if env:
+            Path(env["LOADED_MODELS"]).write_text('{"folder": "target"}\n')
 
     def __enter__(self) -> Silent:
         return self
@@ -102,6 +104,9 @@ class Silent:
 
     def wait(self, timeout_s: float) -> float:
         return 1.0
+
+    def version(self) -> str:
+        return "1.0"
 
     def terminate(self) -> None:
         pass
@@ -153,6 +158,10 @@ def test_first_loads_come_first_and_rounds_alternate(tmp_path: Path, sent: list[
     assert len(result["rows"]) == 2 * 2 * 3
     assert len(result["first"]) == 2
     assert len(result["resumed"]) == 1
+    assert result["engines"] == {
+        "draftwise plain": {"version": "1.0", "ready_s": 1.0},
+        "vllm plain": {"version": "1.0", "ready_s": 1.0, "loaded": [{"folder": "target"}]},
+    }
 
 
 def test_means_of_turns_are_compared() -> None:

@@ -216,6 +216,8 @@ def test_the_table_compares_at_equal_acceptance() -> None:
     table = report.as_markdown(result())
     assert "| **1.250** | 1.08 |" in table, "a goal that is reached stands out"
     assert "| 1.200 | 1.25 | 1.25 (goal 1.20) |" in table
+    fp8 = result(about=dict(result()["about"], scale="8b-fp8"))
+    assert "| **1.200** | 1.00 | 1.25 |" in report.as_markdown(fp8), "a scale may have a goal of its own"
 
 
 def test_later_results_replace_rows(tmp_path: Path) -> None:
