@@ -17,12 +17,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from provenance import provenance, write
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -30,7 +30,6 @@ from tests.deploy.observe.test_rules import count_minutes, write_series
 from tests.support.adopted import EVIDENCE, LOAD, MODEL, ORDER, SETUP, SPEED
 from tests.support.production import SCENARIOS, Phase, Scenario
 
-from draftwise import __version__
 from draftwise.core import Counters, Expected, SpecStats
 from draftwise.deploy import make_order
 from draftwise.deploy.observe.naming import VLLM, name_for
@@ -177,8 +176,7 @@ def main() -> None:
         planted = [judge_planted(scenario, Path(folder)) for scenario in SCENARIOS]
         real = [judge_real(row, break_evens, Path(folder)) for row in counted]
     result = {
-        "date": date.today().isoformat(),
-        "draftwise": __version__,
+        **provenance(),
         "promtool": (version.stdout + version.stderr).split()[2],
         "alerts": len(ALERTS),
         "expected": sum(len(row["alerts"]) for row in planted),
@@ -187,7 +185,7 @@ def main() -> None:
         "planted": planted,
         "real": real,
     }
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, given.out)
     print({key: result[key] for key in ("expected", "missed", "false")})
 
 

@@ -19,14 +19,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 
 import torch
+from provenance import provenance, write
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.step.threads import StepThreads
-from draftwise.measure.context import describe_hardware
 
 SITUATIONS = {"quiet": None, "busy": 0.0, "coming and going": 1.0}
 """Seconds after which the other process rests as long; 0: never; None: there is none."""
@@ -146,12 +145,10 @@ def main() -> None:
     readings = run(engine, 2 if options.quick else options.rounds)
     summary = summarize(readings) | {"same_tokens": len(engine.answers) == 1}
     print(json.dumps(summary, indent=1))
-    if options.out is not None:
-        about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
-        about |= {"machine": describe_hardware().to_dict(), "torch": torch.__version__}
-        about |= {"threads": torch.get_num_threads(), "load_before": load}
-        rounded = {name: {arm: [round(x, 1) for x in s] for arm, s in arms.items()} for name, arms in readings.items()}
-        options.out.write_text(json.dumps(about | summary | {"readings": rounded}, indent=1) + "\n")
+    about = {"command": " ".join(["python", *sys.argv]), **provenance("torch")}
+    about |= {"threads": torch.get_num_threads(), "load_before": load}
+    rounded = {name: {arm: [round(x, 1) for x in s] for arm, s in arms.items()} for name, arms in readings.items()}
+    write(about | summary | {"readings": rounded}, options.out)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 
-from draftwise import __version__
-from draftwise.machine.cores import cpu_name
+from provenance import provenance, write
 
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
 SPECS = (
@@ -69,10 +66,7 @@ def main() -> None:
     result = {
         "what": "milliseconds from process start to exit",
         "command": "python benchmarks/cpu/check_speed.py",
-        "date": date.today().isoformat(),
-        "draftwise": __version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {cpu_name()}",
+        **provenance(),
         "rounds": given.rounds,
         "rows": [
             {"run": name, "median_ms": round(statistics.median(values), 1), "min_ms": round(min(values), 1),
@@ -81,8 +75,7 @@ def main() -> None:
         ],
     }  # fmt: skip
     print(json.dumps(result, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, given.out)
 
 
 if __name__ == "__main__":

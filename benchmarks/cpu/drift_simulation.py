@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 from drifting_services import REGIMES, Regime, Service, make_service
 from numpy.typing import NDArray
+from provenance import provenance, write
 
-from draftwise.machine.cores import cpu_name
 from draftwise.watch.drift import Drift, DriftModel, Rows, fit_model
 from draftwise.watch.drift.model import LEARN_DAYS
 from draftwise.watch.drift.rows import ROW_S, ROWS_PER_DAY
@@ -172,16 +171,14 @@ def main() -> None:
     result = {
         "what": "21 days to learn from, a month without a fall, falls at any time of it; five-minute rows",
         "command": f"python benchmarks/cpu/drift_simulation.py --services {given.services}",
-        "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}", "numpy": np.__version__},
+        **provenance("numpy"),
         "services_each": given.services,
         "falls_each": given.services * FALLS_EACH,
         "rows": rows,
         "probe": list(rows_of_probes()),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write(result, given.out)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from draftwise.machine.cores import cpu_name
+from provenance import provenance, write
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 SHARED_SETTINGS = {"max_model_len": 1024, "new_tokens": 128}
@@ -95,9 +93,8 @@ def main() -> None:
     if args.vllm_python:
         peers.append(Peer("vllm", args.vllm_python, args.model, args.dtype))
     result = {
-        "date": date.today().isoformat(),
+        **provenance(),
         "command": " ".join(["python", *sys.argv]).replace(args.vllm_python or "\0", "VLLM_PYTHON"),
-        "machine": {"processor": cpu_name(), "cores": os.cpu_count()},
         "settings": SHARED_SETTINGS | {"dtype": args.dtype, "model": args.model, "rounds": args.rounds},
         "engines": {peer.name: peer.about for peer in peers},
         "streams": {
@@ -107,10 +104,8 @@ def main() -> None:
     result["peak_memory_bytes"] = peers[0].run(read_prompts(args.prompts, args.model, 1))["peak_memory_bytes"]
     for peer in peers:
         peer.close()
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write(result, args.out)
 
 
 if __name__ == "__main__":

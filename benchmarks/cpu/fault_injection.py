@@ -18,13 +18,11 @@ import argparse
 import json
 import math
 import os
-import platform
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from multiprocessing import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,14 +30,12 @@ from typing import Any
 from unittest.mock import patch
 
 from injected_faults import KINDS, World, make_world
-
-from draftwise.machine.cores import cpu_name
+from provenance import provenance, write
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.measuring import make_session
 
-from draftwise import __version__
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.decide.conclusions import conclude_run
@@ -246,16 +242,13 @@ def main() -> None:
         "any load of the run; found: a true effect of 20 % under any load, and nothing false",
         "command": f"python benchmarks/cpu/fault_injection.py --nulls {given.nulls} --effects {given.effects} "
         f"--first-seed {given.first_seed}",
-        "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}"},
-        "date": str(date.today()),
-        "draftwise": __version__,
+        **provenance(),
         "disturbed": summarise([each for each in outcomes if each.trial.kind != QUIET]),
         "kinds": {kind: summarise([each for each in outcomes if each.trial.kind == kind]) for kind in given.kinds},
         "false_verdicts": [describe(each) for each in outcomes if each.is_false],
     }
     print(json.dumps({name: value for name, value in result.items() if name != "false_verdicts"}, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, given.out)
 
 
 if __name__ == "__main__":

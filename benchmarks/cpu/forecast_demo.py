@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance, write
 
 from draftwise.core import (
     Acceptance,
@@ -178,8 +179,7 @@ def main() -> None:
     print(json.dumps(found["summary"], indent=1))
     print("left out:", json.dumps(found["screened"]))
     print("from a replay:", json.dumps(found["replayed"]["summary"]))
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(provenance() | found, given.out)
 
 
 def _find_lengths(demo: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

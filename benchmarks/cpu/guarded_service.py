@@ -13,7 +13,6 @@ import argparse
 import http.client
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -28,10 +27,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from provenance import provenance, write
+
 from draftwise.core import Baseline, ClosedLoop, Condition, Relation, Rollback, RollbackBasis
 from draftwise.guard.executors.haproxy import parse_servers
 from draftwise.machine.cache import cache_folder
-from draftwise.machine.cores import cpu_name
 from draftwise.workloads.loading import load_workloads
 
 ROOT = Path(__file__).parents[2]
@@ -265,15 +265,13 @@ def main() -> None:
     result = {
         "what": "a disturbed drafter is put into the traffic of a service behind HAProxy; scrapes every 2 s",
         "command": "python benchmarks/cpu/guarded_service.py",
-        "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}"},
+        **provenance(),
         "break_even": BREAK_EVEN,
         "streams": STREAMS,
         **measure(folder),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write(result, given.out)
 
 
 if __name__ == "__main__":

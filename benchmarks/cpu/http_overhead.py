@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,15 +23,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from paced_engine import TOKENS_PER_STEP, PacedEngine, build
+from provenance import provenance, write
 
-from draftwise import __version__
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.sequence import Request
@@ -61,11 +59,9 @@ def main() -> None:
         return
     rows = [row for host_ms in given.host_ms for place in PLACES for row in measure(given, place, host_ms)]
     print_table(rows)
-    if given.out:
-        about = {"date": str(date.today()), "draftwise": __version__, "python": platform.python_version()}
-        about |= {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "step_ms": given.step_ms, "tokens": given.tokens}
-        about |= {name: bool(find_spec(name)) for name in ("uvloop", "httptools")}
-        given.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    about = provenance() | {"load": os.getloadavg()[0], "step_ms": given.step_ms, "tokens": given.tokens}
+    about |= {name: bool(find_spec(name)) for name in ("uvloop", "httptools")}
+    write(about | {"rows": rows}, given.out)
 
 
 def config_of(given: argparse.Namespace) -> EngineConfig:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance, write
+
 CPU = Path(__file__).parent / "results"
 H200 = Path(__file__).parents[1] / "h200" / "results"
 TO_90 = 1.645
@@ -29,7 +31,7 @@ def main() -> None:
     for row in rows:
         row["percent"] = round(100 * row["inside"] / row["of"], 1)
         print(f"{row['what']:70} {row['inside']:4} of {row['of']:4} {row['percent']:6.1f} %")
-    given.out.write_text(json.dumps({"goal_percent": GOAL, "rows": rows}, indent=1) + "\n")
+    write(provenance() | {"goal_percent": GOAL, "rows": rows}, given.out)
 
 
 def count_all() -> Iterator[dict[str, Any]]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import shlex
 import statistics
@@ -24,16 +23,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 from load_peers import PEERS, Job, Reading, run_draftwise
+from provenance import provenance, write
 
 from draftwise import __version__
-from draftwise.machine.cores import cpu_name
 
 ACCURACY = {"first_token_s": 0.05, "step_s": 0.02, "shortest": 0.5}
 """Answers of different lengths, so that the streams do not stay in step."""
@@ -68,7 +66,8 @@ def main() -> int:
         return 0
     commands = {"draftwise": shlex.join([sys.executable, __file__]), "vllm bench serve": given.vllm}
     commands |= {"guidellm": given.guidellm, "aiperf": given.aiperf}
-    result = about() | {"tools": [], "accuracy": [], "capacity": []}
+    result = provenance() | {"fake": {"accuracy": ACCURACY, "capacity": CAPACITY}}
+    result |= {"tools": [], "accuracy": [], "capacity": []}
     for name, command in commands.items():
         if command:
             result["tools"].append({"name": name, "version": version(name, command), "settings": PEERS[name].settings})
@@ -78,22 +77,8 @@ def main() -> int:
             result[part].append(row)
             print(json.dumps({key: value for key, value in row.items() if key != "command"}), flush=True)
     print(table(result))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, given.out)
     return 1 if any("failure" in row for row in [*result["accuracy"], *result["capacity"]]) else 0
-
-
-def about() -> dict[str, Any]:
-    """Return what ran this and where."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "draftwise": __version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cpu": cpu_name(),
-        "cpus": os.cpu_count(),
-        "fake": {"accuracy": ACCURACY, "capacity": CAPACITY},
-    }
 
 
 def version(name: str, command: str) -> str:

@@ -15,17 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import torch
+from provenance import provenance, write
 from safetensors.torch import save_file
 
 from draftwise.engine.attention.plan import plan_attention
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.measure.context import describe_hardware
 
 CASES = ((1, 1), (1, 6), (4, 6), (16, 1), (16, 6))
 BLOCK_SIZE = 16
@@ -126,12 +125,8 @@ def main() -> None:
             {"sequences": num_seqs, "new_tokens": num_new, "step_ms": round(step_ms, 3), "floor_ms": round(floor_ms, 3)}
         )
         print(f"{num_seqs:3} {num_new:3} {step_ms:9.2f} {floor_ms:9.2f} {step_ms - floor_ms:9.2f}", flush=True)
-    if options.out is not None:
-        about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
-        machine = describe_hardware().to_dict()
-        about |= {"machine": machine, "torch": torch.__version__, "threads": torch.get_num_threads()}
-        about |= {"dtype": options.dtype, "context": options.context}
-        options.out.write_text(json.dumps(about | {"cases": rows}, indent=1) + "\n")
+    about = {"command": " ".join(["python", *sys.argv]), **provenance("torch"), "threads": torch.get_num_threads()}
+    write(about | {"dtype": options.dtype, "context": options.context, "cases": rows}, options.out)
 
 
 if __name__ == "__main__":

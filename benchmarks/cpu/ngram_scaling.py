@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+from provenance import provenance, write
 from suffix_vs_arctic import standard_library
-
-from draftwise.machine.cores import cpu_name
 
 PROMPTS = (200, 2_000, 10_000, 50_000)
 RANGES = ((5, 5), (2, 4), (1, 32))
@@ -120,20 +117,11 @@ def main() -> None:
     result = {
         "what": "NgramProposer.propose: a prompt's admission (ms, once) and a step (us); vLLM's propose: a step (us)",
         "command": "python benchmarks/cpu/ngram_scaling.py --vllm-python PYTHON",
-        "machine": {
-            "cpu": cpu_name(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
-        "versions": {
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-            "vllm": "0.32.0" if args.vllm_python else None,
-        },
+        **provenance("torch", "numpy"),
+        "vllm": "0.32.0" if args.vllm_python else None,
         "rows": rows,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
 
 
 if __name__ == "__main__":

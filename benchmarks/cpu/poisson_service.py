@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from provenance import provenance, write
 from schedule_ramp import BUNDLE, encode, make_llm, use_one_core
 
 from draftwise import LLM, SamplingParams
@@ -100,12 +99,11 @@ def main() -> None:
                         | compare(trace, costs, name, prompts, times))  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
         before = after
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    about = {"made": made, "draftwise": __version__, "machine": platform.machine(), "answer_tokens": ANSWER}
+    about = provenance() | {"answer_tokens": ANSWER}
     about["clock"] = "CPU time of one thread"
     about["left_out_median_percent"] = round(100 * median(errors), 1)
     document = {"about": about, "summary": summarise(rows), "rows": rows}
-    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(document, given.out)
     print(json.dumps(summarise(rows), indent=1))
 
 

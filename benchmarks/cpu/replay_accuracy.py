@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance, write
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import Interval, SpecConfig
@@ -37,7 +36,6 @@ from draftwise.replay.summary import count_steps
 from draftwise.replay.transcripts import Transcript
 from draftwise.statistics.ratios import Array
 from draftwise.statistics.totals import ratio_of_totals
-from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
@@ -84,14 +82,13 @@ def main() -> None:
     plain = place.load(None)
     prompts = encode(plain, arguments.prompts)
     log = [each for seed in range(arguments.seeds) for each in decode(plain, prompts, seed)]
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    about = {"made": made, "draftwise": __version__, "machine": platform.machine(), "k": K, "temperature": TEMPERATURE}
+    about = provenance() | {"k": K, "temperature": TEMPERATURE}
     about |= {"target": arguments.target.name, "dtype": "float32"}
     before = json.loads(arguments.out.read_text())["rows"] if arguments.only and arguments.out.exists() else []
     rows = {row["setting"]: row for row in before}
     for name in arguments.only or SETTINGS:
         rows[name] = compare(name, place, prompts, log, arguments.seeds)
-        arguments.out.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1) + "\n")
+        write({"about": about, "rows": list(rows.values())}, arguments.out)
 
 
 def compare(name: str, place: Place, prompts: list[list[int]], log: list[Transcript], seeds: int) -> dict[str, Any]:

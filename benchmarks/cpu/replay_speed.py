@@ -15,17 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance, write
 from suffix_vs_arctic import standard_library
 
 from draftwise.core import SpecConfig
-from draftwise.machine.cores import cpu_name
 from draftwise.replay.directory import to_anchors
 from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replay.replayer import Replayer
 from draftwise.replay.replaying import choose_ks
 from draftwise.replay.summary import summarize
 from draftwise.replay.transcripts import Transcript
-from draftwise.version import __version__
 
 REQUESTS, PROMPT, ANSWER, K = 1_000, 1_000, 300, 8
 
@@ -41,11 +40,10 @@ def main() -> None:
         time_replay("ngram, every k to 8", ngram, requests),
         time_replay("suffix, k = 8", SuffixReplayer(ks=(K,), options={}), requests),
     ]
-    about = {"cpu": cpu_name(), "draftwise": __version__, "requests": REQUESTS, "prompt": PROMPT, "answer": ANSWER}
+    about = provenance() | {"requests": REQUESTS, "prompt": PROMPT, "answer": ANSWER}
     result = {"about": about, "rows": rows}
     print(json.dumps(result, indent=1))
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, out)
 
 
 def make_requests(count: int = REQUESTS, vocabulary: int | None = None) -> list[Transcript]:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
-import numpy as np
+from provenance import provenance, write
 from simulated_crossovers import rows_of_crossovers
 from simulated_decisions import rows_of_families, rows_of_looks, rows_of_power, rows_of_whole_runs
 from simulated_intervals import rows_of_coverage, rows_of_percentiles, rows_of_totals, summarise_coverage
-
-from draftwise.machine.cores import cpu_name
 
 SECTIONS = {
     "coverage": (rows_of_coverage, 1),
@@ -45,7 +42,7 @@ def main() -> None:
     result = {
         "what": "share of simulated measurements; margin 3 %, 95 % intervals",
         "command": f"python benchmarks/cpu/statistics_simulation.py --trials {given.trials}",
-        "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}", "numpy": np.__version__},
+        **provenance("numpy"),
     }
     if given.sections and given.out and given.out.exists():
         result = json.loads(given.out.read_text())
@@ -56,8 +53,7 @@ def main() -> None:
     if "coverage" in result:
         result["coverage_summary"] = summarise_coverage(result["coverage"]["rows"])
     print(json.dumps({key: value for key, value in result.items() if key not in ("coverage", "looks")}, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, given.out)
 
 
 if __name__ == "__main__":

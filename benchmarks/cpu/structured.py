@@ -19,20 +19,18 @@ import re
 import statistics
 import sysconfig
 import time
-from datetime import date
-from importlib.metadata import version
 from itertools import chain, count, islice
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"  # read by the libraries that are imported now
 
 import torch
+from provenance import provenance, write
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.measure.context import describe_hardware
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 METHODS = {
@@ -168,13 +166,11 @@ def main() -> None:
     result = {
         "what": "decoding with and without a grammar: tokens/s, CPU ms a token, ratios; masks of a step: CPU ms",
         "command": f"python benchmarks/cpu/structured.py --rounds {args.rounds}",
-        "date": date.today().isoformat(),
-        "machine": describe_hardware().to_dict(),
-        "versions": {name: version(name) for name in ("torch", "llguidance")},
+        **provenance("torch", "llguidance"),
         "masks": measure_masks(args.batches),
         "decoding": measure_decoding(args.rounds, args.batches),
     }
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(result, args.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import random
 import re
 import statistics
@@ -21,12 +20,10 @@ import sys
 import sysconfig
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-
-from draftwise.machine.cores import cpu_name
+from provenance import provenance, write
 
 DEPTH, CACHED_REQUESTS, K = 24, 10_000, 24  # vLLM's defaults
 TIMES = ("admit", "step", "release")
@@ -257,17 +254,12 @@ def main() -> None:
         "command": "python benchmarks/cpu/suffix_vs_arctic.py --arctic-python PYTHON",
         "repeats": args.repeats,
         "settings": {"max_tree_depth": DEPTH, "max_cached_requests": CACHED_REQUESTS, "num_speculative_tokens": K},
-        "machine": {
-            "cpu": cpu_name(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
-        "versions": {name: version(name) for name in ("numba", "numpy", "torch")} | {"arctic-inference": "0.1.1"},
+        **provenance("numba", "numpy", "torch"),
+        "arctic-inference": "0.1.1",
         "compile_s": compile_seconds(),
         "traces": rows,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     for row in rows:
         times = "  ".join(f"{kind} {row[f'{kind}_us']:9.1f} / {row[f'{kind}_us_arctic']:9.1f} us" for kind in TIMES)
         print(f"{row['trace']:38} {times}  total x{row['total_ratio']:.2f}  same drafts: {row['same_drafts']}")

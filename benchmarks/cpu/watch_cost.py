@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
+
+from provenance import provenance, write
 
 from draftwise.backends.fake.metrics import FakeMetrics
 from draftwise.core import ServerLoad
@@ -101,18 +101,15 @@ def main() -> None:
         return
     metrics = FakeMetrics(model="meta-llama/Llama-3.1-8B-Instruct", max_model_len=131072, k=3)
     result = {
-        "date": str(date.today()),
-        "python": platform.python_version(),
+        **provenance(),
         "replicas": given.replicas,
         "looks": given.looks,
         "page_bytes": len(metrics.exposition(0, ServerLoad())),
         "limit_ms": LIMIT_MS,
         **measure(given.replicas, given.looks),
     }
-    text = json.dumps(result, indent=1) + "\n"
-    print(text, end="")
-    if given.out is not None:
-        given.out.write_text(text, encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    write(result, given.out)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_a_cold_server_decides_nothing(cold_far: float, code: str, verdict: Verd
 @pytest.mark.parametrize(("where", "verdict"), [("another", Verdict.ADOPT), (CANDIDATE, Verdict.INCONCLUSIVE)])
 def test_a_doubt_about_one_candidate_is_none_about_the_others(where: str, verdict: Verdict) -> None:
     run, limits = make_run({CANDIDATE: gains(1.5)}), Thresholds()
-    (found,) = compare_cells(run, limits)
+    (found,) = compare_cells(run, [], limits)
     doubt = Finding(code=UNSETTLING[0], severity=Severity.WARNING, message="it was cold.", where=where)
     assert judge_cell(found, [doubt], [], limits).verdict is verdict
 

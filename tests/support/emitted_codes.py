@@ -85,6 +85,8 @@ class _Callable:
     num_required: int
     module: _Module | None = None
     function: _Function | None = None
+    owner: str = ""
+    """The class of a static method, by whose name alone it is called: `log.warning` is no `Finding.warning`."""
 
     def accepts(self, call: ast.Call) -> bool:
         """Say whether a call has as many arguments: `names.add(name)` is no `faults.add(code, message, where)`."""
@@ -133,9 +135,9 @@ class Package:
                 case ast.Call():
                     module.calls.append((child, scope))
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if isinstance(node, ast.ClassDef):
-                    self._methods[child.name].append(_read_function(child, module, is_method=True))
+                    self._methods[child.name].append(_read_function(child, module, owner=node.name))
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    module.functions[child.name] = _read_function(child, module, is_method=False)
+                    module.functions[child.name] = _read_function(child, module)
             self._visit(child, (*scope, child) if isinstance(child, _Function) else scope, module)
 
     def find_emissions(self) -> Iterator[Emission]:
@@ -151,8 +153,8 @@ class Package:
         """Return what a call may call."""
         found: list[_Callable] = []
         match call.func:
-            case ast.Attribute(attr=method):
-                found = self._methods.get(method, [])
+            case ast.Attribute(attr=method, value=receiver):
+                found = [each for each in self._methods.get(method, []) if each.owner in ("", ast.unparse(receiver))]
             case ast.Name(id=name) if known := self._find_function(name, module):
                 found = [known]
             case ast.Name() as local:  # `kind = error if late else warning; kind("client-sends-late", ...)`
@@ -217,14 +219,15 @@ class Package:
         )
 
 
-def _read_function(function: _Function, module: _Module, *, is_method: bool) -> _Callable:
+def _read_function(function: _Function, module: _Module, *, owner: str = "") -> _Callable:
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     is_static = any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in function.decorator_list)
-    if is_method and not is_static:
+    if owner and not is_static:
         positional = positional[1:]
     names = tuple(each.arg for each in (*positional, *given.kwonlyargs))
-    return _Callable(names, max(len(positional) - len(given.defaults), 0), module, function)
+    num_required = max(len(positional) - len(given.defaults), 0)
+    return _Callable(names, num_required, module, function, owner if is_static else "")
 
 
 def _is_handed_on(code: ast.expr | None, scope: _Scope) -> bool:

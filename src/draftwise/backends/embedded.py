@@ -13,7 +13,7 @@ from pathlib import Path
 from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
 from draftwise.backends.gpus import Placement
-from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.setups.write import write_words
 
 __all__ = ["EmbeddedBackend"]
@@ -80,4 +80,4 @@ class EmbeddedBackend(ChildBackend):
 
 
 def _fault(arm: str, message: str) -> Finding:
-    return Finding(code="server-refused", severity=Severity.ERROR, message=message, where=arm)
+    return Finding.error("server-refused", message, where=arm)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers
 from draftwise.checkpoints.quoting import quote
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 
 __all__ = ["find_layers_fault", "find_mask_fault", "find_vocabulary_fault", "find_width_fault", "mask_missing"]
 
@@ -26,7 +26,7 @@ def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) ->
     if width is None or width == wanted:
         return None
     message = f"The head's {key} is {width}, and the target's hidden states are {wanted} wide."
-    return _fault("hidden-size-differs", message, where, _OTHER_TARGET)
+    return Finding.error("hidden-size-differs", message, where=where, fix=_OTHER_TARGET)
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:
@@ -35,7 +35,7 @@ def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Findi
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
     fix = "If one is the other padded, nothing is wrong; else use a head that was trained for this target."
-    return _fault("head-vocabulary-differs", message, where, fix)
+    return Finding.error("head-vocabulary-differs", message, where=where, fix=fix)
 
 
 def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Finding | None:
@@ -45,11 +45,16 @@ def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Find
             f"The head names no {layers.key}, and vLLM's own choice, 2, L/2 and L - 3, is not three layers in a target "
             f"of {num_layers}."
         )
-        return _fault(
-            "layer-ids-collapse", message, where, f"Add {layers.key}: the layers that the head was trained on."
+        return Finding.error(
+            "layer-ids-collapse",
+            message,
+            where=where,
+            fix=f"Add {layers.key}: the layers that the head was trained on.",
         )
     if layers.ids[0] < 0 or layers.ids[-1] > num_layers:
-        return _fault("layer-ids-out-of-range", _describe_range(layers, num_layers), where, _OTHER_TARGET)
+        return Finding.error(
+            "layer-ids-out-of-range", _describe_range(layers, num_layers), where=where, fix=_OTHER_TARGET
+        )
     return None
 
 
@@ -75,15 +80,13 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
         return mask_missing(key, where=where)
     if vocab_size is not None and token_id >= vocab_size:
         message = f"The head's mask token {token_id:,} is outside the vocabulary, which ends at {vocab_size - 1:,}."
-        return _fault("mask-token-out-of-range", message, where, "Correct the id in config.json.")
+        return Finding.error("mask-token-out-of-range", message, where=where, fix="Correct the id in config.json.")
     return None
 
 
 def mask_missing(key: str, *, where: str) -> Finding:
     """Return what to say of a head that drafts in parallel and names no mask token."""
     message = f"The head drafts in parallel, and its config.json has no {key} to stand for what is not known yet."
-    return _fault("mask-token-missing", message, where, f"Add {key}: the token that it was trained with.")
-
-
-def _fault(code: str, message: str, where: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+    return Finding.error(
+        "mask-token-missing", message, where=where, fix=f"Add {key}: the token that it was trained with."
+    )

@@ -19,7 +19,7 @@ from draftwise.checkpoints.model_config import read_config
 from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import read_vocabulary
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.machine.files import write_whole
 
 __all__ = [
@@ -125,10 +125,9 @@ def _compare(recorded: RecordedTarget, target: Path, where: str) -> Iterator[Fin
     present = target_identity(target)
     if recorded.weights not in ("", present["weights"]):
         name = quote(recorded.name or "another target")
-        yield Finding(
-            code="trained-for-another-target",
-            severity=Severity.ERROR,
-            message=f"The drafter was trained for {name}, whose weights differ from those of {target}.",
+        yield Finding.error(
+            "trained-for-another-target",
+            f"The drafter was trained for {name}, whose weights differ from those of {target}.",
             where=where,
             fix=f"Serve {name}, or train a drafter for this target with `draftwise train`.",
         )
@@ -149,10 +148,9 @@ def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path,
     """
     if "" in (recorded, tokenizer) or recorded == tokenizer:
         return None
-    return Finding(
-        code="recorded-tokenizer-differs",
-        severity=Severity.ERROR,
-        message=f"The drafter was trained for {quote(name or 'another target')}, whose tokenizer differs from that of "
+    return Finding.error(
+        "recorded-tokenizer-differs",
+        f"The drafter was trained for {quote(name or 'another target')}, whose tokenizer differs from that of "
         f"{target}.",
         where=where,
         fix="Use a head that was trained for this target.",

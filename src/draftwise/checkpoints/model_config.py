@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from draftwise.checkpoints.gguf_config import make_config
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 
-__all__ = ["ModelConfig", "find_model_config", "read_config"]
+__all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config"]
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -29,33 +29,36 @@ class ModelConfig:
     file: Path | None = None
     """The GGUF file that it was made of."""
 
-    @property
-    def text_config(self) -> Mapping[str, Any]:
-        """The language model's part of a multimodal config, else the whole."""
-        for key in ("text_config", "llm_config", "language_config", "thinker_config"):
-            inner = self.config.get(key)
-            if isinstance(inner, Mapping):
-                deeper = inner.get("text_config") if key == "thinker_config" else None
-                return deeper if isinstance(deeper, Mapping) else inner
-        return self.config
+    model_type: str = field(init=False)
+    """`model_type`, or an empty string."""
+    architectures: tuple[str, ...] = field(init=False)
+    """`architectures`, empty where the file has none."""
+    text_config: Mapping[str, Any] = field(init=False, repr=False)
+    """The language model's part of a multimodal config, else the whole."""
 
-    @property
-    def model_type(self) -> str:
-        """`model_type`, or an empty string."""
-        return str(self.config.get("model_type") or "")
+    def __post_init__(self) -> None:
+        names = self.config.get("architectures")
+        object.__setattr__(self, "model_type", str(self.config.get("model_type") or ""))
+        object.__setattr__(self, "architectures", tuple(map(str, names)) if isinstance(names, list) else ())
+        object.__setattr__(self, "text_config", get_text_config(self.config))
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """`architectures`, empty where the file has none."""
-        given = self.config.get("architectures")
-        return tuple(str(name) for name in given) if isinstance(given, list) else ()
 
-    @property
-    def num_experts(self) -> int:
-        """Routed experts of a mixture; 0 for a dense model."""
-        first = next((value for key in _EXPERT_KEYS if (value := self.text_config.get(key))), 0)
-        first = first[0] if isinstance(first, list) else first
-        return first if isinstance(first, int) else 0
+def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a multimodal config.json, else the whole."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            deeper = inner.get("text_config") if key == "thinker_config" else None
+            return deeper if isinstance(deeper, Mapping) else inner
+    return config
+
+
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Return the routed experts of a mixture; 0 for a dense model."""
+    text = get_text_config(config)
+    first = next((value for key in _EXPERT_KEYS if (value := text.get(key))), 0)
+    first = first[0] if isinstance(first, list) else first
+    return first if isinstance(first, int) else 0
 
 
 def find_model_config(given: str) -> ModelConfig | None:

@@ -10,7 +10,7 @@ from draftwise.checkpoints.aux_layers import AuxLayers, find_aux_layers
 from draftwise.checkpoints.marks import find_by_marks
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.speculators_format import flatten
-from draftwise.facts.methods import Method, get_method, methods_where
+from draftwise.facts.methods import Method, methods_where
 
 __all__ = ["RecognizedDrafter", "recognize"]
 
@@ -21,6 +21,8 @@ class RecognizedDrafter:
 
     method: str
     """As vLLM spells it; `draft_model` for a whole language model, which may as well be a target."""
+    traits: Method
+    """What is true of the method."""
     layout: Literal["plain", "speculators"]
     algorithm: str
     """`speculators_model_type`, else the method."""
@@ -33,11 +35,6 @@ class RecognizedDrafter:
     mask_token_id: int | None
     aux_layers: AuxLayers | None
     """None for drafters that do not read states of several layers, and where the config does not say which."""
-
-    @property
-    def traits(self) -> Method:
-        """What is true of its method."""
-        return get_method(self.method)
 
     @property
     def is_head(self) -> bool:
@@ -55,6 +52,7 @@ def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDr
     mask = find_mask_token(plain)
     return RecognizedDrafter(
         method=method.name,
+        traits=method,
         layout="plain" if algorithm is None else "speculators",
         algorithm=method.name if algorithm is None else str(algorithm),
         config=plain,

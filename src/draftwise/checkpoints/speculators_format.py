@@ -14,7 +14,7 @@ from draftwise.checkpoints.aux_layers import AUX_KEY, find_aux_layers
 from draftwise.checkpoints.dimensions import get_ints, get_mapping
 from draftwise.checkpoints.marks import find_by_architecture
 from draftwise.checkpoints.mask_token import MASK_KEYS, find_mask_token
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 
 __all__ = ["find_format_fault", "flatten", "from_plain", "to_plain"]
 
@@ -52,7 +52,7 @@ def find_format_fault(config: _Config, *, where: str) -> Finding | None:
         fix = "Export the checkpoint again with the speculators library."
     else:
         return None
-    return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+    return Finding.error(code, message, where=where, fix=fix)
 
 
 def flatten(config: _Config) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
-from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.facts.rules import Rulebook
 
 __all__ = [
@@ -118,7 +118,7 @@ def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | N
         fix = "Check that the target's chat template uses tokens that the drafter was trained with."
     else:
         return None
-    return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+    return Finding.error(code, message, where=where, fix=fix)
 
 
 def check_same_tokens(drafter: Path, target: Path) -> None:

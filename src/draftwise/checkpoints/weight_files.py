@@ -9,7 +9,7 @@ from typing import Literal
 
 from draftwise.checkpoints.quoting import quote_some
 from draftwise.checkpoints.text_files import check_directory, read_json
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 
 __all__ = ["Reader", "WeightFiles", "find_disagreements", "find_weight_files"]
 
@@ -104,18 +104,16 @@ def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterabl
     """Yield where index and files disagree: tensors that are in no file, or in two."""
     found = set(found)
     if lost := sorted(chosen.index.keys() - found):
-        yield Finding(
-            code="indexed-tensors-missing",
-            severity=Severity.ERROR,
+        yield Finding.error(
+            "indexed-tensors-missing",
+            f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
             where=str(chosen.directory / INDEX),
-            message=f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
             fix="Download the checkpoint again: index and shards are of different versions.",
         )
     if doubled := sorted(set(twice)):
-        yield Finding(
-            code="tensors-twice",
-            severity=Severity.WARNING,
+        yield Finding.warning(
+            "tensors-twice",
+            f"Some tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
             where=str(chosen.directory),
-            message=f"Some tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
             fix="Remove the files that do not belong to this model, or add an index; the last one read counts.",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftwise.backends.probed import Probed
 from draftwise.backends.url import UrlBackend
-from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
+from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
 from draftwise.machine.files import write_whole
 from draftwise.measure.probe import load_probe, probe
 from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
@@ -82,7 +82,7 @@ async def record(
         text += " With so many, a later probe tells only a fall of tokens per step."
     if not is_new:
         text += f" Its window is left out, with fewer than {FEWEST_DRAFTS} drafts: give a longer --interval."
-    return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
+    return Finding.info("baseline-recorded", text, where=url)
 
 
 async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[Probed]:

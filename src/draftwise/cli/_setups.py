@@ -169,15 +169,11 @@ class Sources:
                 else:
                     skipped.append(text.name)
         return Found(
-            readings=tuple(map(self._change, readings)),
+            readings=tuple(reading.with_fields(*self.about_options, **self.changes) for reading in readings),
             unread=tuple(unread),
             skipped=tuple(skipped),
             may_be_empty=self.may_be_empty,
         )
-
-    def _change(self, reading: Reading) -> Reading:
-        changed = reading.with_fields(**self.changes)
-        return replace(changed, findings=(*self.about_options, *changed.findings))
 
 
 def find_sources(
@@ -292,7 +288,7 @@ def _read_spec(given: str) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
-    twice = get_rule("flag-json-duplicate")
     return found.value, tuple(
-        twice.ruling(f"{key[:60]} is written twice; only the last one counts.", where=where) for key in found.duplicates
+        get_rule("flag-json-duplicate").ruling(f"{key[:60]} is written twice; only the last one counts.", where=where)
+        for key in found.duplicates
     )

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from draftwise.cli._findings import Judged, fail_option, has_failed, quiet_line, shape_options, show_as
-from draftwise.cli._setups import Sources, find_sources, nearest_option, open_release, setup_command, tell_skipped
+from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command, tell_skipped
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import Report, judge
@@ -72,7 +73,9 @@ def check(
     installed = None if packages is None else _read_packages(packages)
     for version in wanted:
         open_release(version, nearest=nearest)
-    judged = _judge(named, wanted, partial(judge, installed=installed, nearest=nearest), verbose=verbose)
+    found = [named.read(version) for version in wanted or (None,)]
+    tell_skipped(found[0], verbose=verbose)
+    judged = _judge(found, named.texts, partial(judge, installed=installed, nearest=nearest))
     if quiet:
         click.echo("\n".join(quiet_line(each) for each in judged))
     else:
@@ -89,18 +92,12 @@ def _read_packages(given: str) -> frozenset[str]:
     return frozenset(re.sub(r"[-_.]+", "-", found[1]).lower() for found in named.values() if found)
 
 
-def _judge(
-    sources: Sources, versions: Sequence[str], judge: Callable[[Reading], Report], *, verbose: bool
-) -> list[Judged]:
-    judged: list[Judged] = []
-    for number, version in enumerate(versions or (None,)):
-        found = sources.read(version)
-        judged += (Judged(where=each.where, report=judge(each)) for each in found.readings)
-        if number == 0:
-            judged += (Judged(where=name, report=report) for name, report in found.unread)
-            judged += _judge_objects(sources.texts, judged)
-            tell_skipped(found, verbose=verbose)
-    return judged
+def _judge(found: Sequence[Found], texts: Sequence[SourceText], judge: Callable[[Reading], Report]) -> list[Judged]:
+    """Return the judgements of what was read for each release; what does not depend on it is told with the first."""
+    first, *others = ([Judged(where=each.where, report=judge(each)) for each in one.readings] for one in found)
+    first += (Judged(where=name, report=report) for name, report in found[0].unread)
+    first += _judge_objects(texts, first)
+    return [*first, *chain.from_iterable(others)]
 
 
 def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judged]) -> Iterator[Judged]:

@@ -15,7 +15,16 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity", "StorageError", "UnreadableSource"]
+__all__ = [
+    "BackendError",
+    "DraftwiseError",
+    "Finding",
+    "InvalidSetup",
+    "Severity",
+    "StorageError",
+    "UnreadableSource",
+    "join_names",
+]
 
 
 class Severity(StrEnum):
@@ -41,6 +50,21 @@ class Finding:
     source: str = ""
     """Paper, wheel file or measurement that the rule rests on."""
 
+    @staticmethod
+    def error(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
+        """Return what stops the work."""
+        return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix, source=source)
+
+    @staticmethod
+    def warning(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
+        """Return what may cost."""
+        return Finding(code=code, severity=Severity.WARNING, message=message, where=where, fix=fix, source=source)
+
+    @staticmethod
+    def info(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
+        """Return what explains."""
+        return Finding(code=code, severity=Severity.INFO, message=message, where=where, fix=fix, source=source)
+
     def __str__(self) -> str:
         """Return the place (unless the message names it), the message and the fix."""
         where = "" if _names(self.message, self.where) else f"{self.where}: "
@@ -59,6 +83,14 @@ def _names(text: str, where: str) -> bool:
     return not where or any(re.search(rf"(?<![\w/-]){re.escape(each)}(?![\w/-])", text) for each in spellings)
 
 
+def join_names(names: Iterable[str], *, most: int | None = None) -> str:
+    """Return names as a message has them, e.g. `a, b and c`; of more than `most` the first ones and a count."""
+    shown = list(names) or ["none"]
+    if most is not None and len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
 class DraftwiseError(Exception):
     """Base of every error that draftwise raises on purpose."""
 
@@ -73,7 +105,7 @@ class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the archi
     @classmethod
     def because(cls, code: str, message: str, *, where: str = "", fix: str = "") -> InvalidSetup:
         """Return the error for a single fault."""
-        return cls(Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix))
+        return cls(Finding.error(code, message, where=where, fix=fix))
 
 
 class UnreadableSource(InvalidSetup):

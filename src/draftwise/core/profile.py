@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -250,7 +250,15 @@ class Profile:
             InvalidSetup: it is none, of another version, or holds what cannot be.
         """
         _check_format(row, where)
-        return _read_or_blame(lambda: cls._read(row), where)
+        try:
+            return cls._read(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidSetup.because(
+                "damaged-profile",
+                f"{where} holds what no replay writes ({type(error).__name__}: {error}).",
+                where=where,
+                fix="Restore the file, or replay the log again.",
+            ) from None
 
     @classmethod
     def _read(cls, row: Mapping[str, Any]) -> Profile:
@@ -278,19 +286,6 @@ def _check_format(row: Any, where: str) -> None:
             where=where,
             fix="Replay the log again with this draftwise, or use the one that wrote the file.",
         )
-
-
-def _read_or_blame(read: Callable[[], Profile], where: str) -> Profile:
-    try:
-        return read()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error) or type(error).__name__
-        raise InvalidSetup.because(
-            "damaged-profile",
-            f"{where} holds what no replay writes ({type(error).__name__}: {reason}).",
-            where=where,
-            fix="Restore the file, or replay the log again.",
-        ) from None
 
 
 def _finding_to_dict(finding: Finding) -> dict[str, str]:

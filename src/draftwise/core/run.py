@@ -76,11 +76,6 @@ class Arm:
         """Headers by which a gateway may tell its server from others at the same address: all but the key."""
         return tuple(name for name in self.header_names if name.lower() != "authorization")
 
-    @property
-    def has_synthetic_acceptance(self) -> bool:
-        """Whether its acceptance is synthetic, so that its text has no meaning."""
-        return self.spec is not None and self.spec.has_synthetic_acceptance
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
@@ -105,6 +100,11 @@ class RunPlan:
     repetitions, so that drift cancels over two of them."""
     asks_once: bool = True
     """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
+
+    @property
+    def synthetic(self) -> frozenset[str]:
+        """The arms whose acceptance is synthetic, so that their text is not the model's."""
+        return frozenset(arm.name for arm in self.arms if arm.spec is not None and arm.spec.has_synthetic_acceptance)
 
     @property
     def asked_once(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from draftwise.core import (
     SpecConfig,
     Verdict,
 )
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.comparisons import Estimates
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
@@ -291,10 +292,8 @@ def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
     """
-    sweeps: dict[tuple[str, float], list[Band]] = {}
-    for band in bands:
-        if band.axis == "concurrency":
-            sweeps.setdefault((band.workload, band.temperature), []).append(band)
+    of_streams = (band for band in bands if band.axis == "concurrency")
+    sweeps = group_by(lambda band: (band.workload, band.temperature), of_streams)
     found = (_propose(run, workload, temperature, each) for (workload, temperature), each in sweeps.items())
     return tuple(each for each in found if each is not None)
 

@@ -11,7 +11,7 @@ from draftwise.decide.bands import divide_loads
 from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace_acceptance
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
-from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
 from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
@@ -72,8 +72,9 @@ def conclude_run(run: Run) -> Conclusions:
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on."""
     run, thresholds = set_aside_disturbed(run), get_thresholds(run)
-    found = compare_cells(run, thresholds)
-    checked = check_validity(run, found, thresholds)
+    lost = find_lost_pairs(run)
+    found = compare_cells(run, lost, thresholds)
+    checked = check_validity(run, found, lost, thresholds)
     comparisons = (
         # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
         judge_cell(

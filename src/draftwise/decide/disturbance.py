@@ -21,6 +21,7 @@ from itertools import chain, pairwise
 from statistics import fmean, median
 
 from draftwise.core import Answer, Disturbance, Run, TurnRecord
+from draftwise.core.grouping import group_by
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 
 __all__ = [
@@ -254,10 +255,8 @@ def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Readi
     around = "{:.2f}x that of the turns around it"
     closed = {each.label for each in run.conditions if each.concurrency is not None}
     drafting = {arm.name: arm.spec is not None for arm in run.plan.arms}
-    answers: dict[int, list[Answer]] = {}
-    for answer in run.answers:
-        if answer.measured and answer.error is None and answer.timing.chunks:
-            answers.setdefault(answer.turn, []).append(answer)
+    timed = (each for each in run.answers if each.measured and each.error is None and each.timing.chunks)
+    answers = group_by(lambda answer: answer.turn, timed)
     paces: dict[tuple[str, str, str], list[_Reading]] = {}
     firsts: dict[tuple[str, str, str], list[_Reading]] = {}
     ordered = sorted(run.turns, key=lambda each: each.turn)

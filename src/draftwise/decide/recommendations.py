@@ -17,6 +17,7 @@ from draftwise.core import (
     RollbackBasis,
     Verdict,
 )
+from draftwise.core.grouping import group_by
 from draftwise.decide.bands import Sweeps
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.thresholds import Thresholds
@@ -138,9 +139,7 @@ def find_rollbacks(
         bands: where each setting ends.
         latencies: for what the baseline and the candidates reached.
     """
-    groups: dict[tuple[str, str, float], list[Comparison]] = {}
-    for each in adopted:
-        groups.setdefault((each.workload, each.candidate, each.condition.temperature), []).append(each)
+    groups = group_by(lambda each: (each.workload, each.candidate, each.condition.temperature), adopted)
     rows = {(row.workload, row.condition, row.arm): row for row in latencies}
     for group in groups.values():
         cells = sorted(group, key=lambda each: (each.condition.place or ("", 0.0))[1])

@@ -18,7 +18,6 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
-from draftwise.decide.validity.finding import error
 from draftwise.decide.validity.window.server import UNPROVEN
 from draftwise.runs.asked_once import count_needed
 from draftwise.runs.schedule import list_planned
@@ -41,10 +40,11 @@ class Reach:
 
 def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     """Return for what a run can decide."""
+    plan = _without_failed(run)
     return Reach(
         scope=_find_scope(run, comparisons),
-        unmeasured=tuple(_find_unmeasured(run)),
-        missing_context=find_missing(_without_failed(run), run.context),
+        unmeasured=tuple(_find_unmeasured(run, plan)),
+        missing_context=find_missing(plan, run.context),
         failures=tuple(_describe_failures(run)),
     )
 
@@ -59,7 +59,9 @@ def _describe_failures(run: Run) -> Iterator[Finding]:
     for each in run.omissions:
         if each.candidate is not None and each.error:
             text = f"{each.candidate} was not measured, as its server failed: {each.error}"
-            yield error("server-failed", text, "Mend it, then go on with --resume: it is tried again.", each.candidate)
+            yield Finding.error(
+                "server-failed", text, where=each.candidate, fix="Mend it, then go on with --resume: it is tried again."
+            )
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
@@ -100,13 +102,13 @@ def _list_versions(run: Run) -> Iterator[str]:
             yield f"{server.version.get('engine', '')} {server.release}".strip()
 
 
-def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
+def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
     """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
     A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
     where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.
     """
-    baseline, *candidates = (arm.name for arm in _without_failed(run).arms)
+    baseline, *candidates = (arm.name for arm in plan.arms)
     stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in (*run.turns, *run.set_aside)}
     planned = list_planned(run)

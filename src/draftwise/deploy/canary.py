@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.deploy.files import Step
 from draftwise.deploy.kserve import CANARY
 from draftwise.deploy.observe import ANALYSIS, FLAGGER, Observation
@@ -39,10 +39,9 @@ def write_rollout(spec: Order, plain: Order, watched: Observation) -> Mapping[st
 def warn_of_shares(order: Order) -> Iterator[Finding]:
     """Yield how Rollouts shares requests."""
     del order
-    yield Finding(
-        code="canary-by-replicas",
-        severity=Severity.INFO,
-        message="Without a traffic router Argo Rollouts shares requests by the number of pods: of one replica, a "
+    yield Finding.info(
+        "canary-by-replicas",
+        "Without a traffic router Argo Rollouts shares requests by the number of pods: of one replica, a "
         "canary of 10 % is a second pod and gets half of the requests.",
         where="strategy.canary",
         fix="Give the Rollout as many replicas as the share needs, or a router (strategy.canary.trafficRouting).",
@@ -76,10 +75,9 @@ def write_flagger(spec: Order, plain: Order, watched: Observation) -> Mapping[st
 def name_provider(order: Order) -> Iterator[Finding]:
     """Yield what Flagger has to be told beside the files."""
     del order
-    yield Finding(
-        code="canary-provider",
-        severity=Severity.INFO,
-        message="Flagger shares requests through a mesh, an ingress or a gateway, which its own --mesh-provider names; "
+    yield Finding.info(
+        "canary-provider",
+        "Flagger shares requests through a mesh, an ingress or a gateway, which its own --mesh-provider names; "
         "with the provider kubernetes it switches all of them at once.",
         where="spec.provider",
         fix="Set spec.provider of the Canary where the cluster has several.",

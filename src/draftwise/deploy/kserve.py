@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy.files import Step
 from draftwise.deploy.layout import (
     LAYOUTS,
@@ -206,10 +206,9 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
 def warn_of_deadline(order: Order) -> Iterator[Finding]:
     """Yield a warning where a start may take longer than KServe gives a Deployment."""
     if order.platform.mode == "Standard" and order.startup_s > _DEADLINE_S:
-        yield Finding(
-            code="progress-deadline-fixed",
-            severity=Severity.WARNING,
-            message=f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may "
+        yield Finding.warning(
+            "progress-deadline-fixed",
+            f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may "
             f"take {order.startup_s} s here, and is reported as failed until it ends.",
             where="progressDeadlineSeconds",
             fix="Keep the compilation cache and the weights on the node so that starts take less; an InferenceService "
@@ -222,18 +221,16 @@ def find_limits(order: Order) -> Iterator[Finding]:
     yield from warn_of_deadline(order)
     features = list(_list_features(order))
     if features:
-        yield Finding(
-            code="knative-features",
-            severity=Severity.INFO,
-            message=f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
+        yield Finding.info(
+            "knative-features",
+            f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
             fix="Ask who runs the cluster, or choose --mode Standard.",
         )
     own = [each for each in order.placement.staged if is_directory(each.name)]
     if own:
-        yield Finding(
-            code="stage-by-hand",
-            severity=Severity.INFO,
-            message="A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
+        yield Finding.info(
+            "stage-by-hand",
+            "A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
             fix="Copy it there: " + ", ".join(f"{each.name} to {each.directory}" for each in own) + ".",
         )
 

@@ -24,10 +24,9 @@ def find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
         path = Path(name)
         is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
         if path.is_absolute() or path.is_dir() or is_no_name:
-            yield Finding(
-                code="weights-not-brought",
-                severity=Severity.WARNING,
-                message=f"{name} is a directory, and no file here brings it to where the server runs.",
+            yield Finding.warning(
+                "weights-not-brought",
+                f"{name} is a directory, and no file here brings it to where the server runs.",
                 where="model",
                 fix="Mount it there under that path, or bake it into the image, or name the checkpoint on the hub; "
                 "`--to kserve --layout` writes all of that, and `draftwise bundle` packs it.",

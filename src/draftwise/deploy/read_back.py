@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.setups.read import SourceText, read_setups
 
 __all__ = ["compare_setups", "read_back"]
@@ -54,4 +54,4 @@ def _normalize(field: str, value: Any) -> Any:
 
 
 def _differs(message: str, name: str) -> Finding:
-    return Finding(code="not-as-ordered", severity=Severity.ERROR, message=message, where=name)
+    return Finding.error("not-as-ordered", message, where=name)

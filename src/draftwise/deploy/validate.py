@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.facts.kinds import find_kind, read_schema
 from draftwise.setups.read.manifests.admission import find_refusals
 from draftwise.setups.read.manifests.yaml_text import read_yaml
@@ -137,4 +137,4 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: _Pa
 
 def _finding(code: str, path: _Path, text: str, fix: str = "") -> Finding:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    return Finding(code=code, severity=Severity.ERROR, message=f"{place} {text}.", where=place, fix=fix)
+    return Finding.error(code, f"{place} {text}.", where=place, fix=fix)

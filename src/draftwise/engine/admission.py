@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from draftwise.core import Finding, ModelShape, Severity
+from draftwise.core import Finding, ModelShape
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.logits import check_params, encode_bad_words
@@ -80,4 +80,4 @@ class Admission:
 
 
 def _error(code: str, message: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, where="prompt", message=message, fix=fix)
+    return Finding.error(code, message, where="prompt", fix=fix)

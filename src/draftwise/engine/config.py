@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 
 __all__ = ["KV_CACHE_DTYPES", "LOAD_FORMATS", "QUANTIZATIONS", "EngineConfig"]
 
@@ -154,4 +154,4 @@ def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:
 
 def _error(code: str, name: str, predicate: str, fix: str = "") -> Finding:
     """Return the finding that a setting, the sentence's subject, has a fault."""
-    return Finding(code=code, severity=Severity.ERROR, where=name, message=f"{name} {predicate}", fix=fix)
+    return Finding.error(code, f"{name} {predicate}", where=name, fix=fix)

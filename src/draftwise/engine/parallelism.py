@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
+from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 
 __all__ = ["PARALLEL_SIZES", "one_gpu_settings", "vllm_setup"]
 
@@ -26,11 +26,10 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
 
         command = write_shell(vllm_setup(model, spec, settings))
         raise InvalidSetup(
-            Finding(
-                code="more-than-one-gpu",
-                severity=Severity.ERROR,
+            Finding.error(
+                "more-than-one-gpu",
+                f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
                 where=name,
-                message=f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
                 fix=f"Run: {command}",
             )
             for name, size in several.items()

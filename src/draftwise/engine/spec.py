@@ -103,13 +103,13 @@ def _where(key: str) -> str:
 def _error(key: str, code: str, predicate: str, fix: str) -> Finding:
     """Return the finding that a key, the sentence's subject, has a fault."""
     where = _where(key)
-    return Finding(code=code, severity=Severity.ERROR, where=where, message=f"{where} {predicate}", fix=fix)
+    return Finding.error(code, f"{where} {predicate}", where=where, fix=fix)
 
 
 def _warning(key: str, code: str, predicate: str, fix: str = "") -> Finding:
     """Return the finding that a key, the sentence's subject, has an effect that nobody may expect."""
     where = _where(key)
-    return Finding(code=code, severity=Severity.WARNING, where=where, message=f"{where} {predicate}", fix=fix)
+    return Finding.warning(code, f"{where} {predicate}", where=where, fix=fix)
 
 
 def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity, StorageError
+from draftwise.core import Finding, InvalidSetup, StorageError
 from draftwise.facts.spans import Row, Table
 from draftwise.machine.data_folder import data_folder
 from draftwise.machine.files import write_whole
@@ -139,10 +139,9 @@ def _read_head(file: Path) -> AddedRelease:
 
 
 def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
-    return Finding(
-        code="facts-missing",
-        severity=Severity.ERROR,
-        message=f"The {topic} of vLLM {release.version} are not known, so what depends on them is not judged. {why}",
+    return Finding.error(
+        "facts-missing",
+        f"The {topic} of vLLM {release.version} are not known, so what depends on them is not judged. {why}",
         where="engine_version",
         fix=f"Run `draftwise facts add` for {release.version} with a newer draftwise, or judge by another release.",
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.added import AddedRelease, read_added, read_table
 from draftwise.facts.spans import Row, decode, encode
 
@@ -102,12 +102,11 @@ def find_remarks(release: Release) -> Iterator[Finding]:
     """Yield what a user must know of the release that stands for the version that was requested."""
     if release.asked and release.is_same:
         message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
-        yield Finding(code="release-build", severity=Severity.INFO, message=message, where="engine_version")
+        yield Finding.info("release-build", message, where="engine_version")
     elif release.asked:
-        yield Finding(
-            code="release-nearest",
-            severity=Severity.WARNING,
-            message=f"vLLM {release.asked} is not known here and is judged as {release}, the nearest release that is.",
+        yield Finding.warning(
+            "release-nearest",
+            f"vLLM {release.asked} is not known here and is judged as {release}, the nearest release that is.",
             where="engine_version",
             fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
         )

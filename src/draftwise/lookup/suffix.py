@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from draftwise.core.finding import Finding, InvalidSetup, Severity
+from draftwise.core.finding import Finding, InvalidSetup
 from draftwise.lookup.suffix_check import check_integrity
 from draftwise.lookup.suffix_forest import SuffixForest
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
@@ -200,11 +200,8 @@ def _check_options(depth: int, max_cached_requests: int, factor: float, min_prob
         ("min_token_prob", min_prob, 0 <= min_prob <= 1, "between 0 and 1"),
     )
     findings = [
-        Finding(
-            code="suffix-option",
-            severity=Severity.ERROR,
-            message=f"suffix_decoding_{name} is {value}, but must be {rule}.",
-            where="--speculative-config",
+        Finding.error(
+            "suffix-option", f"suffix_decoding_{name} is {value}, but must be {rule}.", where="--speculative-config"
         )
         for name, value, good, rule in rules
         if not good

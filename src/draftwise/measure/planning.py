@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
@@ -68,8 +68,8 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
 def _check_prompts(plan: RunPlan) -> list[Finding]:
     """Return what weakens a conclusion from the prompts; refuse those that cannot carry one."""
     replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
-    synthetic = all(arm.has_synthetic_acceptance for arm in plan.arms[1:])
-    findings = check_workloads(plan.workloads, measures_acceptance=not synthetic, needs_arrivals=replays)
+    measured = any(arm.name not in plan.synthetic for arm in plan.arms[1:])
+    findings = check_workloads(plan.workloads, measures_acceptance=measured, needs_arrivals=replays)
     if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
         raise InvalidSetup(faults)
     return list(findings)
@@ -91,10 +91,9 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
             needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
             at = [each.label for each in plan.conditions if each.label in carried]
             measured = f"measured at {join_names(at)}" if at else "not measured"
-            yield Finding(
-                code="too-few-to-ask-once",
-                severity=Severity.WARNING,
-                message=f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
+            yield Finding.warning(
+                "too-few-to-ask-once",
+                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
                 f"of them once: {measured}; {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
-from draftwise.decide.validity.finding import error, warning
 from draftwise.decide.validity.servers import find_same_servers
 from draftwise.decide.validity.window.server import ON_PURPOSE
 from draftwise.facts.methods import find_method
@@ -47,10 +46,12 @@ def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator
         return
     if silent := [arm.name for arm in candidates if _is_silent(counters[arm.name])]:
         text = f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: they are swapped."
-        yield error("swapped-servers", text, "Swap --url and --candidate-url.")
+        yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
     else:
         text = f"the baseline's server drafted {drafted} tokens in the warm-up."
-        yield error("plain-speculates", text, "Serve the baseline without a speculative config.", where=baseline.name)
+        yield Finding.error(
+            "plain-speculates", text, where=baseline.name, fix="Serve the baseline without a speculative config."
+        )
 
 
 def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting: Container[str]) -> Iterator[Finding]:
@@ -59,15 +60,19 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
         grown = counters[arm.name]
         if grown.generation_tokens == 0:
             text = "its counters stood still while it answered the warm-up: they are another server's."
-            yield error("counters-of-another-server", text, "Name the page of its own: --metrics-url.", where=arm.name)
+            yield Finding.error(
+                "counters-of-another-server", text, where=arm.name, fix="Name the page of its own: --metrics-url."
+            )
         elif grown.generation_tokens is None or arm.name not in counting:
             text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
-            yield warning("counters-missing", text, "Name the page that has them: --metrics-url.", where=arm.name)
+            yield Finding.warning(
+                "counters-missing", text, where=arm.name, fix="Name the page that has them: --metrics-url."
+            )
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
             text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up."
             fix = "Look at its start-up log for the speculative config that it took."
-            kind = error if _always_drafts(arm) else warning
-            yield kind("not-speculating", text, fix, where=arm.name)
+            severity = Severity.ERROR if _always_drafts(arm) else Severity.WARNING
+            yield Finding(code="not-speculating", severity=severity, message=text, where=arm.name, fix=fix)
 
 
 def _always_drafts(arm: Arm) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core import Run
+from draftwise.core.grouping import group_by
 from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
 from draftwise.runs.schedule import Turn
 
@@ -61,9 +62,7 @@ def plan_retakes(lost: Iterable[LostBlock], turns: Iterable[Turn], *, most: int)
         turns: of the repetitions that the blocks are part of.
         most: turns from which no other block is begun.
     """
-    planned: dict[BlockKey, list[Turn]] = {}
-    for turn in turns:
-        planned.setdefault(turn.block_key, []).append(turn)
+    planned = group_by(lambda turn: turn.block_key, turns)
     found: list[list[Turn]] = []
     for block in lost:
         mine = [replace(turn, attempt=block.attempt) for turn in planned.get(block.key, ()) if turn.arm in block.arms]

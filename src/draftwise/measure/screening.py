@@ -27,8 +27,8 @@ from draftwise.core import (
     Setup,
     Workload,
 )
+from draftwise.core.finding import join_names
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import join_names
 from draftwise.measure.context import describe_machine
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts

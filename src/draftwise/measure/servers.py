@@ -143,9 +143,8 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
 
 
 def _unjudged(version: str) -> Finding:
-    return Finding(
-        code="setup-unjudged",
-        severity=Severity.WARNING,
-        message=f"vLLM {version} is not known here, so that nothing was looked for in this setup before its start.",
+    return Finding.warning(
+        "setup-unjudged",
+        f"vLLM {version} is not known here, so that nothing was looked for in this setup before its start.",
         fix=f"Add it with `draftwise facts add vllm=={version}`.",
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interval, Severity
+from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interval
 from draftwise.replay.anchors import Anchors, Ints
 from draftwise.replay.walk import Floats, Walk, walk
 from draftwise.statistics.totals import find_variance_share, ratio_of_totals
@@ -73,10 +73,9 @@ def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
     share = find_variance_share(emitted_R, steps_R, largest=largest)
     if share <= _SHARE or largest == len(steps_R):
         return None
-    return Finding(
-        code="few-requests-decide",
-        severity=Severity.WARNING,
-        message=f"{largest} of {len(steps_R)} requests at temperature {anchors.temperature:g} hold {share:.0%} of the "
+    return Finding.warning(
+        "few-requests-decide",
+        f"{largest} of {len(steps_R)} requests at temperature {anchors.temperature:g} hold {share:.0%} of the "
         f"variance of {anchors.candidate.label}: its interval is wide for that reason, and may still be too narrow.",
         where=anchors.candidate.label,
         fix="Replay more of the log, or group it (--group-by) so that unlike traffic is apart.",

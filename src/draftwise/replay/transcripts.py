@@ -270,10 +270,9 @@ def _tell_assumed(
 ) -> Iterator[Finding]:
     """Yield what is not in the log and had to be assumed, and what keeps its numbers apart."""
     if silent := sum(prompt.recorded.temperature is None for prompt in prompts):
-        yield Finding(
-            code="assumed-temperature",
-            severity=Severity.INFO,
-            message=f"{name} holds {silent} of {len(prompts)} requests that do not say their temperature, which is "
+        yield Finding.info(
+            "assumed-temperature",
+            f"{name} holds {silent} of {len(prompts)} requests that do not say their temperature, which is "
             f"taken as {default_temperature:g}.",
             where=name,
             fix="Say it with --default-temperature; a server's own default is in the model's generation_config.json.",
@@ -281,18 +280,16 @@ def _tell_assumed(
     temperatures = Counter(request.temperature for request in requests)
     if len(temperatures) > 1:
         counts = ", ".join(f"{count} at {temperature:g}" for temperature, count in sorted(temperatures.items()))
-        yield Finding(
-            code="several-temperatures",
-            severity=Severity.INFO,
-            message=f"{name} holds answers of several temperatures ({counts}), each of which has an entry of its own: "
+        yield Finding.info(
+            "several-temperatures",
+            f"{name} holds answers of several temperatures ({counts}), each of which has an entry of its own: "
             "the acceptance at one says little about another.",
             where=name,
         )
     if not in_order:
-        yield Finding(
-            code="no-time-order",
-            severity=Severity.INFO,
-            message=f"{name} does not say when its requests came, so that they are replayed in the order of the file: "
+        yield Finding.info(
+            "no-time-order",
+            f"{name} does not say when its requests came, so that they are replayed in the order of the file: "
             "what a drafter remembers of earlier answers may differ from what it knew when they were served.",
             where=name,
         )

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Decision, Recommendation, Run, Schedule
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
+from draftwise.core.grouping import group_by
 from draftwise.report.sentences import describe_setting
 from draftwise.report.tables import name_workload
 from draftwise.report.units import describe_load
@@ -77,10 +78,7 @@ def _join_places(workloads: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 def _list_schedules(decision: Decision) -> Iterator[Action]:
     """Yield the schedules by batch size, equal ones once."""
-    found: dict[str, list[Schedule]] = {}
-    for each in decision.schedules:
-        found.setdefault(each.spec.to_json(), []).append(each)
-    for text, alike in found.items():
+    for text, alike in group_by(lambda each: each.spec.to_json(), decision.schedules).items():
         yield Action(
             setting="Schedule by batch size, in place of switching by hand",
             places=_join_places(_group(alike)),
@@ -91,10 +89,8 @@ def _list_schedules(decision: Decision) -> Iterator[Action]:
 
 def _group(schedules: Sequence[Schedule]) -> dict[str, list[str]]:
     """Return the workloads of schedules by the temperature that they are for."""
-    found: dict[str, list[str]] = {}
-    for each in schedules:
-        found.setdefault(_tell_temperature(each.temperature), []).append(name_workload(each.workload))
-    return found
+    groups = group_by(lambda each: _tell_temperature(each.temperature), schedules)
+    return {temperature: [name_workload(each.workload) for each in group] for temperature, group in groups.items()}
 
 
 def describe_way_back(decision: Decision, run: Run) -> str:

@@ -7,7 +7,8 @@ from math import isinf
 from typing import TYPE_CHECKING
 
 from draftwise.core import ClosedLoop, Condition, OpenLoop, Rollback, RollbackBasis
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
+from draftwise.core.grouping import group_by
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.tables import name_workload
 from draftwise.report.units import LOAD_UNITS, count_load, format_load
@@ -54,14 +55,11 @@ def describe_missing(decision: Decision) -> str:
 def describe_rollback(decision: Decision) -> list[str]:
     """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
     warm = _is_warm(decision)
-    groups: dict[tuple[str, str, float], dict[tuple[str, RollbackBasis], list[Rollback]]] = {}
-    for rule in decision.rollback:
-        signs = groups.setdefault((rule.workload, rule.arm, rule.condition.temperature), {})
-        signs.setdefault((rule.metric, rule.basis), []).append(rule)
+    groups = group_by(lambda rule: (rule.workload, rule.arm, rule.condition.temperature), decision.rollback)
     return [
         f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
-        f"{'; '.join(_describe_ways(signs.values()))}."
-        for (workload, arm, temperature), signs in groups.items()
+        f"{'; '.join(_describe_ways(rules))}."
+        for (workload, arm, temperature), rules in groups.items()
     ]
 
 
@@ -70,13 +68,12 @@ def _is_warm(decision: Decision) -> bool:
     return any(each.condition.temperature for each in decision.comparisons)
 
 
-def _describe_ways(signs: Iterable[Sequence[Rollback]]) -> Iterator[str]:
+def _describe_ways(rules: Iterable[Rollback]) -> Iterator[str]:
     """Yield what to do upon which signs: to go back to the baseline, or on to another candidate."""
-    ways: dict[str | None, list[str]] = {}
-    for rules in signs:
-        ways.setdefault(rules[0].switch_to, []).append(_describe_sign(rules))
-    for other, told in ways.items():
-        yield f"{'roll back' if other is None else f'switch to {other}'} when for an hour {', or '.join(told)}"
+    signs = group_by(lambda rule: (rule.metric, rule.basis), rules).values()
+    for other, those in group_by(lambda sign: sign[0].switch_to, signs).items():
+        way = "roll back" if other is None else f"switch to {other}"
+        yield f"{way} when for an hour {', or '.join(map(_describe_sign, those))}"
 
 
 def describe_rule(rule: Rollback) -> str:
@@ -181,19 +178,17 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 def describe_unmeasured(decision: Decision) -> list[str]:
     """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
     left_out = describe_omissions(decision.omissions)
-    candidates: dict[tuple[str, str], list[str]] = {}
-    for cell in decision.unmeasured:
-        place = f"{cell.workload}, {cell.condition.label}"
-        candidates.setdefault((place, _describe_lack(cell)), []).append(cell.candidate)
-    cells = [f"{join_names(names)}, {place}: {lack}" for (place, lack), names in candidates.items()]
+    alike = group_by(lambda cell: (cell.workload, cell.condition.label, _describe_lack(cell)), decision.unmeasured)
+    cells = [
+        f"{join_names(cell.candidate for cell in group)}, {workload}, {label}: {lack}"
+        for (workload, label, lack), group in alike.items()
+    ]
     return [*left_out, *cells, *_describe_leftovers(decision)]
 
 
 def describe_omissions(omissions: Sequence[Omission]) -> list[str]:
     """Return a line per omission: what and why; candidates that were left out for the same reason share one."""
-    groups: dict[tuple[str, str], list[Omission]] = {}
-    for each in omissions:
-        groups.setdefault((each.what if each.candidate is None else "", each.reason), []).append(each)
+    groups = group_by(lambda each: (each.what if each.candidate is None else "", each.reason), omissions)
     return [f"{_name_omitted(each)}: {reason}" for (_, reason), each in groups.items()]
 
 

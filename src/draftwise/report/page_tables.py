@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Comparison, Crossover, Interval
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity.outputs import TextQuality
@@ -74,10 +75,7 @@ class Table:
     @property
     def groups(self) -> dict[str, list[Row]]:
         """The rows by the name of their group, in order."""
-        found: dict[str, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return found
+        return group_by(lambda row: row.group, self.rows)
 
 
 def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.core.comparison import ALL
-from draftwise.decide.validity.finding import join_names
+from draftwise.core.finding import join_names
 from draftwise.report.reasons import describe_reason
 from draftwise.report.units import (
     LATE_FIRST_TOKEN,

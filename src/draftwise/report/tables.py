@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, Severity
 from draftwise.core.comparison import ALL
+from draftwise.core.grouping import group_by
 from draftwise.report.estimates import describe_estimates, find_undisturbed, hold_estimates
 from draftwise.report.units import LOAD_UNITS, format_load
 
@@ -53,9 +54,7 @@ class Repeated:
 
 def make_grids(comparisons: Iterable[Comparison]) -> list[Grid]:
     """Return the verdicts by workload and temperature, all workloads together last."""
-    groups: dict[tuple[str, float], list[Comparison]] = {}
-    for each in sort_comparisons(comparisons):
-        groups.setdefault((each.workload, each.condition.temperature), []).append(each)
+    groups = group_by(lambda each: (each.workload, each.condition.temperature), sort_comparisons(comparisons))
     return [_grid(workload, temperature, group) for (workload, temperature), group in groups.items()]
 
 
@@ -95,21 +94,16 @@ def group_findings(decision: Decision) -> list[Repeated]:
     for each in sort_comparisons(decision.comparisons):
         names = (each.workload, *((each.condition.label,) if several else ()), each.candidate)
         given += [(" · ".join(names), finding) for finding in each.findings]
-    groups: dict[tuple[str, Severity], list[tuple[str, Finding]]] = {}
-    for where, finding in given:
-        groups.setdefault((finding.code, finding.severity), []).append((where, finding))
     found = [
         Repeated(finding=group[0][1], places=tuple((where, each.message) for where, each in group))
-        for group in groups.values()
+        for group in group_by(lambda each: (each[1].code, each[1].severity), given).values()
     ]
     return sorted(found, key=lambda each: _ORDER[each.finding.severity])
 
 
 def list_band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
     """Return, per workload and temperature, what to run at which load."""
-    sweeps: dict[tuple[str, float, str], list[Band]] = {}
-    for band in bands:
-        sweeps.setdefault((band.workload, band.temperature, band.axis), []).append(band)
+    sweeps = group_by(lambda band: (band.workload, band.temperature, band.axis), bands)
     return [
         (
             _with_temperature(workload, temperature),

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.serve.channel import Channel
 from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
@@ -156,4 +156,4 @@ def _describe(failure: BaseException) -> Sequence[Finding]:
         return failure.findings
     logger.error("A grammar could not be compiled.", exc_info=failure)
     message = "The grammar could not be compiled; the server's log says more."
-    return [Finding(code="invalid-grammar", severity=Severity.ERROR, where="structured_outputs", message=message)]
+    return [Finding.error("invalid-grammar", message, where="structured_outputs")]

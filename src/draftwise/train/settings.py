@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.train.ranks import is_launched
 
 __all__ = ["TrainSettings"]
@@ -204,4 +204,4 @@ def _plain(value: Any) -> Any:
 def _error(name: str, predicate: str, fix: str = "") -> Finding:
     """Return the finding that a setting's flag, the sentence's subject, has a fault."""
     flag = "--" + name.replace("_", "-")
-    return Finding(code="bad-setting", severity=Severity.ERROR, where=flag, message=f"{flag} {predicate}", fix=fix)
+    return Finding.error("bad-setting", f"{flag} {predicate}", where=flag, fix=fix)

@@ -14,7 +14,8 @@ from math import comb, exp, log, sqrt
 from statistics import fmean, stdev
 
 from draftwise.backends.probed import Probed
-from draftwise.core import Answer, Baseline, Finding, ProbeAnswer, Severity
+from draftwise.core import Answer, Baseline, Finding, ProbeAnswer
+from draftwise.core.grouping import group_by
 
 __all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers"]
 
@@ -155,13 +156,13 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
             "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
         )
         text = f"Whether engine and drafter are the baseline's is not known. {told}{limits}".rstrip()
-        return _finding("probe-undecided", Severity.WARNING, text, where), found
+        return Finding.warning("probe-undecided", text, where=where), found
     if found.differs:
         text = f"Engine or drafter are not what they were: {found.summary}. {limits}".rstrip()
         fix = "Compare release, image and checksums of the weights with those of the baseline; restart one replica."
-        return _finding("probe-differs", Severity.ERROR, text, where, fix), found
+        return Finding.error("probe-differs", text, where=where, fix=fix), found
     text = f"Engine and drafter are what they were: {found.summary}. {limits}".rstrip()
-    return _finding("probe-same", Severity.INFO, text, where), found
+    return Finding.info("probe-same", text, where=where), found
 
 
 def list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
@@ -202,10 +203,7 @@ def _misses_counters(probed: Probed, steps: int) -> bool:
 
 
 def _by_prompt(answers: Iterable[ProbeAnswer]) -> Mapping[str, list[ProbeAnswer]]:
-    found: dict[str, list[ProbeAnswer]] = {}
-    for answer in answers:
-        found.setdefault(answer.prompt_id, []).append(answer)
-    return found
+    return group_by(lambda answer: answer.prompt_id, answers)
 
 
 def _compare_pace(answer: ProbeAnswer, others: Sequence[ProbeAnswer]) -> float:
@@ -233,7 +231,3 @@ def _resolve_null(null: float | None, baseline: Sequence[ProbeAnswer]) -> float:
     most = max(map(len, by_prompt.values()), default=0)
     found = find_null([[each[index] for each in by_prompt.values() if index < len(each)] for index in range(most)])
     return 1.0 if found is None else found
-
-
-def _finding(code: str, severity: Severity, message: str, where: str, fix: str = "") -> Finding:
-    return Finding(code=code, severity=severity, message=message, where=where, fix=fix)

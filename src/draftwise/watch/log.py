@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from draftwise.core import Counters, Finding, ServerLoad, Severity, SpecStats, Sums, Window
+from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.facts.stats_log import read_stats_log
 from draftwise.watch.watcher import RECENT_S, Recent, Sight
 
@@ -160,10 +160,9 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
 
 
 def _nothing_in(name: str) -> Finding:
-    return Finding(
-        code="no-statistics",
-        severity=Severity.WARNING,
-        message=f"{name} has no line of an engine's statistics, so that nothing is known of how it works.",
+    return Finding.warning(
+        "no-statistics",
+        f"{name} has no line of an engine's statistics, so that nothing is known of how it works.",
         where=name,
         fix="vLLM logs them every ten seconds while it works, unless it was started with --disable-log-stats.",
         source=f"The last {RECENT_S:.0f} s of a log are read.",

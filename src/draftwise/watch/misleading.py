@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from draftwise.core import Finding, Severity, Window
+from draftwise.core import Finding, Window
 
 __all__ = ["find_misleading"]
 
@@ -38,4 +38,4 @@ def find_misleading(window: Window) -> Iterator[Finding]:
 
 
 def _note(code: str, message: str, window: Window, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.INFO, message=message, where=window.pool, fix=fix)
+    return Finding.info(code, message, where=window.pool, fix=fix)

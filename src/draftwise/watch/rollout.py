@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from draftwise.core import Finding, InvalidSetup, Severity, Window
+from draftwise.core import Finding, InvalidSetup, Window
 from draftwise.plan.upgrade import compare_releases
 from draftwise.setups.read import Reading, read_setups
 
@@ -79,10 +79,9 @@ def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | Non
 def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window | None) -> Finding:
     """Return what changed from before a roll-out to after it, as a note; what it means is for the diagnoses to say."""
     if rollout is None:
-        return Finding(
-            code="rollout-unknown",
-            severity=Severity.WARNING,
-            message="Nothing recorded says when the servers were started, so that no roll-out is known.",
+        return Finding.warning(
+            "rollout-unknown",
+            "Nothing recorded says when the servers were started, so that no roll-out is known.",
             where="--since-rollout",
             fix="Give the time at which it began.",
         )
@@ -93,7 +92,7 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
     else:
         readings = "; ".join(_compare(before, after))
         text += f" Before and after: {readings}." if readings else " Neither side had traffic to compare."
-    return Finding(code="rolled-out", severity=Severity.INFO, message=text, where="roll-out")
+    return Finding.info("rolled-out", text, where="roll-out")
 
 
 def compare_setups(before_file: Path, after_file: Path) -> Step:
@@ -108,7 +107,7 @@ def compare_setups(before_file: Path, after_file: Path) -> Step:
     changes = "; ".join(f"{each.what} {each.before} -> {each.after}" for each in upgrade.changes)
     if changes:
         text = f"From vLLM {upgrade.before.version} to {upgrade.after.version}, without being set: {changes}."
-        findings.append(Finding(code="defaults-changed", severity=Severity.INFO, message=text, where=str(after_file)))
+        findings.append(Finding.info("defaults-changed", text, where=str(after_file)))
     releases = upgrade.before.version, upgrade.after.version
     as_new = replace(before.setup, engine_version=after.setup.engine_version)
     is_alone = as_new == after.setup and releases[0] != releases[1]

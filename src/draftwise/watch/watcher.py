@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
 
-from draftwise.core import BackendError, Finding, Severity, Window
+from draftwise.core import BackendError, Finding, Window
 from draftwise.watch.look import Look, grow
 from draftwise.watch.pages import Page, read_all
 
@@ -174,10 +174,9 @@ def _end(window: Window) -> float:
 
 def unread(where: str, error: BackendError) -> Finding:
     """Return the finding for a server that cannot be read, whatever it does meanwhile."""
-    return Finding(
-        code=UNREAD,
-        severity=Severity.ERROR,
-        message=str(error),
+    return Finding.error(
+        UNREAD,
+        str(error),
         where=where,
         fix="Look whether the server runs and whether this machine reaches it: what it does is not known.",
     )

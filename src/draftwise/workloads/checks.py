@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftwise.core import Finding, Severity, Workload
+from draftwise.core import Finding, Workload
 
 __all__ = ["check_workloads"]
 
@@ -36,10 +36,9 @@ def check_workloads(
 
 def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
     if workload.random_tokens and measures_acceptance:
-        yield Finding(
-            code="random-tokens",
-            severity=Severity.ERROR,
-            message=f"The prompts of {workload.name} are random tokens and say nothing about acceptance: what follows "
+        yield Finding.error(
+            "random-tokens",
+            f"The prompts of {workload.name} are random tokens and say nothing about acceptance: what follows "
             "noise is noise or a loop, which no drafter meets in real traffic.",
             where=workload.name,
             fix="Use real prompts (--workload code, or a file of your own) or synthetic:source=code; random tokens "
@@ -47,19 +46,17 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
             source=_RANDOM_SOURCE,
         )
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):
-        yield Finding(
-            code="no-arrivals",
-            severity=Severity.ERROR,
-            message=f"{workload.name} holds no recorded arrival times to replay.",
+        yield Finding.error(
+            "no-arrivals",
+            f"{workload.name} holds no recorded arrival times to replay.",
             where=workload.name,
             fix="Give a log or a trace with a time in every row, or a rate (--rate) instead of a replay.",
         )
     repeated = workload.num_repeats
     if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
-        yield Finding(
-            code="repeated-prompts",
-            severity=Severity.WARNING,
-            message=f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones: what a "
+        yield Finding.warning(
+            "repeated-prompts",
+            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones: what a "
             "server remembers (prefix cache, suffix drafts) makes them faster than at the first time.",
             where=workload.name,
             fix="Fine if your traffic repeats itself as much; else leave the repetitions out.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 
 __all__ = ["Faults"]
 
@@ -19,7 +19,7 @@ class Faults:
     def add(self, code: str, message: str, where: str, fix: str = "") -> None:
         """Note one fault."""
         if len(self._findings) < _SHOWN:
-            finding = Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+            finding = Finding.error(code, message, where=where, fix=fix)
             self._findings.append(finding)
         else:
             self._more += 1
@@ -35,12 +35,7 @@ class Faults:
         """
         if self._more:
             where = self._findings[-1].where.rpartition(":")[0]
-            more = Finding(
-                code="more-faults",
-                severity=Severity.ERROR,
-                message=f"{where} has {self._more} more faults like these.",
-                where=where,
-            )
+            more = Finding.error("more-faults", f"{where} has {self._more} more faults like these.", where=where)
             self._findings.append(more)
         if self._findings:
             raise InvalidSetup(self._findings)

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import Answer, Run, SpecStats
+from draftwise.core import Run, SpecStats
+from draftwise.core.grouping import group_by
 from draftwise.decide.conclusions import Conclusions
 from draftwise.decide.interchange import ArmResults, Results
 
@@ -21,10 +22,8 @@ _PLACES = ("--port", "--host", "--log-dir", "--uds")
 def make_results(found: Conclusions, source: str) -> Results:
     """Return a cell per workload, condition and arm that was measured."""
     run = found.run
-    answers: dict[tuple[str, str, str], list[Answer]] = {}
-    for answer in run.answers:
-        if answer.measured:
-            answers.setdefault((answer.workload, answer.condition, answer.arm), []).append(answer)
+    measured = (answer for answer in run.answers if answer.measured)
+    answers = group_by(lambda answer: (answer.workload, answer.condition, answer.arm), measured)
     spec: dict[tuple[str, str, str], SpecStats] = {}
     for turn in run.turns:
         place = (turn.workload, turn.condition, turn.arm)

@@ -14,6 +14,7 @@ import numpy as np
 
 from draftwise.core import Answer, Comparison, SpecStats
 from draftwise.core.comparison import ALL
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, Estimate
 
@@ -114,10 +115,8 @@ def trace_acceptance(
 
 def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
     """Return the acceptance of every candidate on every workload at every temperature that it was measured at."""
-    groups: dict[tuple[str, str, float], list[Cell]] = {}
-    for cell in cells:
-        if len(cell.workloads) == 1:
-            groups.setdefault((cell.workload, cell.candidate, cell.condition.temperature), []).append(cell)
+    single = (cell for cell in cells if len(cell.workloads) == 1)
+    groups = group_by(lambda cell: (cell.workload, cell.candidate, cell.condition.temperature), single)
     return [_pool(key, group) for key, group in groups.items()]
 
 

@@ -10,6 +10,7 @@ from operator import add
 
 from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
 from draftwise.core.comparison import ALL
+from draftwise.core.grouping import group_by
 
 __all__ = [
     "Cell",
@@ -17,7 +18,6 @@ __all__ = [
     "PairedRequest",
     "Unit",
     "find_difference",
-    "has_synthetic_acceptance",
     "make_cells",
 ]
 
@@ -134,14 +134,16 @@ def make_cells(run: Run) -> list[Cell]:
     names = tuple(workload.name for workload in run.plan.workloads)
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
     baseline, *candidates = (arm.name for arm in run.plan.arms)
-    turns, answers = _group_by_place(run), _group_by_turn(run)
+    synthetic = run.plan.synthetic
+    turns = group_by(lambda turn: (turn.arm, turn.workload, turn.condition), run.turns)
+    answers = group_by(lambda answer: answer.turn, run.answers)
     cells = []
     for group, condition, candidate in product(groups, run.conditions, candidates):
         arms = (baseline, candidate)
         parts = [_pair(turns, arms, name, condition.label) for name in group[1]]
         common = set.intersection(*({turn.repeat for turn in part} for part in parts))
         paired = sorted((turn for part in parts for turn in part if turn.repeat in common), key=lambda turn: turn.turn)
-        comparable = condition.temperature == 0 and not has_synthetic_acceptance(run, candidate)
+        comparable = condition.temperature == 0 and candidate not in synthetic
         cells.append(
             _make_cell(
                 group,
@@ -203,21 +205,6 @@ def _pair(
     sides = [turns.get((arm, workload, condition), ()) for arm in arms]
     baseline, candidate = ({turn.attempt_key for turn in side} for side in sides)
     return [turn for side in sides for turn in side if turn.attempt_key in baseline & candidate]
-
-
-def _group_by_place(run: Run) -> dict[tuple[str, str, str], list[TurnRecord]]:
-    """Return the turns by arm, workload and condition."""
-    found: dict[tuple[str, str, str], list[TurnRecord]] = {}
-    for turn in run.turns:
-        found.setdefault((turn.arm, turn.workload, turn.condition), []).append(turn)
-    return found
-
-
-def _group_by_turn(run: Run) -> dict[int, list[Answer]]:
-    found: dict[int, list[Answer]] = {}
-    for answer in run.answers:
-        found.setdefault(answer.turn, []).append(answer)
-    return found
 
 
 def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[Answer]], arm: str) -> Requests:
@@ -287,8 +274,3 @@ def find_difference(unit: Unit, baseline: Answer, candidate: Answer) -> OutputDi
         return None
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     return OutputDifference(unit=unit, baseline=baseline, candidate=candidate, position=shared)
-
-
-def has_synthetic_acceptance(run: Run, arm: str) -> bool:
-    """Return whether an arm's acceptance is synthetic, so that its text is not the model's."""
-    return any(each.has_synthetic_acceptance for each in run.plan.arms if each.name == arm)

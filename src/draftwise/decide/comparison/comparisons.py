@@ -20,7 +20,7 @@ from draftwise.decide.comparison.cell import (
 )
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.comparison.memory import Recall, divide_cell
-from draftwise.decide.disturbance import LostPair, find_lost_pairs
+from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
@@ -123,9 +123,14 @@ class Unjudged:
     """Comparisons of the run that it is one of."""
 
 
-def compare_cells(run: Run, thresholds: Thresholds) -> list[Unjudged]:
-    """Return the numbers of every comparison of a run, pooled rows last."""
-    lost = find_lost_pairs(run)
+def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[Unjudged]:
+    """Return the numbers of every comparison of a run, pooled rows last.
+
+    Args:
+        run: with what counts.
+        lost: what disturbances cost its candidates.
+        thresholds: of the run.
+    """
     found = [_compare(run, each, lost, thresholds) for each in estimate_cells(run, thresholds)]
     return _correct_for_number(found, thresholds)
 

@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from draftwise.core import Answer, Run, Timing
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 
@@ -98,9 +99,7 @@ def summarise_latencies(run: Run, cells: Iterable[Cell], thresholds: Thresholds)
 
 def _group_turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:
     """Return repetition and answers of every finished turn, by workload, condition and arm, in the plan's order."""
-    by_turn: dict[int, list[Answer]] = {}
-    for answer in run.answers:
-        by_turn.setdefault(answer.turn, []).append(answer)
+    by_turn = group_by(lambda answer: answer.turn, run.answers)
     order = [
         (workload.name, condition.label, arm.name)
         for workload in run.plan.workloads

@@ -14,6 +14,7 @@ from enum import StrEnum
 from statistics import fmean, stdev
 
 from draftwise.core import Answer, Run, TurnRecord
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.acceptance import count_steps
 from draftwise.decide.comparison.cell import Cell, Unit, find_difference
 from draftwise.decide.thresholds import Thresholds
@@ -137,12 +138,9 @@ def split_by_first(
 
     Answers that were cut off early (ramp-up of a load) filled and used little of a cache, and are left out.
     """
-    by_unit: dict[Unit, list[Answer]] = {}
-    for answer in answers:
-        if answer.error is None:
-            by_unit.setdefault((answer.workload, answer.prompt_id), []).append(answer)
+    whole = (answer for answer in answers if answer.error is None)
     splits = {}
-    for unit, attempts in by_unit.items():
+    for unit, attempts in group_by(lambda answer: (answer.workload, answer.prompt_id), whole).items():
         longest = max(answer.timing.num_tokens for answer in attempts)
         long = (answer for answer in attempts if answer.timing.num_tokens >= longest / 2)
         first, *later = sorted(long, key=lambda answer: (answer.turn, answer.timing.sent))

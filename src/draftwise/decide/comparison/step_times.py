@@ -7,6 +7,7 @@ from functools import reduce
 from operator import add
 
 from draftwise.core import Arm, Run, Timing, TurnRecord
+from draftwise.core.grouping import group_by
 
 __all__ = ["trace_step_times"]
 
@@ -21,21 +22,16 @@ def trace_step_times(run: Run) -> Mapping[str, tuple[tuple[float, float], ...]]:
     timings = _group_timings(run)
     curves = {}
     for arm in run.plan.arms:
-        groups: dict[int, list[TurnRecord]] = {}
-        for turn in run.turns:
-            if turn.arm == arm.name and turn.condition in streams:
-                groups.setdefault(streams[turn.condition], []).append(turn)
+        mine = (turn for turn in run.turns if turn.arm == arm.name and turn.condition in streams)
+        groups = group_by(lambda turn: streams[turn.condition], mine)
         curves[arm.name] = tuple(_trace(arm, groups, timings))
     return {name: curve for name, curve in curves.items() if curve}
 
 
 def _group_timings(run: Run) -> Mapping[int, Sequence[Timing]]:
     """Return the timings of complete answers by turn."""
-    found: dict[int, list[Timing]] = {}
-    for answer in run.answers:
-        if answer.error is None:
-            found.setdefault(answer.turn, []).append(answer.timing)
-    return found
+    whole = group_by(lambda answer: answer.turn, (answer for answer in run.answers if answer.error is None))
+    return {turn: [answer.timing for answer in answers] for turn, answers in whole.items()}
 
 
 def _trace(

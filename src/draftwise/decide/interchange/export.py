@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing
+from draftwise.core.grouping import group_by
 from draftwise.machine.files import write_whole
 
 __all__ = ["FORMATS", "export_run"]
@@ -73,14 +74,13 @@ def export_run(run: Run, name: str, path: Path) -> list[Path]:
 
 
 def _parts(run: Run) -> Iterator[_Part]:
-    by_place: dict[tuple[str, str, str], list[Answer]] = {}
-    by_turn: dict[int, list[Timing]] = {}
-    for answer in run.answers:
-        if answer.measured:
-            by_place.setdefault((answer.workload, answer.condition, answer.arm), []).append(answer)
-            by_turn.setdefault(answer.turn, []).append(answer.timing)
+    measured = [answer for answer in run.answers if answer.measured]
+    by_place = group_by(lambda answer: (answer.workload, answer.condition, answer.arm), measured)
     conditions = {condition.label: condition for condition in run.conditions}
-    spans = {n: max(t.finished for t in mine) - min(t.sent for t in mine) for n, mine in by_turn.items()}
+    spans = {
+        turn: max(each.timing.finished for each in mine) - min(each.timing.sent for each in mine)
+        for turn, mine in group_by(lambda answer: answer.turn, measured).items()
+    }
     for (workload, label, arm), answers in by_place.items():
         turns = [t for t in run.turns if (t.workload, t.condition, t.arm) == (workload, label, arm)]
         yield _Part(

@@ -9,12 +9,11 @@ from functools import reduce
 from operator import add
 
 from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
-from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
-from draftwise.decide.disturbance import find_lost_pairs
+from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
 from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
 from draftwise.decide.validity.servers import check_servers, gather_drafting_evidence
@@ -38,15 +37,22 @@ class Checked:
     """Of the baseline's outputs."""
 
 
-def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) -> Checked:
-    """Return what is wrong with a run and with each of its comparisons."""
+def check_validity(run: Run, found: Sequence[Unjudged], lost: Sequence[LostPair], thresholds: Thresholds) -> Checked:
+    """Return what is wrong with a run and with each of its comparisons.
+
+    Args:
+        run: with what counts.
+        found: its comparisons.
+        lost: what disturbances cost its candidates.
+        thresholds: of the run.
+    """
     of_baseline = _list_baseline_answers(run)
     quality, of_texts = check_texts(run, of_baseline, thresholds)
     of_run = [
         *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
         *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
-        *_disturbed(run),
+        *_disturbed(run, lost),
         *_repeated_prompts(run),
         *of_texts,
         *_estimated_counts(run),
@@ -68,10 +74,10 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
     evidence = gather_drafting_evidence(run, cell)
     return [
         *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
-        *_memory(run, found.estimates, thresholds),
         *check_requests(run, cell, thresholds),
-        *_prompts(run, cell),
         *check_outputs(run, found, thresholds),
+        *_memory(run, found.estimates, thresholds),
+        *_prompts(run, cell),
         *_left_out(found.estimates),
     ]
 
@@ -86,7 +92,7 @@ def _wrong_when_greedy(
         other = each.comparison
         if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
             text = f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs are not the baseline's: "
-            yield error("outputs-differ", f"{text}it is another model, or broken, at every temperature.")
+            yield Finding.error("outputs-differ", f"{text}it is another model, or broken, at every temperature.")
             return
 
 
@@ -102,7 +108,7 @@ def _list_baseline_answers(run: Run) -> list[Answer]:
 
 def _repeated_prompts(run: Run) -> Iterator[Finding]:
     """Yield workloads that ask the same more than once."""
-    measured = not all(arm.has_synthetic_acceptance for arm in run.plan.arms[1:])
+    measured = any(arm.name not in run.plan.synthetic for arm in run.plan.arms[1:])
     for found in check_workloads(run.plan.workloads, measures_acceptance=measured):
         if found.severity is not Severity.ERROR:
             yield found
@@ -112,12 +118,12 @@ def _estimated_counts(run: Run) -> Iterator[Finding]:
     if not all(answer.counts_exact for answer in run.answers):
         text = "a server does not say how many tokens a chunk holds: one each is assumed"
         text += " (totals are exact where it reports usage)."
-        yield warning("token-counts-estimated", text)
+        yield Finding.warning("token-counts-estimated", text)
 
 
-def _disturbed(run: Run) -> Iterator[Finding]:
+def _disturbed(run: Run, lost: Sequence[LostPair]) -> Iterator[Finding]:
     """Yield how many pairs of turns each candidate lost to disturbances."""
-    if not (lost := find_lost_pairs(run)):
+    if not lost:
         return
     counts = Counter(each.candidate for each in lost)
     left = Counter(arm for arm, _ in {(turn.arm, turn.block_key) for turn in run.turns})
@@ -126,8 +132,8 @@ def _disturbed(run: Run) -> Iterator[Finding]:
         "pairs of a candidate's turn and the baseline's were disturbed each time that they were taken, and count for "
         f"nothing: {', '.join(each_of)}; the first ({lost[0].block[0]}, {lost[0].block[1]}) because {lost[0].reason}"
     )
-    tell = info if run.turns else warning
-    yield tell("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
+    severity, fix = Severity.INFO if run.turns else Severity.WARNING, "Stop what else runs there and measure again."
+    yield Finding(code="disturbed-blocks", severity=severity, message=f"{text}.", fix=fix)
 
 
 def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:
@@ -141,7 +147,7 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
         before, after = first.prefix_hit_rate, later.prefix_hit_rate
         if before is not None and after is not None and after > before + thresholds.prefix_hit_loss:
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
-            yield info("prefix-cache-warm", f"{text}cached one.")
+            yield Finding.info("prefix-cache-warm", f"{text}cached one.")
             return
 
 
@@ -153,8 +159,10 @@ def _sum_counters(turns: Iterable[TurnRecord]) -> Counters:
 def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
     """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
-        yield info("few-prompts", f"{len(cell.units)} prompts say little about others.", "Give more with --prompts.")
-    measured = not has_synthetic_acceptance(run, cell.candidate)
+        yield Finding.info(
+            "few-prompts", f"{len(cell.units)} prompts say little about others.", fix="Give more with --prompts."
+        )
+    measured = cell.candidate not in run.plan.synthetic
     mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
     for found in check_workloads(mine, measures_acceptance=measured):
         if found.severity is Severity.ERROR:
@@ -177,7 +185,7 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
             text = f"a cross-request cache helps it ({growth}), and it had answered these prompts under "
             text += f"{earlier[0].condition} before."
             fix = "Measure one load per run with it, or give each load prompts of its own."
-            yield error("warmed-by-other-loads", text, fix)
+            yield Finding.error("warmed-by-other-loads", text, fix=fix)
     first = min(cell.repetitions, default=0)
     of_first: Sequence[Answer] = [answer for answer in mine if answer.repeat == first]
     splits = split_by_first(of_first, lambda answer: answer.measured)
@@ -186,7 +194,7 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
             "prompts are sent several times within a turn, and a cross-request cache helps it: "
             f"{measure_growth(splits):.2f}x the tokens per step from the second time on."
         )
-        yield error("warmed-within-a-turn", text, "Give the workload more prompts.")
+        yield Finding.error("warmed-within-a-turn", text, fix="Give the workload more prompts.")
 
 
 def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
@@ -195,10 +203,12 @@ def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     why += "nothing by coming back has not been shown"
     if not estimates.is_new:
         text = f"{why}: every paired block asks it something that it had been asked before."
-        yield error("memory-not-excluded", text, "Give the workload more prompts, so that none has to come back.")
+        yield Finding.error(
+            "memory-not-excluded", text, fix="Give the workload more prompts, so that none has to come back."
+        )
     elif estimates.repeated is not None:
         text = f"{why}: its numbers rest on the paired blocks in which every prompt is new to it."
-        yield info("first-answers-only", text, "Give the workload more prompts to have more of them.")
+        yield Finding.info("first-answers-only", text, fix="Give the workload more prompts to have more of them.")
 
 
 def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
@@ -223,7 +233,7 @@ def _left_out(estimates: Estimates) -> Iterator[Finding]:
     warm = (
         "" if estimates.warm_speedup is None else f"; with every prompt known it would be {estimates.warm_speedup:.2f}x"
     )
-    yield info(
+    yield Finding.info(
         "repeated-prompts-warm-cache",
         f"a cross-request cache helps it: {old:.2f} tokens per step when prompts come back, {new:.2f} the first time. "
         f"Its numbers rest on the first repetition alone{warm}.",

@@ -9,10 +9,10 @@ from statistics import median
 
 import numpy as np
 
-from draftwise.core import Answer, Condition, Finding, OpenLoop, Run
+from draftwise.core import Answer, Condition, Finding, OpenLoop, Run, Severity
+from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, warning
 
 __all__ = ["check_load", "check_requests"]
 
@@ -48,11 +48,8 @@ def _loads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def _group_by_turn(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:
-    turns = [turn for turn in run.turns if (turn.arm, turn.condition) == (arm, condition.label)]
-    by_turn: dict[int, list[Answer]] = {turn.turn: [] for turn in turns}
-    for answer in run.answers:
-        if answer.turn in by_turn:
-            by_turn[answer.turn].append(answer)
+    turns = {turn.turn for turn in run.turns if (turn.arm, turn.condition) == (arm, condition.label)}
+    by_turn = group_by(lambda answer: answer.turn, (answer for answer in run.answers if answer.turn in turns))
     return [answers for answers in by_turn.values() if any(each.measured for each in answers)]
 
 
@@ -64,7 +61,7 @@ def _failures(run: Run) -> Iterator[Finding]:
     first = failed[0]
     why = f"{first.arm}, {first.workload} prompt {first.prompt_id!r}: {(first.error or '').rstrip('.')}."
     text = f"{len(failed)} of {len(asked)} requests failed and are left out; the first: {why}"
-    yield warning("failed-requests", text)
+    yield Finding.warning("failed-requests", text)
 
 
 def _not_reached(
@@ -78,7 +75,9 @@ def _not_reached(
         reached.append(_count_in_flight(answers, begin, end))
     if (typical := median(reached)) < wanted * thresholds.load_reached:
         text = f"{arm} had {typical:.1f} requests in flight on average at {condition.label}: the load was not reached."
-        yield warning("load-not-reached", text, "Give the workload more prompts, or the load generator more processes.")
+        yield Finding.warning(
+            "load-not-reached", text, fix="Give the workload more prompts, or the load generator more processes."
+        )
 
 
 def _queued(
@@ -95,7 +94,7 @@ def _queued(
             f"{waiting:.0%} of their time before the first token"
         )
         fix = "They wait for a place (max_num_seqs), for KV pages, or for long prompts: that load measures the queue."
-        yield warning("server-queues", f"{text}.", fix, where=condition.label)
+        yield Finding.warning("server-queues", f"{text}.", where=condition.label, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ def _overload(
             f"turn, {second.mean:.1f} in the middle one; they take {last.e2e_s:.2f} s, there {second.e2e_s:.2f} s"
         )
         fix = "Such latencies depend on how long the turn was: compare at a lower rate."
-        yield warning("overload", f"{text}.", fix, where=condition.label)
+        yield Finding.warning("overload", f"{text}.", where=condition.label, fix=fix)
 
 
 def _third(turns: Sequence[Sequence[Answer]], number: int) -> _Third:
@@ -159,9 +158,9 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
     )
     fix = "Discard more requests (--warmup)."
     if first > rest * (1 + thresholds.cold_far):
-        yield warning("server-cold", f"{text}: it was still starting.", fix, where=arm)
+        yield Finding.warning("server-cold", f"{text}: it was still starting.", where=arm, fix=fix)
     elif first > rest * (1 + thresholds.cold_start):
-        yield warning("warm-up-short", f"{text}: it was not warm yet.", fix, where=arm)
+        yield Finding.warning("warm-up-short", f"{text}: it was not warm yet.", where=arm, fix=fix)
 
 
 def _compare_first_repetition(run: Run, arm: str) -> list[float]:
@@ -193,7 +192,7 @@ def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> I
     spread = median([(max(each) - min(each)) / median(each) for each in seconds.values()] or [0.0])
     if spread > thresholds.noise:
         text = f"the baseline server's time for one and the same prompt varies by {spread:.0%}: the machine is busy."
-        yield warning("noisy-machine", text, "Stop what else runs there and measure again.")
+        yield Finding.warning("noisy-machine", text, fix="Stop what else runs there and measure again.")
 
 
 def _missing(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
@@ -205,7 +204,9 @@ def _missing(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
     if max(shares.values()) > thresholds.failed_requests:
         text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
         why = "what is left is a selection, often of the quick and the short"
-        yield error("too-many-failures", f"requests failed: {text}; {why}.", "See what the servers say about them.")
+        yield Finding.error(
+            "too-many-failures", f"requests failed: {text}; {why}.", fix="See what the servers say about them."
+        )
 
 
 def _client(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
@@ -265,9 +266,9 @@ def _saturated(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     """A process that is always busy sets the pace itself."""
     text = f"each process of the load generator used {strain.busy:.0%} of a core while {strain.arm} answered"
     if strain.busy >= thresholds.client_saturated:
-        yield error("client-saturated", f"{text}: what was measured is the load generator.", _ELSEWHERE)
+        yield Finding.error("client-saturated", f"{text}: what was measured is the load generator.", fix=_ELSEWHERE)
     elif strain.busy >= thresholds.client_busy:
-        yield warning("client-busy", f"{text}: bursts may wait in it.", _ELSEWHERE)
+        yield Finding.warning("client-busy", f"{text}: bursts may wait in it.", fix=_ELSEWHERE)
 
 
 def _lateness(strain: _Strain) -> float:
@@ -293,12 +294,12 @@ def _reads_late(strain: _Strain, thresholds: Thresholds, *, stamped: bool) -> It
         f"with {strain.gap_s * 1e3:.1f} ms between chunks and {strain.ttft_s * 1e3:.0f} ms to the first"
     )
     if strain.late_s >= (strain.e2e_s / 2 if stamped else min(strain.ttft_s, _MANY_GAPS * strain.gap_s) or math.inf):
-        yield error("client-reads-late", f"{text}: what was measured is the load generator.", _ELSEWHERE)
+        yield Finding.error("client-reads-late", f"{text}: what was measured is the load generator.", fix=_ELSEWHERE)
     elif stamped:
         why = "chunks that come in between count as one, so that inter-token latencies are coarse; the others stand"
-        yield warning("client-reads-late", f"{text}: {why}.", _ELSEWHERE)
+        yield Finding.warning("client-reads-late", f"{text}: {why}.", fix=_ELSEWHERE)
     else:
-        yield warning("client-reads-late", f"{text}: the upper percentiles are partly its own.", _ELSEWHERE)
+        yield Finding.warning("client-reads-late", f"{text}: the upper percentiles are partly its own.", fix=_ELSEWHERE)
 
 
 def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
@@ -311,8 +312,8 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
         f"{strain.lag_s * 1e3:.1f} ms), and the median time to first token, which holds that lag, is "
         f"{strain.ttft_s * 1e3:.0f} ms"
     )
-    kind = error if strain.usual_lag_s > limit else warning
-    yield kind("client-sends-late", f"{text}.", _ELSEWHERE)
+    severity = Severity.ERROR if strain.usual_lag_s > limit else Severity.WARNING
+    yield Finding(code="client-sends-late", severity=severity, message=f"{text}.", fix=_ELSEWHERE)
 
 
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
@@ -323,7 +324,7 @@ def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[
         and all(arm.is_here for arm in run.plan.arms)
     ):
         text = f"the load generator used {strain.cores:.2f} of the {cores} cores that it shares with {strain.arm}."
-        yield warning("client-beside-server", text, "Measure from another machine.")
+        yield Finding.warning("client-beside-server", text, fix="Measure from another machine.")
 
 
 def _median_or_zero(values: Iterable[float | None]) -> float:

@@ -9,10 +9,9 @@ from math import comb
 import numpy as np
 
 from draftwise.core import Answer, Condition, Divergence, Finding, Run
-from draftwise.decide.comparison.cell import Cell, OutputDifference, Unit, find_difference, has_synthetic_acceptance
+from draftwise.decide.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, info, warning
 
 __all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop", "is_tie"]
 
@@ -64,7 +63,7 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
         yield from _judge(cell, cell.differences, views, _find_tie_gap(run, thresholds))
-    elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
+    elif cell.condition.temperature > 0 and cell.candidate not in run.plan.synthetic:
         yield from _check_lengths(cell)
 
 
@@ -87,7 +86,7 @@ def _judge(
             f"{len(unknown)} outputs are none of the baseline's, and the baseline's own change between repetitions "
             f"just as often ({why})"
         )
-        yield info("outputs-waver", f"{text}: batches of other shapes round differently.")
+        yield Finding.info("outputs-waver", f"{text}: batches of other shapes round differently.")
         unknown = []
     if real or unknown:
         yield _describe(cell, [*real, *unknown], views)
@@ -97,7 +96,7 @@ def _judge(
             f"{len(ties)} outputs differ from the baseline's from a position on where both servers hold the two "
             f"tokens for all but as likely as the best (at most {gap:.2g} nats behind; {tie_gap:g} is within rounding)."
         )
-        yield info("numeric-ties", text)
+        yield Finding.info("numeric-ties", text)
 
 
 def is_tie(divergence: Divergence, tie_gap: float) -> bool:
@@ -137,11 +136,11 @@ def _describe(cell: Cell, real: Sequence[OutputDifference], views: Mapping[Unit,
     where = "" if first.position is None else f" at output token {first.position}"
     view = views.get(first.unit)
     gap = "not examined" if view is None or view.gap is None else f"the two tokens are {view.gap:.2g} nats apart"
-    return error(
+    return Finding.error(
         "outputs-differ",
         f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0; first "
         f"{first.unit[1]}{where} ({gap}): {first.excerpt}.",
-        "Greedy speculation must not change the output: report it to the engine's maintainers.",
+        fix="Greedy speculation must not change the output: report it to the engine's maintainers.",
     )
 
 
@@ -165,7 +164,7 @@ def _check_lengths(cell: Cell) -> Iterator[Finding]:
             "speculation that keeps the model's distribution does not do that"
         )
         fix = "Look for a lossy mode (acceptance thresholds, typical acceptance) or other sampling settings."
-        yield warning("lengths-differ", f"{text}.", fix)
+        yield Finding.warning("lengths-differ", f"{text}.", fix=fix)
 
 
 def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Iterator[Finding]:
@@ -181,10 +180,10 @@ def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Itera
     if unstable:
         text = f"the baseline itself answers {len(unstable)} of {len(first)} prompts differently between repetitions"
         if condition.concurrency == 1:
-            yield warning("plain-unstable", f"{text}.", where=condition.label)
+            yield Finding.warning("plain-unstable", f"{text}.", where=condition.label)
         else:
             why = "batches change between repetitions, and with them the rounding; candidates are held against that"
-            yield info("plain-unstable", f"{text}: {why}.", where=condition.label)
+            yield Finding.info("plain-unstable", f"{text}: {why}.", where=condition.label)
 
 
 def _assess_text(run: Run, of_baseline: Sequence[Answer]) -> list[TextQuality]:
@@ -224,7 +223,7 @@ def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -
         if reasons and cut > thresholds.cut_outputs * len(reasons):
             text = f"{cut} of {len(reasons)} {workload.name} outputs were cut off at max_tokens"
             why = "how long real answers are, and how well their endings are drafted, is not measured"
-            yield info("outputs-cut", f"{text}: {why}.", "Raise max_tokens.")
+            yield Finding.info("outputs-cut", f"{text}: {why}.", fix="Raise max_tokens.")
 
 
 def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iterator[Finding]:
@@ -234,7 +233,7 @@ def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iter
                 f"{quality.loop_share:.0%} of the {quality.workload} outputs end in a loop (over "
                 f"{thresholds.loop_share:.0%}): lookup methods look better here than on text that does not repeat."
             )
-            yield warning("outputs-loop", text)
+            yield Finding.warning("outputs-loop", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

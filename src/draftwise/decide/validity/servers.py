@@ -10,9 +10,10 @@ from operator import add
 from typing import Any
 
 from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
-from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
+from draftwise.core.finding import join_names
+from draftwise.core.grouping import group_by
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
 from draftwise.facts.server_metrics import counts_drafts
 
@@ -66,16 +67,13 @@ def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
 
     That the values of such headers differ is made sure of before a run: they are not written down.
     """
-    by_address: dict[tuple[str, int | None, str], list[str]] = {}
-    for arm in arms:
-        if arm.address is not None and not arm.routing_headers:
-            by_address.setdefault(arm.address, []).append(arm.name)
-    for names in by_address.values():
-        if len(names) > 1:
-            shared = join_names(names, most=4)
+    told = (arm for arm in arms if arm.address is not None and not arm.routing_headers)
+    for alike in group_by(lambda arm: arm.address, told).values():
+        if len(alike) > 1:
+            shared = join_names((arm.name for arm in alike), most=4)
             text = f"{shared} are one server: nothing differs between them, and each warms the other's caches."
             fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
-            yield error("same-server", text, fix)
+            yield Finding.error("same-server", text, fix=fix)
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
@@ -93,10 +91,12 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
                 f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
                 "not all, those of the server that answered."
             )
-            yield error("counters-of-another-server", text, "Name the page of the counters of just that server.")
+            yield Finding.error(
+                "counters-of-another-server", text, fix="Name the page of the counters of just that server."
+            )
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
-            yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
+            yield Finding.error("other-traffic", text, fix="Measure on servers that nothing else talks to.")
 
 
 def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
@@ -117,21 +117,21 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
                 f"its {key} is {theirs[key]!r}, the baseline's {ours[key]!r}: the comparison is not one of speculation "
                 "alone."
             )
-            yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+            yield Finding.error("arms-differ", text, where=name, fix="Serve both alike but for --speculative-config.")
     if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
         text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
-        yield error("arms-differ", text, "Serve both on the same hardware.", where=name)
+        yield Finding.error("arms-differ", text, where=name, fix="Serve both on the same hardware.")
     if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
             "model."
         )
         fix = "Serve the same checkpoint on both, under one name (--served-model-name)."
-        yield error("arms-differ", text, fix, where=name)
+        yield Finding.error("arms-differ", text, where=name, fix=fix)
     lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
-        yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
+        yield Finding.warning("arms-differ", text, where=name, fix="Give both the same --max-model-len.")
 
 
 def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterato
     ]
     if other:
         text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other, most=4)}."
-        yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
+        yield Finding.warning("commands-differ", text, where=name, fix="Serve both alike but for --speculative-config.")
 
 
 def _arguments(command: str) -> dict[str, str]:
@@ -172,11 +172,11 @@ def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) ->
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
-            yield info("engine-chose-otherwise", text, where=name)
+            yield Finding.info("engine-chose-otherwise", text, where=name)
     usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
     if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
         text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
-        yield info("less-kv-cache", text, where=name)
+        yield Finding.info("less-kv-cache", text, where=name)
 
 
 def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
@@ -185,12 +185,12 @@ def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
     if arm.spec is not None:
         yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
     yield from check_server(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
-    if arm.has_synthetic_acceptance:
+    if arm.name in run.plan.synthetic:
         text = (
             "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
             "not compared, as they are not the model's."
         )
-        yield info("acceptance-drawn", text, where=arm.name)
+        yield Finding.info("acceptance-drawn", text, where=arm.name)
 
 
 def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
@@ -205,16 +205,16 @@ def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | No
     if resolved is None:
         return
     if not resolved:
-        yield error("config-not-as-asked", f"asked for {asked.label}, it runs without speculation.", where=name)
+        yield Finding.error("config-not-as-asked", f"asked for {asked.label}, it runs without speculation.", where=name)
         return
     took = SpecConfig.keep(resolved)
     k, taken = asked.num_speculative_tokens, took.num_speculative_tokens
     if k is not None and taken is not None and k != taken:
         text = f"asked for k={k}, the server took k={taken}."
-        yield error("config-not-as-asked", text, "Write down the k that it takes.", where=name)
+        yield Finding.error("config-not-as-asked", text, where=name, fix="Write down the k that it takes.")
     if asked.method and took.method and not _is_same_method(asked.method, took.method):
         text = f"asked for method {asked.method!r}, the server took {took.method!r}."
-        yield error("config-not-as-asked", text, where=name)
+        yield Finding.error("config-not-as-asked", text, where=name)
 
 
 def _is_same_method(asked: str, took: str) -> bool:
@@ -251,7 +251,7 @@ def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
         resolved=find_resolved_config(run, arm),
         is_counted=_is_counted(run, arm, counters),
         text_per_event=seen / usual if usual else None,
-        outputs_compared=greedy and not has_synthetic_acceptance(run, arm),
+        outputs_compared=greedy and arm not in run.plan.synthetic,
     )
 
 

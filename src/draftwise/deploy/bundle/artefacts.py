@@ -10,7 +10,7 @@ from pathlib import Path
 from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
-from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.deploy.layout import Checkpoint, find_drafter, name_upstream
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import check
@@ -133,18 +133,16 @@ def judge(setup: Setup, artefacts: tuple[Artefact, ...]) -> Iterator[Finding]:
         of_target = inspect_checkpoint(target.source, version=version)
         yield from of_target.findings
     if of_target.vocabulary is None:
-        yield Finding(
-            code="tokenizer-absent",
-            severity=Severity.ERROR,
-            message=f"{target.source} has no tokenizer: the server would look for it on the hub.",
+        yield Finding.error(
+            "tokenizer-absent",
+            f"{target.source} has no tokenizer: the server would look for it on the hub.",
             where=str(target.source),
             fix="Download the checkpoint with its tokenizer files.",
         )
     if not (target.source / "generation_config.json").is_file():
-        yield Finding(
-            code="generation-config-absent",
-            severity=Severity.INFO,
-            message=f"{target.source} has no generation_config.json: the server starts with its own sampling defaults.",
+        yield Finding.info(
+            "generation-config-absent",
+            f"{target.source} has no generation_config.json: the server starts with its own sampling defaults.",
             where=str(target.source),
         )
 
@@ -156,10 +154,9 @@ def _find_lost_name(setup: Setup, artefact: Artefact, found: Inspection) -> Iter
         return
     resolved = check(replace(setup, spec=replace(spec, model=artefact.checkpoint.directory))).resolved
     if resolved is None or resolved.method != found.drafter.method:
-        yield Finding(
-            code="method-not-told",
-            severity=Severity.ERROR,
-            message=f"{artefact.source} is a head of {found.drafter.method}, which neither its name nor the "
+        yield Finding.error(
+            "method-not-told",
+            f"{artefact.source} is a head of {found.drafter.method}, which neither its name nor the "
             "speculative config tells: vLLM would take it for a model.",
             where="speculative_config",
             fix=f'Add "method": "{found.drafter.method}", or give the directory its name back.',

@@ -129,19 +129,17 @@ def _find_absences(setup: Setup, wanted: Wanted) -> Iterator[Finding]:
     method = find_method(setup.spec.method) if setup.spec is not None else None
     package = "" if method is None else method.package
     if package and not any(wheel.name.replace("_", "-").startswith(f"{package}-") for wheel in wanted.wheels):
-        yield Finding(
-            code="wheel-missing",
-            severity=Severity.WARNING,
-            message=f"The method needs the package {package}, which vLLM's image does not have and no wheel brings.",
+        yield Finding.warning(
+            "wheel-missing",
+            f"The method needs the package {package}, which vLLM's image does not have and no wheel brings.",
             where="--wheel",
             fix=f"pip download --no-deps {package} for the image's Python, and name the file with --wheel.",
         )
     image = _name_image(setup, wanted)
     if "@sha256:" not in image:
-        yield Finding(
-            code="image-not-pinned",
-            severity=Severity.WARNING,
-            message=f"The image {image} has no digest: the place that loads it cannot tell whether it is the same.",
+        yield Finding.warning(
+            "image-not-pinned",
+            f"The image {image} has no digest: the place that loads it cannot tell whether it is the same.",
             where="--image",
             fix=f"docker pull {image}, and give what docker inspect --format '{{{{index .RepoDigests 0}}}}' says.",
         )

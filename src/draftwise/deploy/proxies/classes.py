@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.deploy.proxies.policy import POOL_HEADER
 
 __all__ = ["bound_gain", "judge_split"]
@@ -35,17 +35,11 @@ def judge_split(speed_ups: Mapping[str, float]) -> Iterator[Finding]:
     gain, slower = bound_gain(speed_ups), sorted(name for name, ratio in speed_ups.items() if ratio < 1)
     bound = f"A pool for each class gives at most {gain:.1%} more tokens per second than the better of two equal pools"
     if not slower or gain < _WORTH:
-        yield Finding(
-            code="split-by-class",
-            severity=Severity.INFO,
-            message=f"{bound}: it is not worth it.",
-            fix="Send every class to both pools.",
-        )
+        yield Finding.info("split-by-class", f"{bound}: it is not worth it.", fix="Send every class to both pools.")
         return
-    yield Finding(
-        code="split-by-class",
-        severity=Severity.INFO,
-        message=f"{bound}, for classes with equal shares of the work and servers that are always busy: simulated "
+    yield Finding.info(
+        "split-by-class",
+        f"{bound}, for classes with equal shares of the work and servers that are always busy: simulated "
         "splits gave less, and lost where the shares were not those of the servers.",
         fix=f"Measure it with four servers or more; requests of {' and '.join(slower)} go to the plain pool with the "
         f"header {POOL_HEADER}: plain.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy.files import Step
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import cluster, envoy, haproxy
@@ -111,18 +111,16 @@ def _find_pools(order: Order, wanted: Wanted, address: str) -> Pools:
 
 def _find_limits(kind: str, proxy: _Proxy, policy: Policy) -> Iterator[Finding]:
     if policy.needs_body and not proxy.sees_bodies:
-        yield Finding(
-            code="proxy-sees-no-body",
-            severity=Severity.WARNING,
-            message=f"{kind} looks at no bodies: requests that the pool that speculates must not get reach it, unless "
+        yield Finding.warning(
+            "proxy-sees-no-body",
+            f"{kind} looks at no bodies: requests that the pool that speculates must not get reach it, unless "
             f"whoever sends them sets the header {POOL_HEADER}: plain. {' '.join(list(policy.describe())[1:])}",
             fix="Have clients or a gateway in front set the header, or use --proxy haproxy or envoy.",
         )
     if proxy.set_share is None:
-        yield Finding(
-            code="proxy-has-no-share",
-            severity=Severity.INFO,
-            message=f"{kind} shares requests by the number of pods of both pools and by what they have to do; no "
+        yield Finding.info(
+            "proxy-has-no-share",
+            f"{kind} shares requests by the number of pods of both pools and by what they have to do; no "
             "weight says otherwise.",
             fix="Run fewer pods that speculate, or write defaultProfile: plain to drain them.",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kubernetes import make_metadata, to_gib
 from draftwise.deploy.render.words import dump_yaml, list_args
@@ -92,19 +92,17 @@ def _select_node(order: Order) -> dict[str, Any]:
 def find_limits(order: Order) -> Iterator[Finding]:
     """Yield what the operator decides and the service may not bear."""
     if _WITH_PROGRAM not in order.image:
-        yield Finding(
-            code="program-fixed",
-            severity=Severity.WARNING,
-            message=f"The operator starts {_PROGRAM}, which the images of {_WITH_PROGRAM} have; nothing here knows "
+        yield Finding.warning(
+            "program-fixed",
+            f"The operator starts {_PROGRAM}, which the images of {_WITH_PROGRAM} have; nothing here knows "
             f"whether {order.image} has it.",
             where="--image",
             fix=f"Name an image that has {_PROGRAM}, or use --to production-stack, whose chart starts `vllm`.",
         )
     if order.startup_s > _STARTUP_S:
-        yield Finding(
-            code="progress-deadline-fixed",
-            severity=Severity.WARNING,
-            message=f"The operator gives a server {_STARTUP_S} s to answer, and no field changes that; a start may "
+        yield Finding.warning(
+            "progress-deadline-fixed",
+            f"The operator gives a server {_STARTUP_S} s to answer, and no field changes that; a start may "
             f"take {order.startup_s} s here, and the server is then started again and again.",
             where="startupProbe",
             fix="Keep the compilation cache and the weights on the node so that starts take less, or use "

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
+from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.deploy.layout import MODEL_ROOTS, name_upstream
 from draftwise.deploy.twin import without_speculation
 from draftwise.setups.read import NoServer, SourceText, read_setups
@@ -68,7 +68,7 @@ def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
     ordered = without_speculation(setup) if is_plain else setup
     found = _read(value, where)
     if found is None:
-        yield _finding("not-told", Severity.WARNING, f"{where} has no container that starts vLLM.", where)
+        yield Finding.warning("not-told", f"{where} has no container that starts vLLM.", where=where)
     else:
         yield from _compare(found, ordered, where)
         yield from _compare_applied(value, found, where)
@@ -91,23 +91,23 @@ def _read(value: Mapping[str, Any], where: str) -> Setup | None:
 
 def _compare(found: Setup, ordered: Setup, where: str) -> Iterator[Finding]:
     if not found.engine_version:
-        yield _finding("not-told", Severity.INFO, f"The image of {where} does not tell its release.", where)
+        yield Finding.info("not-told", f"The image of {where} does not tell its release.", where=where)
     elif found.engine_version != ordered.engine_version:
         text = f"{where} runs vLLM {found.engine_version}, and {ordered.engine_version} was ordered."
-        yield _finding("runs-otherwise", Severity.ERROR, text, where)
+        yield Finding.error("runs-otherwise", text, where=where)
     before, after = (None if each.spec is None else each.spec.to_dict() for each in (ordered, found))
     if before != after:
         text = f"{where} has the speculative config {_show(after)}, and {_show(before)} was ordered."
-        yield _finding("runs-otherwise", Severity.ERROR, text, where)
+        yield Finding.error("runs-otherwise", text, where=where)
     else:
-        yield _finding("seen", Severity.INFO, f"{where} has the speculative config that was ordered.", where)
+        yield Finding.info("seen", f"{where} has the speculative config that was ordered.", where=where)
     if found.target and not _is_same_model(found.target, ordered):
         text = f"{where} serves {found.target}, and {ordered.target} was ordered."
-        yield _finding("runs-otherwise", Severity.ERROR, text, where)
+        yield Finding.error("runs-otherwise", text, where=where)
     for name, value in ordered.args.items():
         if found.args.get(name) != value:
             text = f"{where} has {name} {found.args.get(name)!r}, and {value!r} was ordered."
-            yield _finding("runs-otherwise", Severity.ERROR, text, where)
+            yield Finding.error("runs-otherwise", text, where=where)
 
 
 def _show(config: Mapping[str, Any] | None) -> str:
@@ -130,36 +130,35 @@ def _compare_applied(value: Mapping[str, Any], found: Setup, where: str) -> Iter
     except (ValueError, InvalidSetup):
         return
     if setup is not None and setup.spec != found.spec:
-        yield _finding(
+        yield Finding.warning(
             "applied-otherwise",
-            Severity.WARNING,
             f"{where} was applied last with another speculative config than it has now: the next apply or sync brings "
             "that back.",
-            where,
-            "Commit the file that is to be in force, and apply it.",
+            where=where,
+            fix="Commit the file that is to be in force, and apply it.",
         )
 
 
 def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
     status = get_mapping(value, "status")
     if not status:
-        yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: it has no status.", where)
+        yield Finding.info("not-told", f"Whether {where} is ready is not told: it has no status.", where=where)
         return
     reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
     if not reasons and status.get("phase", _RUNNING) != _RUNNING:
         reasons = [f"its phase is {status['phase']}"]
     for reason in reasons:
-        yield _finding("not-ready", Severity.ERROR, f"{where} is not ready: {reason}.", where)
+        yield Finding.error("not-ready", f"{where} is not ready: {reason}.", where=where)
     if not reasons and _is_ready(value, status):
-        yield _finding("seen", Severity.INFO, f"{where} is ready.", where)
+        yield Finding.info("seen", f"{where} is ready.", where=where)
     elif not reasons:
-        yield _finding("not-told", Severity.INFO, f"Whether {where} is ready is not told: no condition says it.", where)
+        yield Finding.info("not-told", f"Whether {where} is ready is not told: no condition says it.", where=where)
     for each in status.get("containerStatuses") or ():
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
             why = f", last by {last.get('reason')} with exit code {last.get('exitCode')}" if last else ""
             text = f"{where} has restarted {each['restartCount']} times{why}."
-            yield _finding("restarted", Severity.WARNING, text, where, "Read the log of the container before.")
+            yield Finding.warning("restarted", text, where=where, fix="Read the log of the container before.")
 
 
 def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
@@ -221,7 +220,3 @@ def _list_containers(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     spec = get_mapping(value, "spec")
     containers = get_mapping(spec, "template", "spec").get("containers") or spec.get("containers") or ()
     return [each for each in containers if isinstance(each, Mapping)]
-
-
-def _finding(code: str, severity: Severity, message: str, where: str, fix: str = "") -> Finding:
-    return Finding(code=code, severity=severity, message=message, where=where, fix=fix)

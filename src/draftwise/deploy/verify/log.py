@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
-from draftwise.core import Finding, Setup, Severity
+from draftwise.core import Finding, Setup
 from draftwise.deploy.verify.resolved import compare_release, compare_resolved
 from draftwise.setups.read import SourceText
 
@@ -21,7 +21,7 @@ def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
     yield from compare_resolved(setup, told, source.name, fix="Give the log from its first line on.")
     if (cause := find_root_cause(lines)) is not None:
         text = f"The server did not start: {cause}"
-        yield Finding(code="start-failed", severity=Severity.ERROR, message=text, where=source.name)
+        yield Finding.error("start-failed", text, where=source.name)
     elif not log.is_ready:
         text = "Whether the server became ready is not told: the log ends before."
-        yield Finding(code="not-told", severity=Severity.WARNING, message=text, where=source.name)
+        yield Finding.warning("not-told", text, where=source.name)

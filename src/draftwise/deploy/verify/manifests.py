@@ -136,7 +136,7 @@ def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
     words = {"device": "how many GPUs the server gets", "engine_version": "which vLLM release it starts"}
     if lost:
         text = f"{name} does not tell {' and '.join(words[field] for field in lost)}."
-        yield Finding(code="not-told", severity=Severity.INFO, message=text, where=name)
+        yield Finding.info("not-told", text, where=name)
 
 
 def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
@@ -150,6 +150,6 @@ def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
         sizing = size(found, gpu=gpu)
     except InvalidSetup as error:
         text = f"Whether it fits its GPUs is not known. {error.findings[0].message}"
-        yield Finding(code="not-told", severity=Severity.INFO, message=text, where=error.findings[0].where)
+        yield Finding.info("not-told", text, where=error.findings[0].where)
     else:
         yield from (each for each in sizing.findings if each.severity is Severity.ERROR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from draftwise.core import Finding, Setup, Severity
+from draftwise.core import Finding, Setup
 from draftwise.plan.check import check
 
 __all__ = ["compare_release", "compare_resolved"]
@@ -15,10 +15,10 @@ def compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Find
     """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) is none."""
     if told is None:
         text = "Which release runs is not told."
-        yield Finding(code="not-told", severity=Severity.WARNING, message=text, where=where)
+        yield Finding.warning("not-told", text, where=where)
     elif told.partition("+")[0] != setup.engine_version:
         text = f"Release {told} runs, and vLLM {setup.engine_version} was ordered."
-        yield Finding(code="runs-otherwise", severity=Severity.ERROR, message=text, where=where)
+        yield Finding.error("runs-otherwise", text, where=where)
 
 
 def compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *
     """
     if told is None:
         text = "How the speculative config resolved is not told."
-        yield Finding(code="not-told", severity=Severity.INFO, message=text, where=where, fix=fix)
+        yield Finding.info("not-told", text, where=where, fix=fix)
         return
     resolved = check(setup).resolved
     if bool(told) != (resolved is not None):
@@ -40,7 +40,7 @@ def compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *
             text = "The server was started to speculate, and a plain one was ordered."
         else:
             text = "The server was started without speculation, and one that speculates was ordered."
-        yield Finding(code="runs-otherwise", severity=Severity.ERROR, message=text, where=where)
+        yield Finding.error("runs-otherwise", text, where=where)
     elif resolved is not None and setup.spec is not None:
         wanted = {
             "method": resolved.method,
@@ -50,4 +50,4 @@ def compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *
         for key, value in wanted.items():
             if value is not None and key in told and told[key] != value:
                 text = f"The server resolved {key} to {told[key]!r}, and {value!r} was ordered."
-                yield Finding(code="runs-otherwise", severity=Severity.ERROR, message=text, where=where)
+                yield Finding.error("runs-otherwise", text, where=where)

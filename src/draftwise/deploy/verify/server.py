@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 
 from draftwise.backends.probed import Probed, ProbedPair
-from draftwise.core import Divergence, Finding, Setup, Severity
+from draftwise.core import Divergence, Finding, Setup
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.outputs import is_tie
 from draftwise.deploy.verify.resolved import compare_release, compare_resolved
@@ -48,7 +48,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
         yield from _check_outputs(setup, probed, where)
         if setup.spec is not None:
             text = "Log-probabilities were not compared: equal outputs do not make them equal under speculation."
-            yield _finding("logprobs-drift", Severity.INFO, text, where, "Evaluate by them on the plain server.")
+            yield Finding.info("logprobs-drift", text, where=where, fix="Evaluate by them on the plain server.")
 
 
 def _get_text(server: Probed, key: str) -> str | None:
@@ -61,11 +61,11 @@ def _check_model(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
     names = [named] if isinstance(named, str) else list(named)
     if server.info.model not in names:
         text = f"The server serves {server.info.model!r}, and {names[0]!r} was ordered."
-        yield _finding("runs-otherwise", Severity.ERROR, text, where)
+        yield Finding.error("runs-otherwise", text, where=where)
     wanted, found = setup.args.get("max_model_len"), server.info.max_model_len
     if isinstance(wanted, int) and wanted > 0 and found is not None and found != wanted:
         text = f"The server takes {found} tokens of context, and {wanted} were ordered."
-        yield _finding("runs-otherwise", Severity.ERROR, text, where)
+        yield Finding.error("runs-otherwise", text, where=where)
 
 
 def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
@@ -74,28 +74,28 @@ def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Findin
     if setup.spec is None:
         if stats.num_drafts or server.counts_drafts:
             text = "The server counts drafts, and a plain one was ordered."
-            yield _finding("runs-otherwise", Severity.ERROR, text, where)
+            yield Finding.error("runs-otherwise", text, where=where)
     elif server.growth.generation_tokens is None:
         text = "Whether the server drafts is not told: its /metrics cannot be read."
-        yield _finding("not-told", Severity.WARNING, text, where)
+        yield Finding.warning("not-told", text, where=where)
     elif not stats.num_drafts:
         must = server.counts_drafts is False or _always_drafts(setup)
         text = f"The server counted no draft in {server.num_tokens} tokens."
         if must:
-            yield _finding("drafts-missing", Severity.ERROR, text, where)
+            yield Finding.error("drafts-missing", text, where=where)
         else:
             text = f"{text} Lookup drafts where text repeats, so that this decides nothing."
-            yield _finding("drafts-missing", Severity.WARNING, text, where)
+            yield Finding.warning("drafts-missing", text, where=where)
     elif stats.num_drafts >= _FEWEST_DRAFTS and _always_drafts(setup) and (stats.acceptance_length or 0) < _HARDLY:
         text = (
             f"Of {stats.num_draft_tokens} draft tokens {stats.num_accepted_tokens} stood: a drafter of another target, "
             "or a damaged one, drafts so."
         )
-        yield _finding("drafter-does-not-fit", Severity.ERROR, text, where)
+        yield Finding.error("drafter-does-not-fit", text, where=where)
     else:
         length = stats.acceptance_length or 1.0
         text = f"{stats.num_drafts} drafts were counted, with {length:.2f} tokens of output for each."
-        yield _finding("seen", Severity.INFO, text, where)
+        yield Finding.info("seen", text, where=where)
 
 
 def _always_drafts(setup: Setup) -> bool:
@@ -108,23 +108,21 @@ def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator
     """Yield the tokens per step, held against those that were expected where nobody else was served meanwhile."""
     found, generated = server.growth.tokens_per_step, server.growth.generation_tokens
     if found is None or generated is None:
-        yield _finding("not-told", Severity.WARNING, "How many tokens a step gives is not told.", where)
+        yield Finding.warning("not-told", "How many tokens a step gives is not told.", where=where)
         return
     num_prompts = len(server.answers)
     if generated > server.num_tokens:
         others = generated - server.num_tokens
         text = f"What a step of the probe gave is not known: {others} tokens of other clients are in the counters."
-        yield _finding("not-told", Severity.WARNING, text, where)
+        yield Finding.warning("not-told", text, where=where)
         return
     limit = None if expected is None else expected * (1 - _SURE * _SPREAD / sqrt(num_prompts))
     text = f"A step gave {found:.2f} tokens over {num_prompts} prompts"
     if limit is not None and found < limit:
         text = f"{text}, and {expected:.2f} were expected: more than chance makes of so many prompts."
-        yield _finding("fewer-tokens-per-step", Severity.ERROR, text, where)
+        yield Finding.error("fewer-tokens-per-step", text, where=where)
     else:
-        yield _finding(
-            "seen", Severity.INFO, f"{text}{'' if expected is None else f' ({expected:.2f} expected)'}.", where
-        )
+        yield Finding.info("seen", f"{text}{'' if expected is None else f' ({expected:.2f} expected)'}.", where=where)
 
 
 def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
@@ -137,18 +135,14 @@ def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Fin
     if real:
         text = f"{len(real)} of {num_prompts} outputs differ from the plain server's: {_describe(real)}."
         fix = "Greedy speculation must not change the output: look whether both serve the same weights."
-        yield _finding("other-outputs", Severity.ERROR, text, where, fix)
+        yield Finding.error("other-outputs", text, where=where, fix=fix)
     else:
         ties = f"; {len(found)} part at ties within rounding" if found else ""
         text = f"{num_prompts} of {num_prompts} outputs are the plain server's{ties}."
-        yield _finding("seen", Severity.INFO, text, where)
+        yield Finding.info("seen", text, where=where)
 
 
 def _describe(real: Sequence[Divergence]) -> str:
     first = real[0]
     gap = "not examined" if first.gap is None else f"{first.gap:.2g} nats apart"
     return f"first {first.workload} {first.prompt_id} at output token {first.position} (the two tokens are {gap})"
-
-
-def _finding(code: str, severity: Severity, message: str, where: str, fix: str = "") -> Finding:
-    return Finding(code=code, severity=severity, message=message, where=where, fix=fix)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.penalties import Penalties
@@ -92,9 +92,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
         if unknown:
             message = f"{', '.join(map(str, unknown))} is not a token id: the vocabulary has 0..{vocab_size - 1}."
             fix = "Use ids of this model's tokenizer."
-            findings.append(
-                Finding(code="unknown-token", severity=Severity.ERROR, where=where, message=message, fix=fix)
-            )
+            findings.append(Finding.error("unknown-token", message, where=where, fix=fix))
     return findings
 
 

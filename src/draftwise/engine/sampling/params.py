@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
 
 __all__ = ["SamplingParams"]
@@ -82,12 +82,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         findings = [
-            Finding(
-                code="sampling-out-of-range",
-                severity=Severity.ERROR,
-                where=name,
-                message=f"{name} {text}, got {getattr(self, name)!r}.",
-            )
+            Finding.error("sampling-out-of-range", f"{name} {text}, got {getattr(self, name)!r}.", where=name)
             for name, holds, text in _RULES
             if not holds(self)
         ]

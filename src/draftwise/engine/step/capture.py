@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.engine.step.prompts import PromptSize
 from draftwise.facts.advice import get_advice
 from draftwise.facts.memory import get_embedded_overheads
@@ -129,11 +129,10 @@ def _find_uncovered(sizes: Sequence[int], max_num_seqs: int, k: int, *, lacking_
     else:
         cause = f"end at {largest} sequences"
         fix = f"Add {max_num_seqs} to cudagraph_capture_sizes or leave it out, or lower max_num_seqs to {largest}."
-    return Finding(
-        code="graphs-not-covering",
-        severity=Severity.WARNING,
+    return Finding.warning(
+        "graphs-not-covering",
+        f"{cause}, so {consequence}, and can take nearly twice as long.",
         where="max_num_seqs" if lacking_bytes else "cudagraph_capture_sizes",
-        message=f"{cause}, so {consequence}, and can take nearly twice as long.",
         fix=fix,
         source=get_advice("graph-cliff").source,
     )

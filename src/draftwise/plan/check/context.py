@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from draftwise.checkpoints.model_config import ModelConfig
@@ -62,75 +63,74 @@ class Context:
     installed: frozenset[str] | None = None
     """Optional Python packages that the server has, by their names on the index; None: they are not known here."""
 
-    def is_on(self, flag: str) -> bool:
-        """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""
-        return self.given.get(flag) not in _OFF
+    on: frozenset[str] = field(init=False)
+    """Flags that are given and neither false nor empty; the defaults of flags that are asked for here are all off."""
+    sizes: Mapping[str, int] = field(init=False)
+    """Flags that hold a number; one whose default depends on the GPU is not among them."""
+    objects: Mapping[str, Mapping[str, Any]] = field(init=False)
+    """Flags that are given as a JSON object, as text or typed."""
+    stages: int = field(init=False)
+    """Pipeline stages, 1 where the flag is no number."""
+    cudagraph_mode: str = field(init=False)
+    """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
+    runs_eagerly: bool = field(init=False)
+    """Whether the operator has turned CUDA graphs off."""
+    lacks_full_graphs: bool = field(init=False)
+    """Whether the mode asked for has no graphs of whole steps."""
+    insists_on_v1: bool = field(init=False)
+    """Whether the environment forbids the V0 engine."""
+    is_known_to_v1: bool = field(init=False)
+    """Whether the first V1 engine knows the method by the name that is written."""
+    runs_on_v0: bool = field(init=False)
+    """Whether the V0 engine serves the setup: the rules about V1's runners then do not apply."""
+    chunks_prefill: bool = field(init=False)
+    """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
 
-    def size(self, flag: str) -> int | None:
-        """Return an engine flag that holds a number; None where the default depends on the GPU."""
-        value: Any = self.flags.get(flag)
-        if isinstance(value, bool):
-            return None
-        try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            return None
+    def __post_init__(self) -> None:
+        """Derive once what many rules ask for."""
+        fill = partial(object.__setattr__, self)
+        fill("on", frozenset(flag for flag, value in self.given.items() if value not in _OFF))
+        whole = {flag: value for flag, value in self.flags.items() if type(value) is int}
+        sizes = ((flag, _read_size(value)) for flag, value in self.given.items())
+        fill("sizes", whole | {flag: size for flag, size in sizes if size is not None})
+        objects = ((flag, _read_object(value)) for flag, value in self.given.items())
+        fill("objects", {flag: found for flag, found in objects if found is not None})
+        fill("stages", self.sizes.get("pipeline_parallel_size") or 1)
+        fill("cudagraph_mode", self._find_cudagraph_mode())
+        fill("runs_eagerly", "enforce_eager" in self.on or self.cudagraph_mode == "NONE")
+        fill("lacks_full_graphs", self.cudagraph_mode in ("NONE", "PIECEWISE"))
+        method = None if self.spec is None else self.spec.get("method") or self.spec.get("model")
+        fill("insists_on_v1", self.env.get("VLLM_USE_V1") == "1")
+        fill("is_known_to_v1", self.spec is None or self.rules.applies("v1-knows-method", method))
+        takes_v0 = not (self.is_known_to_v1 or self.insists_on_v1) and self.rules.holds("v0-engine-taken")
+        fill("runs_on_v0", takes_v0)
+        asked = self.flags.get("enable_chunked_prefill")
+        always = asked is not False or self.rules.holds("v1-always-chunks")
+        fill("chunks_prefill", asked is True if takes_v0 else always)
 
-    @property
-    def stages(self) -> int:
-        """Pipeline stages, 1 where the flag is no number."""
-        return self.size("pipeline_parallel_size") or 1
-
-    def json_object(self, flag: str) -> Mapping[str, Any]:
-        """Return a flag that holds JSON, as text or typed; empty for one that is not given or holds no object."""
-        value = self.given.get(flag)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return {}
-        return value if isinstance(value, Mapping) else {}
-
-    @property
-    def cudagraph_mode(self) -> str:
-        """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
-        mode = self.json_object("compilation_config").get("cudagraph_mode")
+    def _find_cudagraph_mode(self) -> str:
+        mode = self.objects.get("compilation_config", {}).get("cudagraph_mode")
         if mode is None:
             return "NONE" if str(self.given.get("optimization_level")).upper() in ("0", "O0") else ""
         numbered = self.release.table("config_fields").get("CompilationConfig.cudagraph_mode", {}).get("enum", {})
         return next((name for name, number in numbered.items() if number == mode), str(mode)).upper()
 
-    @property
-    def runs_eagerly(self) -> bool:
-        """Whether the operator has turned CUDA graphs off."""
-        return self.is_on("enforce_eager") or self.cudagraph_mode == "NONE"
 
-    @property
-    def lacks_full_graphs(self) -> bool:
-        """Whether the mode asked for has no graphs of whole steps."""
-        return self.cudagraph_mode in ("NONE", "PIECEWISE")
+def _read_size(value: Any) -> int | None:
+    """Return the number that a flag holds; None for another value, true and false among them."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
-    @property
-    def insists_on_v1(self) -> bool:
-        """Whether the environment forbids the V0 engine."""
-        return self.env.get("VLLM_USE_V1") == "1"
 
-    @property
-    def is_known_to_v1(self) -> bool:
-        """Whether the first V1 engine knows the method by the name that is written."""
-        return self.spec is None or self.rules.applies(
-            "v1-knows-method", self.spec.get("method") or self.spec.get("model")
-        )
-
-    @property
-    def runs_on_v0(self) -> bool:
-        """Whether the V0 engine serves the setup: the rules about V1's runners then do not apply."""
-        return not (self.is_known_to_v1 or self.insists_on_v1) and self.rules.holds("v0-engine-taken")
-
-    @property
-    def chunks_prefill(self) -> bool:
-        """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
-        given = self.flags.get("enable_chunked_prefill")
-        if self.runs_on_v0:
-            return given is True
-        return given is not False or self.rules.holds("v1-always-chunks")
+def _read_object(value: Any) -> Mapping[str, Any] | None:
+    """Return the object that a flag holds as JSON, as text or typed; None for another value."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, Mapping) else None

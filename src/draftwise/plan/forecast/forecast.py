@@ -19,9 +19,10 @@ from draftwise.core import (
     InvalidSetup,
     Profile,
 )
+from draftwise.core.finding import join_names
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.crossovers import find_crossovers
-from draftwise.plan.forecast.doubts import find_doubts, join_names
+from draftwise.plan.forecast.doubts import find_doubts
 from draftwise.plan.forecast.matching import match_settings
 from draftwise.plan.forecast.server import Server
 from draftwise.plan.forecast.waiting import find_waiting
@@ -76,7 +77,7 @@ def forecast(
         raise InvalidSetup.because(
             "no-common-candidate",
             f"The calibration has {join_names(each.name for each in calibration.candidates)}, and the profile "
-            f"{join_names(each.candidate.label for each in profile.entries)}: no candidate is in both.",
+            f"{join_names(dict.fromkeys(each.candidate.label for each in profile.entries))}: no candidate is in both.",
             where="calibration",
             fix="Replay and calibrate the same candidates.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.core.budget import Budget
 from draftwise.plan.size.budget import measure
 from draftwise.plan.size.decoder import known_family
@@ -47,7 +47,7 @@ def _find_lack(request: Request, budget: Budget) -> Iterator[Finding]:
             f"One sequence of {budget.max_model_len:,} tokens takes {_gib(need)} of KV cache, {_gib(budget.kv_bytes)} "
             f"are left; {budget.longest_context():,} tokens would fit."
         )
-    yield _finding("does-not-fit", Severity.ERROR, lack, fix=_suggest(request, budget))
+    yield Finding.error("does-not-fit", lack, fix=_suggest(request, budget))
 
 
 def _suggest(request: Request, budget: Budget) -> str:
@@ -77,9 +77,8 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
     if not budget.fits or budget.reserve > least:
         return
     share = (budget.requested + budget.reserve - least) / budget.device
-    yield _finding(
+    yield Finding.warning(
         "out-of-memory-ahead",
-        Severity.WARNING,
         f"vLLM plans with {_gib(budget.requested)} and uses up to {_gib(budget.outside)} that its plan does not "
         f"count, of {_gib(budget.device)}: {_gib(budget.reserve)} remain.",
         where=_SHARE_FLAG,
@@ -89,18 +88,16 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
 
 def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
     if (share := budget.drafter / budget.device) > _DRAFTER_SHARE:
-        yield _finding(
+        yield Finding.warning(
             "drafter-takes-much",
-            Severity.WARNING,
             f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}: the KV cache holds "
             f"{budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
             where="drafter",
             fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
         )
     if (share := budget.target / budget.device) > _TARGET_SHARE:
-        yield _finding(
+        yield Finding.warning(
             "target-takes-most",
-            Severity.WARNING,
             f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}: little is left to "
             "draft and to cache with.",
             where="target",
@@ -148,25 +145,21 @@ def _find_estimates(request: Request) -> Iterator[Finding]:
     if request.directory is None and not known_family(kind):
         message = f"The layers of {kind or 'this model'} are counted as Llama's."
         fix = "Give the checkpoint's directory: its headers say the bytes."
-        yield _finding("family-taken-as-llama", Severity.INFO, message, where="target", fix=fix)
+        yield Finding.info("family-taken-as-llama", message, where="target", fix=fix)
     if drafter.typical and drafter.parts:
         message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
-        yield _finding("typical-drafter", Severity.INFO, message, where="drafter", fix="Give the drafter's directory.")
+        yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
     for note in drafter.notes:
-        yield _finding("drafter-not-counted", Severity.WARNING, note, where="drafter", fix="Give its directory.")
+        yield Finding.warning("drafter-not-counted", note, where="drafter", fix="Give its directory.")
     if count := len(request.shape.stateful_layers):
         message = f"{count} layers keep a state of fixed size for each sequence, which is not counted."
-        yield _finding("state-not-counted", Severity.INFO, message, where="KV cache")
+        yield Finding.info("state-not-counted", message, where="KV cache")
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
         message = "Buffers of NCCL and of the custom all-reduce are not in the measured constants: up to 1 GiB less."
-        yield _finding("communication-not-measured", Severity.INFO, message, where="--tensor-parallel-size")
+        yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
     if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
         message = "The drafter is on the last pipeline stage alone."
-        yield _finding("drafter-on-last-stage", Severity.INFO, message, where="--pipeline-parallel-size")
-
-
-def _finding(code: str, severity: Severity, message: str, *, where: str = "", fix: str = "") -> Finding:
-    return Finding(code=code, severity=severity, message=message, where=where, fix=fix)
+        yield Finding.info("drafter-on-last-stage", message, where="--pipeline-parallel-size")
 
 
 def _gib(size: float) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from draftwise.core import Finding, InvalidSetup, ModelShape, Severity
+from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.core.budget import KVCache, KVGroup
 from draftwise.core.shape import KVLayer
 
@@ -112,7 +112,7 @@ def lay_out(layers: Sequence[CachedLayer], *, block_size: int = 16, pads_to_larg
         InvalidSetup: no layer keeps keys and values, or the sizes of the layers' blocks do not divide one another.
     """
     if not layers:
-        raise InvalidSetup(_finding("no-kv-cache", "No layer keeps keys and values.", ""))
+        raise InvalidSetup.because("no-kv-cache", "No layer keeps keys and values.")
     kinds = Counter(layer.kind for layer in layers)
     if len({window for _, window in kinds}) == 1:
         return _one_group(layers, block_size)
@@ -135,10 +135,10 @@ def _several_groups(
     largest = max(size for size, _ in kinds)
     if odd := sorted({size for size, _ in kinds if largest % size}):
         raise InvalidSetup(
-            _finding(
+            Finding.error(
                 "kv-pages-do-not-divide",
                 f"Layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
-                "Choose a drafter with the target's head size and number of key-value heads.",
+                fix="Choose a drafter with the target's head size and number of key-value heads.",
             )
         )
     counts = sorted(kinds.values())
@@ -154,7 +154,3 @@ def _several_groups(
         bytes_per_token=sum(layer.bytes_per_token for layer in layers),
         drafter_bytes_per_token=sum(layer.bytes_per_token for layer in layers if layer.is_draft),
     )
-
-
-def _finding(code: str, message: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, message=message, fix=fix)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from itertools import chain
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.core import Answer
+from draftwise.core.grouping import group_by
 from draftwise.report.plots.plot_data import PlotData
 from draftwise.report.plots.style import draw_panels
 from draftwise.report.svg import INK
@@ -41,20 +42,15 @@ def draw_timeline(data: PlotData) -> Figure:
 def _points(data: PlotData) -> dict[str, Array]:
     """Return [turns, 2] by arm: minutes since the first turn, and speed relative to the same prompts' median."""
     run = data.conclusions.run
-    answers: dict[int, list[Answer]] = defaultdict(list)
-    for group in data.answers.values():
-        for answer in group:
-            answers[answer.turn].append(answer)
+    answers = group_by(lambda answer: answer.turn, chain.from_iterable(data.answers.values()))
     rates = {number: _speed(group) for number, group in answers.items()}
-    alike: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     turns = [turn for turn in run.turns if rates.get(turn.turn)]
-    for turn in turns:
-        alike[turn.arm, turn.workload, turn.condition, turn.block].append(rates[turn.turn])
     begin = min((turn.began_s for turn in turns), default=0.0)
     found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in run.plan.arms}
-    for turn in turns:
-        usual = float(np.median(alike[turn.arm, turn.workload, turn.condition, turn.block]))
-        found[turn.arm].append(((turn.began_s - begin) / 60, rates[turn.turn] / usual))
+    for alike in group_by(lambda turn: (turn.arm, turn.workload, turn.condition, turn.block), turns).values():
+        usual = float(np.median([rates[turn.turn] for turn in alike]))
+        for turn in alike:
+            found[turn.arm].append(((turn.began_s - begin) / 60, rates[turn.turn] / usual))
     return {arm: np.array(sorted(rows)) for arm, rows in found.items() if rows}
 
 

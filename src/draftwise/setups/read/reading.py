@@ -47,13 +47,18 @@ class Reading:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
 
-    def with_fields(self, **changes: Any) -> Reading:
-        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled."""
+    def with_fields(self, *about: Finding, **changes: Any) -> Reading:
+        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
+
+        Args:
+            about: what is to be said of their new values.
+            changes: these, by field.
+        """
         told = {part for name in changes for part in _PARTS.get(name, (name,))}
         unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
         settled = [finding for part, finding in self.unknown.items() if part in told]
-        findings = tuple(finding for finding in self.findings if finding not in settled)
-        return replace(self, setup=replace(self.setup, **changes), findings=findings, unknown=unknown)
+        findings = (finding for finding in self.findings if finding not in settled)
+        return replace(self, setup=replace(self.setup, **changes), findings=(*about, *findings), unknown=unknown)
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
@@ -94,6 +99,8 @@ def read_launch(
     words = [_mark_open(word, left) for word in launch.words]
     found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
     unknown = dict(_find_unknown(launch, version))
+    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(words, found)]
+    findings += _about_directories(launch, found)
     setup = Setup(
         target=_get_target(found.model, launch.mounts),
         engine="vllm",
@@ -104,11 +111,10 @@ def read_launch(
         env={name: launch.env.values[name] for name in launch.env.values if is_shown(name)},
         extra_args=tuple(found.unread),
     )
-    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(words, found)]
     return Reading(
         setup=setup,
         where=launch.where,
-        findings=(*findings, *_about_directories(launch, found)),
+        findings=tuple(findings),
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
     )
@@ -194,9 +200,9 @@ def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
 def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Finding]:
     """Yield the first template in an argument that may be any text."""
     judged = {finding.where for finding in found.findings}
-    places = ((_TEMPLATE.search(word.text), word.where()) for word in words)
-    for template, place in places:
-        if template is not None and place not in judged:
+    for word in words:
+        template = _TEMPLATE.search(word.text)
+        if template is not None and (place := word.where()) not in judged:
             yield get_rule("template-left").ruling(
                 f"{template[0][:60]!r} is a template that is filled in later; it is read as it stands.", where=place
             )

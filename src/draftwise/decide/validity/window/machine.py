@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from draftwise.core import Finding, TurnRecord
+from draftwise.core.finding import join_names
 from draftwise.decide.disturbance import LONGEST_GAP_S, MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import info, join_names, warning
 
 __all__ = ["check_machine"]
 
@@ -61,13 +61,15 @@ def _cpu_limits(
 ) -> Iterator[Finding]:
     if (held := _share(growths, "quota_stopped_s")) > thresholds.held_up:
         text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
-        yield warning("cpu-quota", f"{text} (all cores together).", "Raise the limit, or pin whole cores.")
+        yield Finding.warning("cpu-quota", f"{text} (all cores together).", fix="Raise the limit, or pin whole cores.")
     stolen, cores = _share(growths, "steal_s"), _cores(turns)
     if stolen / cores > thresholds.held_up:
         text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when it was wanted here."
-        yield warning("cpu-stolen", text, "Measure on a machine of its own.")
+        yield Finding.warning("cpu-stolen", text, fix="Measure on a machine of its own.")
     if heat := sum(each.cpu.get("thermal_stops", 0) for each in growths):
-        yield warning("cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", "Cool it, or lower the load.")
+        yield Finding.warning(
+            "cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", fix="Cool it, or lower the load."
+        )
 
 
 def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
@@ -77,14 +79,14 @@ def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], threshol
     foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
         text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
-        yield warning("machine-shared", text, "Stop what else runs there and measure again.")
+        yield Finding.warning("machine-shared", text, fix="Stop what else runs there and measure again.")
 
 
 def _falling_clock(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """Heat, on machines that do not say so otherwise."""
     clocks = [turn.device["cpu"]["mhz"] for turn in turns if "mhz" in turn.device.get("cpu", {})]
     if (fall := _find_fall(clocks, thresholds)) is not None:
-        yield warning("clock-fell", f"the CPU clock fell {fall} over the run.", _SETTLE)
+        yield Finding.warning("clock-fell", f"the CPU clock fell {fall} over the run.", fix=_SETTLE)
 
 
 def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
@@ -93,7 +95,9 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
         most = max((turn.client.clock_jump_s for turn in jumped), key=abs)
         text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
         why = "it was set (NTP), or the machine slept. Latencies rest on the monotonic clock; a sleep cools caches"
-        yield warning("clock-jump", f"{text}{most:+.2f} s: {why}.", "Measure again with time synchronised beforehand.")
+        yield Finding.warning(
+            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Measure again with time synchronised beforehand."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Findi
     yield from _heat(readings, growths, thresholds)
     yield from _power(growths, thresholds)
     if (fall := _find_fall([each.mhz for each in readings], thresholds)) is not None:
-        yield warning("clock-fell", f"the GPU clock fell {fall} over the run.", _SETTLE)
+        yield Finding.warning("clock-fell", f"the GPU clock fell {fall} over the run.", fix=_SETTLE)
 
 
 def _readings(turns: Sequence[TurnRecord]) -> list[_Reading]:
@@ -174,11 +178,13 @@ def _heat(readings: Sequence[_Reading], growths: Sequence[_GpuGrowth], threshold
     worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
     hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
     if (share := _limited_share(growths, worst)) > thresholds.held_up:
-        yield warning("gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", _COOL)
+        yield Finding.warning(
+            "gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", fix=_COOL
+        )
     elif hot:
         names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)), most=4)
         text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
-        yield warning("gpu-throttled", text, _COOL)
+        yield Finding.warning("gpu-throttled", text, fix=_COOL)
 
 
 def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
@@ -191,7 +197,7 @@ def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Fi
         text = (
             f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
         )
-        yield info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
+        yield Finding.info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
 
 
 def _find_fall(clocks: Sequence[float | None], thresholds: Thresholds) -> str | None:

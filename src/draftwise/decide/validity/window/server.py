@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import ceil, log
 from typing import Any
 
-from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, SpecConfig, TurnRecord
+from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, Severity, SpecConfig, TurnRecord
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, info, warning
 
 __all__ = [
     "ON_PURPOSE",
@@ -79,7 +78,7 @@ def _foreign_requests(arm: str, before: Sequence[ServerLoad], thresholds: Thresh
             f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
             f"{waiting:.0f} waiting)"
         )
-        yield warning("other-requests", f"{text}.", "Measure on servers that nothing else talks to.")
+        yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that nothing else talks to.")
 
 
 def _draft_lengths(arm: str, asked: SpecConfig, windows: Iterable[Counters]) -> Iterator[Finding]:
@@ -91,7 +90,7 @@ def _draft_lengths(arm: str, asked: SpecConfig, windows: Iterable[Counters]) -> 
     k = asked.num_speculative_tokens
     if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
         text = f"every draft has {length:.0f} tokens, asked for were {k}."
-        yield warning("drafts-shorter", text, "Name it by the k that it drafts.", where=arm)
+        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name it by the k that it drafts.")
 
 
 def _drafting_under_load(
@@ -108,10 +107,10 @@ def _drafting_under_load(
         f"{first.label}"
     )
     if given := [name for name in ON_PURPOSE if name in asked.options]:
-        yield info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
+        yield Finding.info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
     else:
         fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
-        yield warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", fix, where=arm)
+        yield Finding.warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", where=arm, fix=fix)
 
 
 def _find_ends(sweep: Sequence[LoadCounters]) -> Iterator[tuple[float, LoadCounters, float, LoadCounters]]:
@@ -183,14 +182,14 @@ def _speculation(
     faster = speedup.low > 1 + thresholds.margin
     if evidence.is_swapped:
         text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
-        yield error("swapped-servers", text, "Swap --url and --candidate-url.")
+        yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
         return
     if not evidence.is_counted:
         yield _judge_stream(evidence, thresholds)
     elif not evidence.candidate.spec.num_drafts:
         yield _find_no_drafts(evidence, condition, faster=faster)
     if drafted := evidence.baseline.spec.num_draft_tokens:
-        yield error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
+        yield Finding.error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
     most = evidence.tokens_per_step
     # With arrivals that do not wait, a server just below its limit can be any number of times slower.
     closed = condition.concurrency is not None
@@ -198,25 +197,25 @@ def _speculation(
         text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step can give"
         why = "Something else differs between the servers, or the machine is busy."
         if speedup.low > most:
-            yield error("unexplained-speedup", f"{text}.", why)
+            yield Finding.error("unexplained-speedup", f"{text}.", fix=why)
         else:
             text = f"{text}, which may be chance: too few prompts to tell."
-            yield warning("unexplained-speedup", text, f"{why} More prompts would tell.")
+            yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would tell.")
 
 
 def _judge_stream(evidence: DraftingEvidence, thresholds: Thresholds) -> Finding:
     """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
     text, seen = "there is no proof that it speculated: its counters cannot be read", evidence.text_per_event
     if evidence.resolved is not None and not evidence.resolved:
-        return error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
+        return Finding.error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
     if seen is None or seen <= 1 + thresholds.margin:
         why = "and an event of its stream holds no more text than one of the baseline's"
-        return error("not-speculating", f"{text}, {why}.", _NAME_COUNTERS)
+        return Finding.error("not-speculating", f"{text}, {why}.", fix=_NAME_COUNTERS)
     if not evidence.outputs_compared:
         why = "and without outputs at temperature 0 nothing shows that it serves the baseline's model"
-        return error("not-speculating", f"{text}, {why}.", f"Measure temperature 0, too. {_NAME_COUNTERS}")
+        return Finding.error("not-speculating", f"{text}, {why}.", fix=f"Measure temperature 0, too. {_NAME_COUNTERS}")
     why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
-    return warning(UNPROVEN, f"{text}; {why}.", _NAME_COUNTERS)
+    return Finding.warning(UNPROVEN, f"{text}; {why}.", fix=_NAME_COUNTERS)
 
 
 def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster: bool) -> Finding:
@@ -224,15 +223,19 @@ def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster:
     candidate, elsewhere, resolved = evidence.candidate, evidence.elsewhere, evidence.resolved
     if elsewhere.spec.num_drafts and candidate.generation_tokens:
         text = f"it drafted nothing at {condition.label}, and {elsewhere.spec.num_drafts} times under other loads."
-        kind = error if faster else info
-        return kind("not-speculating-under-load", text, "A schedule by batch size can ask for that; see the findings.")
+        return Finding(
+            code="not-speculating-under-load",
+            severity=Severity.ERROR if faster else Severity.INFO,
+            message=text,
+            fix="A schedule by batch size can ask for that; see the findings.",
+        )
     if not candidate.generation_tokens:
         text = "there is no proof that it speculated: its counters stood still while it answered"
-        return error("not-speculating", f"{text}, so they are another server's.", _NAME_COUNTERS)
+        return Finding.error("not-speculating", f"{text}, so they are another server's.", fix=_NAME_COUNTERS)
     text = f"there is no proof that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
     if resolved is not None:
         text += f" and the server says that its speculative config is {resolved or 'empty'}"
-    return error("not-speculating", f"{text}.")
+    return Finding.error("not-speculating", f"{text}.")
 
 
 def _prefix_cache(
@@ -247,13 +250,16 @@ def _prefix_cache(
     if lost > thresholds.prefix_hit_loss:
         # Heads that read hidden states compute the last cached block again: that is theirs, and in the times measured.
         tokens = _hits_per_request(evidence)
-        kind = error if tokens is None or tokens > _BLOCK else warning
+        severity = Severity.ERROR if tokens is None or tokens > _BLOCK else Severity.WARNING
         fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
         less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
-        yield kind("prefix-hits-lost", f"the prefix cache {rates}{less}.", fix)
+        text = f"the prefix cache {rates}{less}."
+        yield Finding(code="prefix-hits-lost", severity=severity, message=text, fix=fix)
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
-        yield error("prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix)
+        yield Finding.error(
+            "prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix=fix
+        )
     if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 
@@ -270,13 +276,13 @@ def _judge_first_token(ttft: Interval, why: str) -> Finding:
     """Tell first tokens that come late from those that only may: their interval holds that they do not."""
     times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.span})"
     if ttft.low > 1:
-        return warning("ttft-damaged", f"the first token comes {times}.", why)
+        return Finding.warning("ttft-damaged", f"the first token comes {times}.", fix=why)
     text = f"the first token may come later: it came {times}, which does not exclude that nothing is lost."
     if not ttft.is_bounded:
-        return info("ttft-damaged", text, "More prompts would tell.")
+        return Finding.info("ttft-damaged", text, fix="More prompts would tell.")
     # An interval shrinks with the square root of the number of prompts.
     more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
-    return info("ttft-damaged", text, f"About {max(2, more)} times as many prompts would tell.")
+    return Finding.info("ttft-damaged", text, fix=f"About {max(2, more)} times as many prompts would tell.")
 
 
 def _why_late(*, alone: bool, lost_hits: bool) -> str:

@@ -50,7 +50,7 @@ def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
     needed = seqs * (k + 1)
-    if context.is_on("enable_lora") and tokens < needed:
+    if "enable_lora" in context.on and tokens < needed:
         yield from context.rules.ruling(
             "lora-token-budget",
             f"With LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {needed}.",
@@ -61,7 +61,7 @@ def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Rul
 
 def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Iterator[Ruling]:
     """Judge the releases that take draft slots for every request off each step's tokens."""
-    if not slots or context.is_on("max_num_scheduled_tokens"):
+    if not slots or "max_num_scheduled_tokens" in context.on:
         return
     taken = slots * seqs
     left = tokens - taken
@@ -131,7 +131,9 @@ def get_limits(context: Context) -> Limits:
     """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
     gpu = find_gpu(context)
     usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
-    tokens, requests = (context.size(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs"))
+    tokens, requests = (
+        context.sizes.get(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")
+    )
     return Limits(tokens, requests)
 
 
@@ -152,7 +154,7 @@ def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
         return resolved
     dropped = [*_find_dropped(context, resolved)]
     yield from dropped
-    ranks = context.size("data_parallel_size") or 1
+    ranks = context.sizes.get("data_parallel_size") or 1
     if ranks > 1:
         yield from context.rules.ruling(
             "schedule-hangs-with-data-parallel",
@@ -167,7 +169,7 @@ def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
 
 def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield why the schedule is dropped, in which case nobody looks at what it says."""
-    ranks, k = context.size("data_parallel_size") or 1, resolved.num_speculative_tokens
+    ranks, k = context.sizes.get("data_parallel_size") or 1, resolved.num_speculative_tokens
     if ranks > 1:
         yield from context.rules.ruling(
             "schedule-off-with-data-parallel",

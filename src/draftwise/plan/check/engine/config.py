@@ -183,10 +183,9 @@ def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
         context: the setup.
         resolved: its speculative config, with `runner` filled in.
     """
-    kept = yield from fit_steps(context, resolved)
     yield from _find_adaptive(context)
     yield from _find_conflicts(context, resolved)
-    return kept
+    return (yield from fit_steps(context, resolved))
 
 
 def _find_adaptive(context: Context) -> Iterator[Ruling]:
@@ -195,14 +194,14 @@ def _find_adaptive(context: Context) -> Iterator[Ruling]:
         return
     fix = f"Leave one of the two out; without {_ADAPTIVE} every draft is verified."
     without = "Adaptive verification does not go with"
-    if context.is_on("enable_lora"):
+    if "enable_lora" in context.on:
         yield from context.rules.ruling("adaptive-rejects-lora", f"{without} --enable-lora.", where=_ADAPTIVE, fix=fix)
     if (stages := context.stages) > 1:
         message = f"{without} pipeline parallelism ({stages} stages)."
         yield from context.rules.ruling("adaptive-rejects-pipeline", message, where=_ADAPTIVE, fix=fix)
     yield from _find_adaptive_graphs(context)
     for code, flag in _REJECTED_FLAGS.items():
-        if context.is_on(flag):
+        if flag in context.on:
             yield from context.rules.ruling(code, f"{without} --{flag.replace('_', '-')}.", where=_ADAPTIVE, fix=fix)
 
 
@@ -233,7 +232,7 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     flag = "--kv-sharing-fast-prefill"
-    if not context.is_on("kv_sharing_fast_prefill"):
+    if "kv_sharing_fast_prefill" not in context.on:
         return
     for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
         yield from context.rules.ruling(
@@ -247,7 +246,7 @@ def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]
 
 def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what a drafter with a shorter context than the server's does to long requests, and to those beside them."""
-    draft, target = resolved.draft_max_model_len, context.size("max_model_len") or _find_length(context)
+    draft, target = resolved.draft_max_model_len, context.sizes.get("max_model_len") or _find_length(context)
     if draft is None or target is None or draft >= target:
         return
     lengths = f"The drafter takes {draft} tokens and the server {target}:"

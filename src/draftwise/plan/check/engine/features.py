@@ -51,7 +51,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
 
 
 def _find_media_adapters(context: Context, target: Model) -> Iterator[Ruling]:
-    if context.is_on("default_mm_loras") and has_interface(context, "SupportsMultiModal") is False:
+    if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
         yield from context.rules.ruling(
             "mm-loras-without-media",
             f"--default-mm-loras is given, and {', '.join(target.config.architectures)} takes text only.",
@@ -61,7 +61,7 @@ def _find_media_adapters(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_replay(context: Context, target: Model) -> Iterator[Ruling]:
-    if context.is_on("use_replayssm") and has_interface(context, "SupportsReplaySSM") is False:
+    if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
         yield from context.rules.ruling(
             "target-without-replay",
             f"--use-replayssm is given, and {', '.join(target.config.architectures)} cannot replay Mamba states.",
@@ -72,7 +72,7 @@ def _find_replay(context: Context, target: Model) -> Iterator[Ruling]:
 
 def _find_routed_experts(context: Context, target: Model) -> Iterator[Ruling]:
     name = "enable_return_routed_experts"
-    asked = context.is_on(name) or context.json_object("aux_output_config").get(name) is True
+    asked = name in context.on or context.objects.get("aux_output_config", {}).get(name) is True
     if asked and target.config.num_experts < 1:
         yield from context.rules.ruling(
             "routed-experts-without-experts",
@@ -94,10 +94,10 @@ def _find_ngram_embeddings(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
-    if not context.is_on(_SHARDED):
+    if _SHARDED not in context.on:
         return
-    ranks, requests = context.size("tensor_parallel_size") or 1, context.size("max_num_seqs")
-    logprobs = context.size("max_logprobs")
+    ranks, requests = context.sizes.get("tensor_parallel_size") or 1, context.sizes.get("max_num_seqs")
+    logprobs = context.sizes.get("max_logprobs")
     if ranks <= 1:
         reason = "tensor_parallel_size is 1, so that there is nothing to share out"
     elif requests is not None and requests < ranks:
@@ -115,7 +115,7 @@ def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
 
 
 def _find_no_graphs(context: Context) -> Iterator[Ruling]:
-    compiled = context.json_object("compilation_config")
+    compiled = context.objects.get("compilation_config", {})
     largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
     # Other ways to compile change which graphs there are, release by release.
     usual = context.platform == "cuda" and not context.runs_eagerly and not compiled.keys() & {"mode", "level"}
@@ -172,7 +172,7 @@ def _find_executor(context: Context) -> Iterator[Ruling]:
 
 def _find_no_executor(context: Context) -> Iterator[Ruling]:
     """Yield the refusal of sizes that multiply to less than one: no executor is chosen for them."""
-    sizes = [context.size(name) for name in _IN_WORLD if name in context.flags]
+    sizes = [context.sizes.get(name) for name in _IN_WORLD if name in context.flags]
     if None in sizes or context.given.get(_EXECUTOR) is not None:
         return
     world = prod(size for size in sizes if size is not None)
@@ -187,7 +187,7 @@ def _find_no_executor(context: Context) -> Iterator[Ruling]:
 
 
 def _find_connector(context: Context) -> Iterator[Ruling]:
-    given = context.json_object("kv_transfer_config")
+    given = context.objects.get("kv_transfer_config", {})
     asked = context.given.get("kv_transfer_config") is not None
     settled = context.given.get("disable_hybrid_kv_cache_manager") is not None or "kv_offloading_size" in context.given
     if asked and given.get("kv_connector") is None and not settled:
@@ -200,10 +200,10 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
 
 
 def _find_parser(context: Context) -> Iterator[Ruling]:
-    config, known = context.json_object("reasoning_config"), context.release.table("reasoning_parsers")
+    config, known = context.objects.get("reasoning_config", {}), context.release.table("reasoning_parsers")
     is_complete = config.get("reasoning_start_str") and config.get("reasoning_end_str")
     name = context.given.get("reasoning_parser", None if is_complete else config.get("reasoning_parser"))
-    if not isinstance(name, str) or name.lower() in ("", "none") or context.is_on("reasoning_parser_plugin"):
+    if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
         return
     if known and name not in known:
         yield from context.rules.ruling(
@@ -216,7 +216,7 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
 
 def _find_mask(context: Context) -> Iterator[Ruling]:
     mode = context.flags.get("logprobs_mode")
-    if context.is_on("return_sampling_mask") and mode != "processed_logprobs":
+    if "return_sampling_mask" in context.on and mode != "processed_logprobs":
         yield from context.rules.ruling(
             "sampling-mask-needs-processed",
             f"--return-sampling-mask needs log-probabilities over the mask, and --logprobs-mode is {mode}.",
@@ -227,19 +227,19 @@ def _find_mask(context: Context) -> Iterator[Ruling]:
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
     backend = context.flags.get("all2all_backend")
-    splits = context.is_on("enable_dbo") or (context.size("ubatch_size") or 0) > 1
+    splits = "enable_dbo" in context.on or (context.sizes.get("ubatch_size") or 0) > 1
     if splits and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
         yield from context.rules.ruling(
             "microbatches-need-deepep",
             f"Batches are split in microbatches, which the all-to-all backend {backend} cannot serve.",
-            where="enable_dbo" if context.is_on("enable_dbo") else "ubatch_size",
+            where="enable_dbo" if "enable_dbo" in context.on else "ubatch_size",
             fix="Give --all2all-backend deepep_low_latency or deepep_high_throughput, or leave the split out.",
         )
 
 
 def _find_rounding(context: Context) -> Iterator[Ruling]:
     kind = context.flags.get("mamba_ssm_cache_dtype")
-    if context.is_on("enable_mamba_cache_stochastic_rounding") and kind != "float16":
+    if "enable_mamba_cache_stochastic_rounding" in context.on and kind != "float16":
         yield from context.rules.ruling(
             "mamba-rounding-needs-float16",
             f"Stochastic rounding needs a float16 cache of Mamba's states, and --mamba-ssm-cache-dtype is {kind}.",

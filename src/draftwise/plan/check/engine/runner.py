@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from draftwise.checkpoints.model_config import count_experts
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import SPEC, Context
@@ -129,7 +130,7 @@ def _takes_v2(context: Context) -> bool | None:
     listed = bool(set(facts["default_architectures"]).intersection(context.target.architectures))
     if any(_is_kind(context, kind, listed and bool(kinds["listed_hybrid"])) for kind in kinds["not"]):
         return False
-    rule = kinds["moe" if context.target.num_experts else "dense"]
+    rule = kinds["moe" if count_experts(context.target.config) else "dense"]
     return rule == "all" or (rule == "listed" and listed)
 
 
@@ -296,7 +297,7 @@ def _rejects_pipeline(context: Context, runner: str | None) -> bool:
 
 
 def _flag(name: str) -> Lack:
-    return lambda context, _: context.is_on(name)
+    return lambda context, _: name in context.on
 
 
 def _key(name: str) -> Lack:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.model_config import count_experts, get_text_config
 from draftwise.core import Ruling
 from draftwise.facts.quantization import is_deprecated, reads_weights_of
 from draftwise.facts.transformers import fill_in, is_buildable
@@ -95,7 +95,7 @@ class HfConfig:
     @property
     def text(self) -> HfConfig:
         """The language model's part of a multimodal config, else the whole."""
-        inner = ModelConfig(name="", config=self.values, origin="json").text_config
+        inner = get_text_config(self.values)
         return self if inner is self.values else HfConfig(fill_in(inner))
 
     @property
@@ -115,7 +115,7 @@ class HfConfig:
     @property
     def num_experts(self) -> int:
         """Experts of a mixture; 0 for a dense model."""
-        return ModelConfig(name="", config=self.values, origin="json").num_experts
+        return count_experts(self.values)
 
     @property
     def quantization(self) -> str | None:

@@ -340,7 +340,7 @@ def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
 def _find_window_on_v0(context: Context, config: HfConfig) -> Iterator[Ruling]:
     """Yield that V0 does not cache prefixes of a target with a sliding window."""
     window = None if config.get("use_sliding_window") is False else config.get("sliding_window")
-    asked = context.is_on("enable_prefix_caching") and not context.is_on("disable_sliding_window")
+    asked = "enable_prefix_caching" in context.on and "disable_sliding_window" not in context.on
     if window is not None and asked and context.runs_on_v0:
         yield from context.rules.ruling(
             "v0-rejects-prefixes-with-window",

@@ -32,11 +32,11 @@ def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling])
     """
     wrong = {each.where for each in found if each.severity is not Severity.INFO}
     for code, names in _FEATURES.items():
-        flags = [f"--{name.replace('_', '-')}" for name in names if context.is_on(name)]
+        flags = [f"--{name.replace('_', '-')}" for name in names if name in context.on]
         if flags and wrong.isdisjoint(flags):
             rule = get_rule(code)
             yield from context.rules.ruling(code, f"{rule.title}, from vLLM {rule.spans[0][0]} on.", where=flags[0])
-    if context.is_on("kv_transfer_config"):
+    if "kv_transfer_config" in context.on:
         yield from context.rules.ruling(
             "kv-transfer-before-drafts",
             f"This release closes the KV connector before {resolved.method} has run: its keys and values are not "

@@ -35,7 +35,7 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def list_captured(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
     """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
-    compilation = context.json_object("compilation_config")
+    compilation = context.objects.get("compilation_config", {})
     given = (
         context.given.get("cudagraph_capture_sizes")
         or context.given.get("cuda_graph_sizes")
@@ -43,7 +43,7 @@ def list_captured(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
     )
     if isinstance(given, list):
         return tuple(sorted(size for size in given if isinstance(size, int)))
-    largest = context.size("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    largest = context.sizes.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
     return capture_sizes(
         context.release,
         find_gpu(context),

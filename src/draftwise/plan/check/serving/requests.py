@@ -1,4 +1,4 @@
-"""What speculation makes of a server's requests: steps beyond its graphs, lookups that hurt, refused parameters."""
+"""What speculation makes of a server's requests: lookups that hurt, defaults, refused parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.serving.graphs import find_graphs
 
 __all__ = ["find_requests"]
 
@@ -31,9 +30,8 @@ _SHORT_LOOKUP = 2
 
 
 def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
-    """Return what requests meet: batches of them, then what every request gets, then what some ask for."""
+    """Return what requests meet: what every request gets, then what some ask for."""
     return [
-        *find_graphs(context, resolved),
         *_find_traps(context, resolved),
         *_find_defaults(context),
         *_find_parameters(context),
@@ -44,7 +42,7 @@ def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
 
 def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield settings that are accepted and known to hurt."""
-    if context.is_on("enable_auto_tool_choice") or context.is_on("tool_call_parser"):
+    if "enable_auto_tool_choice" in context.on or "tool_call_parser" in context.on:
         yield from _find_short_lookup(context, resolved)
     if resolved.facts.drafts_from == "own_model" and resolved.runner == "V2":
         yield from _find_draft_model_on_v2(context)
@@ -109,7 +107,7 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
 
 def _read_defaults(context: Context) -> tuple[Mapping[str, Any], str]:
     """Return the default sampling parameters as far as they are known here, and where they are written."""
-    override = context.json_object("override_generation_config")
+    override = context.objects.get("override_generation_config", {})
     source = context.given.get("generation_config") or "auto"
     directory = None if context.target is None else context.target.directory
     if source != "auto" or directory is None:
@@ -157,7 +155,7 @@ def _find_structured(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             fix="Use 0.33.0 or newer, send them to a server without speculation, or use the method ngram.",
             method=resolved.method,
         )
-    backend = context.json_object("structured_outputs_config").get("backend")
+    backend = context.objects.get("structured_outputs_config", {}).get("backend")
     if (backend or context.given.get("guided_decoding_backend")) == "lm-format-enforcer":
         yield from context.rules.ruling(
             "structured-outputs-backend",
@@ -168,7 +166,7 @@ def _find_structured(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    if context.is_on("logits_processors") and resolved.runner == "V1":
+    if "logits_processors" in context.on and resolved.runner == "V1":
         yield from context.rules.ruling(
             "logits-processors-refused",
             "Custom logits processors and speculation end start-up on Model Runner V1.",

@@ -124,7 +124,7 @@ def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry])
             fix="Measure that range beside a server without speculation, or write 1.",
             method=resolved.method,
         )
-    if context.is_on("kv_transfer_config"):
+    if "kv_transfer_config" in context.on:
         yield from context.rules.ruling(
             "schedule-unpads-admissions",
             "Requests that arrive with their prompt's keys and values are not padded to k + 1 tokens beside a "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from draftwise.checkpoints.model_config import count_experts
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.serving.schedule import find_schedule
 
 __all__ = ["find_settings"]
 
@@ -34,7 +34,6 @@ def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
     """Return settings that have no effect for this method, runner and release, another one, or one that fails later."""
     return [
         *_find_backends(context, resolved),
-        *find_schedule(context, resolved),
         *_find_sampling(context, resolved),
         *_find_overlaps(context, resolved),
         *_find_idle_keys(context, resolved),
@@ -136,7 +135,9 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
     quantized = target.config.get("quantization_config") or context.given.get("quantization")
     own = drafter.config.get("quantization_config") or context.keys.get("quantization")
     backend = context.given.get("moe_backend")
-    if not quantized or own or not drafter.num_experts or backend in (None, "auto") or "moe_backend" in context.keys:
+    if not quantized or own or backend in (None, "auto") or "moe_backend" in context.keys:
+        return
+    if not count_experts(drafter.config):
         return
     yield from context.rules.ruling(
         "moe-backend-inherited",
@@ -207,7 +208,7 @@ def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object)
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield features that fail later beside this drafter, or that it makes less effective."""
     method = resolved.method
-    if context.is_on("enable_dbo") and resolved.runner == "V1" and resolved.facts.keeps_kv:
+    if "enable_dbo" in context.on and resolved.runner == "V1" and resolved.facts.keeps_kv:
         yield from context.rules.ruling(
             "batch-overlap-breaks-drafter",
             "The drafter has no split batches: the first batch that --enable-dbo splits stops the engine.",
@@ -228,7 +229,7 @@ def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
     """Judge the last block of each prefix hit, which is computed again because the drafter needs its hidden states."""
-    block = context.size("block_size")
+    block = context.sizes.get("block_size")
     large = context.given.get("block_size") is not None and block is not None and block >= _LARGE_BLOCK
     if context.flags.get("enable_prefix_caching") is False or context.keys.get("disable_eagle_block_drop"):
         return
@@ -302,7 +303,7 @@ def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling
 
 def _find_logging(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield how to read the log of steps, which is where step times and acceptance cost can be taken from."""
-    if context.is_on("enable_logging_iteration_details") and resolved.async_scheduling:
+    if "enable_logging_iteration_details" in context.on and resolved.async_scheduling:
         yield from context.rules.ruling(
             "iteration-details-are-waits",
             "With asynchronous scheduling the elapsed time of a logged iteration is how long the engine waited for its "

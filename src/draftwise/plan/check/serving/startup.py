@@ -11,7 +11,9 @@ from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.combined import find_combined
+from draftwise.plan.check.serving.graphs import find_graphs
 from draftwise.plan.check.serving.requests import find_requests
+from draftwise.plan.check.serving.schedule import find_schedule
 from draftwise.plan.check.serving.settings import find_settings
 
 __all__ = ["find_serving"]
@@ -30,7 +32,9 @@ def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
     found = [
         *_find_cpu(context, resolved),
         *_find_drafters(context, resolved),
+        *find_schedule(context, resolved),
         *find_settings(context, resolved),
+        *find_graphs(context, resolved),
         *find_requests(context, resolved),
     ]
     return [*found, *find_combined(context, resolved, found), *weights]
@@ -78,7 +82,7 @@ def _find_drafters(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_tensor_parallel(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    target = context.size("tensor_parallel_size") or 1
+    target = context.sizes.get("tensor_parallel_size") or 1
     given, key = resolved.draft_tensor_parallel_size, "draft_tensor_parallel_size"
     if given is None or given == target or key not in context.keys:
         return

@@ -83,7 +83,7 @@ def _to_resolved(spec: Spec) -> Resolved | None:
         prompt_lookup_min=spec.lookup[0],
         prompt_lookup_max=spec.lookup[1],
         draft_tensor_parallel_size=spec.draft_tp,
-        draft_architectures=None if spec.draft is None else spec.draft_names,
+        draft_architectures=None if spec.draft is None else spec.draft.config.architectures,
         target_architectures=None if spec.target is None else spec.target.config.architectures,
         draft_max_model_len=spec.draft_len,
         quantization=spec.quantization,

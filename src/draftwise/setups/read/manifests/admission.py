@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 
 __all__ = ["find_refusals"]
 
@@ -51,10 +51,9 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
         yield _refused(f"The path {path!r} holds two dots.", "Write it without.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
-        yield Finding(
-            code="claim-path-ignored",
-            severity=Severity.ERROR,
-            message=f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
+        yield Finding.error(
+            "claim-path-ignored",
+            f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
             fix=f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
         )
 
@@ -83,4 +82,4 @@ def _find_repeated(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _refused(message: str, fix: str) -> Finding:
-    return Finding(code="storage-refused", severity=Severity.ERROR, message=message, fix=fix)
+    return Finding.error("storage-refused", message, fix=fix)
