@@ -18,6 +18,7 @@ from zlib import crc32
 import httpx
 import pytest
 from click.testing import CliRunner
+from tests.support.reports import UNPLOTTED
 
 from draftwise.cli import main
 from draftwise.decide.conclusions import conclude_run
@@ -86,7 +87,7 @@ def decide_arguments(servers: dict[str, Server], workload: Path) -> list[Any]:
 
 
 def measure(servers: dict[str, Server], workload: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "draftwise", "decide", *decide_arguments(servers, workload), "--out", out]
+    command = [sys.executable, "-c", UNPLOTTED, "decide", *decide_arguments(servers, workload), "--out", out]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, command)], **pipes, **options)
 
@@ -213,7 +214,7 @@ set -e
 mount -t tmpfs -o size=$SIZE none "$DISK"
 measure() {
   set +e
-  "$PYTHON" -m draftwise decide "$@" >"$KEPT/table" 2>"$KEPT/printed"
+  "$PYTHON" -c "$UNPLOTTED" decide "$@" >"$KEPT/table" 2>"$KEPT/printed"
   echo $? >"$KEPT/status"
   set -e
 }
@@ -245,6 +246,7 @@ def test_a_disk_that_fills_up(servers: dict[str, Server], workload: Path, tmp_pa
     disk.mkdir()
     kept.mkdir()
     places = {"SIZE": size, "DISK": str(disk), "KEPT": str(kept), "PYTHON": sys.executable}
+    places["UNPLOTTED"] = UNPLOTTED
     arguments = decide_arguments(servers, workload)
     script = ["unshare", "-rm", "sh", "-c", IN_A_SMALL_DISK, "sh", *map(str, arguments)]
     subprocess.run(script, env=os.environ | places, check=True, timeout=2 * PATIENCE_S)
