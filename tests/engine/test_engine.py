@@ -40,8 +40,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False},
     "chunked": {"max_num_batched_tokens": 16},
     "preempted": {"num_gpu_blocks_override": 14, "max_model_len": 208},
-    "two at a time": {"max_num_seqs": 2, "block_size": 4},
-    "unequal k": {"max_num_seqs": 4},
+    "unequal k": {"max_num_seqs": 3, "block_size": 4},
 }
 AGAIN = SITUATIONS.keys() if EVERY_CASE else {"no prefix cache", "chunked", "preempted"}
 """Where everything is asked for twice: the second time comes from the prefix cache, if there is one."""
