@@ -168,6 +168,7 @@ def cases(draw: st.DrawFn) -> Case:
 @example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4), TILINGS[2])
 @example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4, ragged=True, causal=False), TILINGS[3])
 @example(Case(spans=[(31, 9), (0, 12)], width=12), TILINGS[3])
+@example(Case(spans=[(16 * 16, 1)], width=1, heads=1, groups=1), replace(TILING, splits=17))  # joined in two turns
 @example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[4])
 @example(Case(spans=[(31, 9), (0, 12)], width=12, ragged=True), TILINGS[1])
 def test_it_is_dense_attention(device: torch.device, case: Case, tiling: Tiling | None):
