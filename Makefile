@@ -13,8 +13,6 @@ BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps -
 # A file is run by one process, and files start in the order of tests/conftest.py.
 PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
-# Tests of the light part wait now and then: for timers, and for processes that they start.
-MORE := $(shell expr $(CORES) + 1)
 
 .PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
 
@@ -67,7 +65,7 @@ unit: $(VENV)/.installed ## The tests that need the engine
 light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built wheel
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE)
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES)
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
