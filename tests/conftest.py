@@ -34,14 +34,17 @@ LIGHT_FOLDERS = (
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 LONGEST = (
-    *("engine/test_engine.py", "train/test_ranks.py", "train/test_loop.py", "serve/test_warm_up.py"),
-    *("engine/kernels/test_compile_ahead.py", "engine/replay/test_equals_serving.py", "bundle/test_drafters.py"),
-    *("engine/kernels/test_cuda_attention.py", "engine/kernels/test_cuda_ahead.py", "backends/test_contract.py"),
-    *("cli/test_train.py", "deploy/bundle/test_air_gap.py", "deploy/test_end_to_end.py"),
-    *("report/test_report.py", "plan/check/test_oracle.py", "benchmarks/test_fault_injection.py"),
-    *("measure/test_kills.py", "cli/test_decide.py", "cli/test_forecasts.py"),
+    *("train/test_ranks.py", "engine/test_engine.py", "engine/replay/test_equals_serving.py"),
+    *("bundle/test_drafters.py", "engine/test_structured_output.py", "engine/kernels/test_cuda_attention.py"),
+    *("engine/test_engine_distribution.py", "train/test_loop.py", "watch/diagnose/test_simulated.py"),
+    "serve/test_warm_up.py",
+    *("engine/kernels/test_cuda_ahead.py", "engine/kernels/test_compile_ahead.py", "watch/test_real_engine.py"),
+    *("measure/test_kills.py", "cli/test_decide.py", "measure/test_budget.py", "cli/test_gateways.py"),
+    *("benchmarks/test_fault_injection.py", "report/test_report.py", "measure/test_memory.py"),
+    *("measure/test_screening.py", "backends/test_contract.py", "backends/test_vllm_backend.py"),
+    *("deploy/test_end_to_end.py", "deploy/bundle/test_air_gap.py"),
 )
-"""Files that take longest: they start first, so that all processes end together."""
+"""Files that take longest, in the order in which they start: before all others, so that all processes end together."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
 HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 
@@ -105,8 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("engine")
         elif item.get_closest_marker("engine") and not HAS_ENGINE:
             item.add_marker(pytest.mark.skip(reason="needs draftwise[engine]"))
-    longest = {HERE / name for name in LONGEST}
-    items.sort(key=lambda item: item.path not in longest)
+    place = {HERE / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     if config.getoption("--light"):
         left_out = [item for item in items if item.get_closest_marker("engine")]
         config.hook.pytest_deselected(items=left_out)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.reports import UNPLOTTED
 
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
@@ -211,7 +212,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, 
     arms += ["--candidate", '{"method": "ngram", "num_speculative_tokens": 3}']
     arms += ["--warmup", "1", "--repeats", "3", "--no-adaptive"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "draftwise", "decide", *arms],
+        [sys.executable, "-c", UNPLOTTED, "decide", *arms],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

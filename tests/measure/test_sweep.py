@@ -49,7 +49,7 @@ def test_without_adaptation_every_pass_is_measured(tmp_path: Path) -> None:
 def test_the_crossover_is_bisected_and_lies_in_its_interval(tmp_path: Path) -> None:
     truth = find_crossover(BATCHING, SPECULATIVE)
     assert 4 < truth < 32
-    workloads = (make_workload(num_prompts=16, max_tokens=40),)
+    workloads = (make_workload(num_prompts=16, max_tokens=24),)
     run = run_sweep(tmp_path / "run", BATCHING, SPECULATIVE, conditions=at(1, 32), workloads=workloads, repeats=3)
     assert run.added, "between 1 and 32 nothing is known without a measurement"
     assert all(1 < (each.concurrency or 0) < 32 for each in run.added)

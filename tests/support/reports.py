@@ -2,6 +2,15 @@
 
 import pytest
 
+UNPLOTTED = """
+from draftwise.cli import main
+from draftwise.report import page
+
+page.draw_plots = lambda found: {}
+main()
+"""
+"""The command in a process of its own, its reports without plots."""
+
 
 @pytest.fixture
 def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from tests.support import killed_rank
 from torch.distributed.launcher.api import LaunchConfig
 
 from draftwise.cli import main
@@ -31,21 +32,6 @@ SMALL = {
     "eagle3": {"num_speculative_tokens": 2},
     "dflash": {"num_speculative_tokens": 3, "num_layers": 1, "mask_token_id": 9},
 }
-KILLED = """
-import os, signal, sys
-from draftwise.cli import main
-from draftwise.train.loop import TrainingRun
-
-step, taken = TrainingRun._step, []
-def step_and_die(self):
-    step(self)
-    taken.append(1)
-    if len(taken) == 3 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-TrainingRun._step = step_and_die
-main()
-"""
-"""The command, the second of whose processes is killed after its third step."""
 PRELOADED = ["draftwise.train.launch", "draftwise.train.target", "transformers"]
 FORKED = f"""
 import functools, multiprocessing
@@ -118,18 +104,19 @@ def test_two_processes_take_the_steps_of_one_with_the_same_batches(method, shard
     assert distance(alone.out, together.out) < 1e-4
 
 
-def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path):
+@pytest.mark.usefixtures("forked")
+def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path, monkeypatch):
+    killed = dataclasses.replace(settings, options=SMALL["eagle3"], out=str(tmp_path / "killed"))
+    with monkeypatch.context() as patch:
+        patch.setattr("draftwise.train.launch._run_rank", killed_rank.run_rank)
+        with pytest.raises(InvalidSetup, match=r"Process [01] of 2 ended with .*, and the others with it\."):
+            train_on_gpus("eagle3", killed, 2, quiet=True)
+    assert (tmp_path / "killed" / "training" / "checkpoint.pt").exists()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
     flags = {"--target": settings.target, "--data": settings.data[0], "--answers": "given", "--heldout": 0.1}
     flags |= {"--steps": 6, "--batch-tokens": 256, "--accumulate": 2, "--eval-every": 3, "--save-every": 2}
     flags |= {"--device": "cpu", "--lr": 5e-3, "--num-speculative-tokens": 2, "--out": tmp_path / "killed"}
     words = ["train", "eagle3", *(str(word) for flag in flags.items() for word in flag)]
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    killed = subprocess.run([*start, "--nproc-per-node", "2", str(script), *words], capture_output=True, text=True)
-    assert killed.returncode != 0
-    assert (tmp_path / "killed" / "training" / "checkpoint.pt").exists()
-    assert not (tmp_path / "killed" / "model.safetensors").exists()
     again = CliRunner().invoke(main, words)  # now alone
     assert again.exit_code == 0, again.stderr
     assert "resuming at step 2" in again.stderr

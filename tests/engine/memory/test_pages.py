@@ -63,6 +63,17 @@ PagePoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_coun
 TestPagePool = PagePoolMachine.TestCase
 
 
+def test_a_prefix_ends_before_the_first_page_that_is_not_there() -> None:
+    pool = PagePool(2)
+    first, missing, last = (page_key(b"", [token]) for token in range(3))
+    pages = pool.allocate(2)
+    assert pages is not None
+    for page, key in zip(pages, (first, last), strict=True):
+        pool.publish(page, key)
+    assert pool.find_prefix([first, missing, last]) == pages[:1]
+    assert pool.find_prefix([first, last]) == pages
+
+
 def test_published_pages_survive_until_the_pool_needs_them() -> None:
     pool = PagePool(3)
     key = page_key(b"", [1, 2])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.combinations import taking_turns
+from tests.support.combinations import EVERY_CASE, taking_turns
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
@@ -154,7 +154,8 @@ def test_forced_decoding_is_what_was_served(name: str, temperature: float) -> No
     k = KMAX.get(name, 5)
     requests, steps = served(name, temperature)
     assert force(llm.engine, requests, k) == steps
-    assert walked(replay(ForcedReplayer(llm.engine, (k,)), requests), k) == shape(requests, steps)
+    if EVERY_CASE or name in ("eagle3", "ngram"):  # a replayer is what it forces, whatever drafts
+        assert walked(replay(ForcedReplayer(llm.engine, (k,)), requests), k) == shape(requests, steps)
     assert sum(step.accepted for taken in steps for step in taken) > 0
 
 
@@ -167,7 +168,7 @@ def test_forced_decoding_of_suffix_is_what_was_served() -> None:
 @pytest.mark.parametrize(("name", "temperature"), OF_HEADS)
 def test_dense_replay_gives_the_steps_of_forced_decoding_at_every_k(name: str, temperature: float) -> None:
     llm = make_llm(name)
-    requests, _ = served(name, temperature)
+    requests, steps = served(name, temperature)
     ks = tuple(range(1, KMAX.get(name, 5) + 1))
     anchors = replay(DenseReplayer(llm.engine, ks), requests)
     assert anchors.ks == ks
@@ -175,8 +176,9 @@ def test_dense_replay_gives_the_steps_of_forced_decoding_at_every_k(name: str, t
         assert drafts.confidence_NK is not None
         inside_NK = np.arange(drafts.confidence_NK.shape[1]) < drafts.drafted_N[:, None]
         assert ((drafts.confidence_NK > 0) == inside_NK).all()
-    for k in (1, ks[-1]) if temperature == 0 else ks[-1:]:
-        assert walked(anchors, k) == shape(requests, force(llm.engine, requests, k))
+    assert walked(anchors, ks[-1]) == shape(requests, steps)
+    if temperature == 0:
+        assert walked(anchors, 1) == shape(requests, force(llm.engine, requests, 1))
 
 
 def test_dense_replay_does_not_depend_on_batches_and_pieces() -> None:

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.later_case import H200, LLAMA, Case, codes, find_engine, find_later
+from tests.support.later_case import EPYC, H200, LLAMA, Case, codes, find_engine, find_later
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Device, Ruling
@@ -46,6 +46,22 @@ def test_a_schedule_that_is_dropped_is_not_judged():
     assert find(case, "schedule-invalid", "0.33.0") is None
     eagle = Case(spec={KEY: [[2, 4, 3]]}, args={"data_parallel_size": 2})
     assert find(eagle, "schedule-invalid") is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "lowered"),
+    [
+        ({}, True),
+        ({"args": {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}}, True),
+        ({"args": {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}}, False),
+        ({"args": {"enforce_eager": True}}, False),
+        ({"device": EPYC}, False),
+        ({"resolved": {"runner": "V2"}}, False),
+    ],
+)
+def test_a_schedule_lowers_graphs_where_there_are_full_ones_on_the_first_runner(changed, lowered):
+    found = find(Case(spec={KEY: [[1, 4, 3]]}).but(**changed), "schedule-lowers-graphs")
+    assert (found is not None) is lowered
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,72 @@ def test_tokens_that_are_filled_in(folder: Path) -> None:
     assert values(run(folder, {"method": "dspark", "model": "semi"}), "num_speculative_tokens") == (7,)
 
 
+# ---- DSpark
+
+OMNI_ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+OMNI = {
+    "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe",
+    "text_config": {**LLAMA, **OMNI_ATTENTION, "model_type": "qwen3_omni_moe_text"},
+}  # fmt: skip
+OMNI_DRAFTER = {
+    **DSPARK, **OMNI_ATTENTION, "architectures": ["Qwen3OmniDSparkModel"], "target_hidden_size": 256,
+    "target_layer_ids": [1, 2], "use_aux_hidden_state": True, "markov_rank": 8, "markov_head_type": "vanilla",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "version", "runs_as"),
+    [
+        ("DSparkDraftModel", "qwen3", "0.28.0", "DSparkDraftModel"),
+        ("DSparkDraftModel", "qwen3", "0.29.0", "Qwen3DSparkModel"),
+        ("DSparkDraftModel", "llama", "0.29.0", "DSparkDraftModel"),
+        ("Qwen3DSparkModel", "qwen3", "0.29.0", "Qwen3DSparkModel"),
+        ("DFlashDraftModel", "qwen3", "0.29.0", "DSparkDraftModel"),
+    ],
+)
+def test_the_class_of_a_block_drafter(
+    tmp_path: Path, architecture: str, model_type: str, version: str, runs_as: str
+) -> None:
+    target = write(tmp_path, "llama", LLAMA)
+    drafter = write(tmp_path, "semi", {**DSPARK, "architectures": [architecture], "model_type": model_type})
+    report = judge(target, {"method": "dspark", "model": drafter, "num_speculative_tokens": 7}, version)
+    assert values(report, "draft_architectures") == ((runs_as,),)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens", "fault"),
+    [
+        ({}, 7, None),
+        ({"architectures": ["Qwen3DSparkModel"]}, 7, "is not a Qwen3OmniDSparkModel"),
+        ({}, 6, "has a block size of 7"),
+        ({"target_hidden_size": 128}, 7, "has target_hidden_size 128, and the target 256"),
+        ({"num_attention_heads": 8}, 7, "has num_attention_heads 8"),
+        ({"target_layer_ids": [2, 1]}, 7, "needs target_layer_ids"),
+        ({"use_aux_hidden_state": False}, 7, "needs use_aux_hidden_state true"),
+        ({"markov_rank": None}, 7, "needs a markov_rank"),
+        ({"markov_head_type": "other"}, 7, "needs a markov_rank"),
+        ({"sample_from_anchor": False}, 7, "needs sample_from_anchor true"),
+        ({"dspark_bonus_anchor": True}, 7, "needs sample_from_anchor true"),
+    ],
+)
+def test_the_contract_of_a_drafter_for_qwen3_omni(
+    tmp_path: Path, changed: Mapping[str, Any], tokens: int, fault: str | None
+) -> None:
+    drafter = write(tmp_path, "semi", {**OMNI_DRAFTER, **changed})
+    spec = {"method": "dspark", "model": drafter, "num_speculative_tokens": tokens}
+    told = {
+        version: [
+            each.message
+            for each in judge(write(tmp_path / version, "omni", OMNI), spec, version).findings
+            if each.code == "dspark-omni-contract"
+        ]
+        for version in ("0.28.0", "0.29.0")
+    }
+    assert told["0.28.0"] == []
+    assert len(told["0.29.0"]) == (fault is not None)
+    assert fault is None or f"The drafter {fault}" in told["0.29.0"][0]
+
+
 # ---- lookup
 
 
