@@ -128,10 +128,10 @@ class _Site:
         row_values = shape.hidden_size * 8 + self.model.mlp_values
         # The logits count twice: those of steps that the host has a part in are kept.
         step_values = (self.k + 1) * (row_values + shape.vocab_size * 2)
-        # The drafter runs once for each draft token.
-        num_layers = shape.num_layers + self.k * self.proposer.num_layers
         num_mixtures = len(self.model.mixture.layers) if self.model.mixture else 0
-        num_kernels = _KERNELS_A_LAYER * num_layers + _KERNELS_OF_EXPERTS * num_mixtures
+        num_kernels = _KERNELS_A_LAYER * shape.num_layers + _KERNELS_OF_EXPERTS * num_mixtures
+        # The drafter runs once for each draft token.
+        step_kernels = num_kernels + _KERNELS_A_LAYER * self.k * self.proposer.num_layers
         budget = graph_budget(
             config,
             self.model,
@@ -141,7 +141,7 @@ class _Site:
         plan = plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
-            kernels_per_graph=_GRAPHS_A_SIZE * num_kernels,
+            kernels_per_graph=_GRAPHS_A_SIZE * step_kernels,
             activation_bytes_per_seq=step_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
             budget_bytes=budget,

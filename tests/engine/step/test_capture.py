@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.engine.step.capture import bucket_of, capture_sizes, plan_capture
+from draftwise.engine.step.prompts import PromptSize
 
 PLAIN = {"ks": (0,), "kernels_per_graph": 300, "activation_bytes_per_seq": 2**20}
 
@@ -68,3 +69,18 @@ def test_no_memory_at_all_captures_nothing_and_says_so():
 def test_each_number_of_draft_tokens_has_graphs_of_its_own(ks):
     one, several = (plan_capture(8, **PLAIN | {"ks": each}).num_bytes - 8 * 2**20 for each in ((0,), ks))
     assert several == len(ks) * one
+
+
+def test_passes_over_prompts_get_what_decoding_leaves():
+    """All of them or none, and none where decoding is not captured."""
+    sizes = (PromptSize(16, 1), PromptSize(64, 1))
+    decoding = plan_capture(8, **PLAIN)
+    pass_of = {"kernels_per_graph": 300, "bytes_per_row": 2**10}
+    plan = decoding.with_prompts(sizes, **pass_of, budget_bytes=None)
+    assert plan.prompts == sizes
+    added = plan.num_bytes - decoding.num_bytes
+    assert added > 64 * 2**10
+    assert decoding.with_prompts(sizes, **pass_of, budget_bytes=plan.num_bytes) == plan
+    assert decoding.with_prompts(sizes, **pass_of, budget_bytes=plan.num_bytes - 1) == decoding
+    nothing = plan_capture(4, **PLAIN, budget_bytes=0)
+    assert nothing.with_prompts(sizes, **pass_of, budget_bytes=None) == nothing
