@@ -24,7 +24,7 @@ __all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
-_MOST_DUPLICATED = 64 * 2**20
+_MOST_DUPLICATED = 512 * 2**20
 """Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
 
 
