@@ -78,3 +78,13 @@ def test_the_smallest_engines(settings, tiny_target):
     llm = open_llm(tiny_target, **settings)
     llm.engine.rehearsal().run()
     assert len(llm.generate([[5]], SamplingParams(max_tokens=1))[0].outputs[0].token_ids) == 1
+
+
+def test_log_probabilities_have_few_kinds_of_graphs(tiny_target):
+    """One for up to 5 and one for up to 20; steps that rank more share the one of requests on the host."""
+    llm = open_llm(tiny_target)
+    graphs = llm.engine.runner.graphs = Graphs()
+    for logprobs in (0, 1, 5, 6, 20, 21, 30):
+        llm.generate([[1]], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=logprobs))
+    kinds = {(key[0], key[1].num_ranked) for key in graphs.counts if key[0] != "prompts"}
+    assert kinds == {("step", 5), ("step", 20), ("pass", None)}

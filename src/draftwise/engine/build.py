@@ -33,8 +33,9 @@ __all__ = ["Parts", "build"]
 _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
 """More of them in a layer with a mixture."""
-_GRAPHS_A_SIZE = 6
-"""Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
+_GRAPHS_A_SIZE = 12
+"""Greedy, sampled and truncated batches, each without log-probabilities, with few or many of them, and with requests
+whose logits the host has a part in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

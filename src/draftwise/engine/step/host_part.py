@@ -51,13 +51,14 @@ class PromptRanks:
 
 def involves_host(params: SamplingParams) -> bool:
     """Whether a request's decoding steps need the host between the target's pass and the verification."""
-    return needs_adjusting(params) or params.structured_outputs is not None
+    many = params.logprobs is not None and params.logprobs > _RANKED[-1]  # each number would have graphs of its own
+    return many or needs_adjusting(params) or params.structured_outputs is not None
 
 
 def num_ranked(sequences: list[Sequence]) -> int | None:
     """Return how many tokens are to be ranked at each position, one of few numbers; None: nobody wants to know."""
-    wanted = [each.params.logprobs for each in sequences if each.params.logprobs is not None]
-    return max(next((most for most in _RANKED if most >= max(wanted)), 0), *wanted) if wanted else None
+    most = max((each.params.logprobs for each in sequences if each.params.logprobs is not None), default=None)
+    return most if most is None else next((each for each in _RANKED if each >= most), most)
 
 
 def find_penalties(sequences: list[Sequence], counts: TokenCounts, device: torch.device) -> Penalties | None:
