@@ -27,7 +27,7 @@ from typing import Any
 from cases import CASES, spec_config
 from floors import kv_bytes_for
 from http_load import Load, Server, run_load
-from record import Record, about
+from record import Record, about, command_line, result_file
 from shapes import SCALES, write_folders, write_tokenizer
 
 from report import number, table
@@ -280,7 +280,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
-    run.add_argument("--vllm-python", help="command line of a Python with vLLM 0.26.0; left out: our server alone")
+    run.add_argument(
+        "--vllm-python", type=command_line, help="command line of a Python with vLLM 0.26.0; left out: our server alone"
+    )
     run.add_argument("--out", type=Path, required=True, help="folder for the result and the servers' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")
     run.add_argument("--seconds", type=float, default=250, help="deadline")
@@ -293,14 +295,14 @@ def main() -> None:
     run.add_argument("--prompt-tokens", type=int, default=512)
     run.add_argument("--output-tokens", type=int, default=128)
     run.add_argument("--batched-tokens", type=int, default=8192, help="of a step, at most")
-    run.add_argument("--resume", type=Path, help=f"an earlier {RESULT}")
+    run.add_argument("--resume", type=result_file, help=f"an earlier {RESULT}")
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--dtype", default="bfloat16")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     run.add_argument("--device", default="cuda")
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
     later = modes.add_parser("table", help="print the tables of a result")
-    later.add_argument("result", type=Path)
+    later.add_argument("result", type=result_file)
     args = parser.parse_args()
     if args.mode == "run":
         Session(args).run()

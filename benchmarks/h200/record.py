@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from typing import Any
 
 from cases import PER_TOKEN_ACCEPTANCE
 
-__all__ = ["Record", "about"]
+__all__ = ["Record", "about", "command_line", "result_file"]
 
 _SHOWN = (
     "engine",
@@ -32,6 +34,23 @@ _SHOWN = (
     "kv_tokens",
     "text",
 )
+
+
+def command_line(text: str) -> str:
+    """Return an argument that is a command line whose program is there."""
+    words = shlex.split(text)
+    if not words or shutil.which(words[0]) is None:
+        raise argparse.ArgumentTypeError(f"there is no program {text!r}")
+    return text
+
+
+def result_file(text: str) -> Path:
+    """Return an argument that is a file which `Record` wrote."""
+    try:
+        json.loads(Path(text).read_text())["about"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no result of this script ({type(error).__name__})") from None
+    return Path(text)
 
 
 class Record:

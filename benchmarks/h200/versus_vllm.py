@@ -23,7 +23,7 @@ from pathlib import Path
 from cases import CASES
 from floors import kv_bytes_for
 from peer import Peer, PeerError
-from record import Record, about
+from record import Record, about, command_line, result_file
 from shapes import SCALES, write_folders
 
 HERE = Path(__file__).parent
@@ -310,7 +310,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
-    run.add_argument("--vllm-python", help="command line of a Python with vLLM 0.26.0; left out: our engine alone")
+    run.add_argument(
+        "--vllm-python", type=command_line, help="command line of a Python with vLLM 0.26.0; left out: our engine alone"
+    )
     run.add_argument("--out", type=Path, required=True, help="folder for versus_vllm.json and the engines' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")
     run.add_argument("--seconds", type=float, default=560, help="deadline")
@@ -323,14 +325,14 @@ def main() -> None:
     run.add_argument("--no-floor", action="store_true", help="do not time copies and matrix products by themselves")
     run.add_argument("--static-cache", action="store_true", help="transformers with a static cache too: 70 s")
     run.add_argument("--repeats", type=int, default=2)
-    run.add_argument("--resume", type=Path, help="an earlier versus_vllm.json")
+    run.add_argument("--resume", type=result_file, help="an earlier versus_vllm.json")
     run.add_argument("--scale", nargs="+", choices=SCALES, default=["8b"], help="several: their engines start together")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     run.add_argument("--device", default="cuda")
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
     for mode in ("table", "plot"):
         later = modes.add_parser(mode, help=f"print the {mode} of results" if mode == "table" else "draw results")
-        later.add_argument("results", type=Path, nargs="+", help="later files replace the rows of earlier ones")
+        later.add_argument("results", type=result_file, nargs="+", help="later files replace the rows of earlier ones")
         later.add_argument("--svg", type=Path, help="folder for the figures" if mode == "plot" else argparse.SUPPRESS)
     args = parser.parse_args()
     import report
