@@ -118,7 +118,7 @@ class Reference:
         self.outputs = [output.outputs[0].token_ids for output in generate(self._llm, self.prompts, self.params)]
 
     def gap(self, index: int, tokens: Sequence[int]) -> float | None:
-        """Return how far below the best choice the worse of the two is where `tokens` part from plain output; None: nowhere.
+        """Return how far below the best choice the worse is where `tokens` part from plain output; None: they do not.
 
         It need not be the second: several logits may be equal in a narrow dtype.
         """

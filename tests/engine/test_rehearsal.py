@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from tests.support.every_method import make_config
+from tests.support.tiny_models import write_checkpoint
 
 from draftwise import LLM, SamplingParams
 
@@ -18,14 +19,17 @@ KINDS = (
 
 
 class Graphs:
-    """Stands for CUDA graphs: counts what would be captured."""
+    """Stands for CUDA graphs: counts what is run, and the layers of what would be captured."""
 
     enabled = True
+    waits = False
 
-    def __init__(self):
-        self.counts = Counter()
+    def __init__(self, model):
+        self.counts, self.captured, self.model = Counter(), {}, model
 
     def run(self, key, work):
+        if self.counts[key] and not self.waits:
+            self.captured.setdefault(key, len(self.model.weights.layers))
         self.counts[key] += 1
         return work()
 
@@ -52,22 +56,23 @@ def test_answers_and_counters_are_those_without_it(method, tiny_target, tiny_dra
 
 
 @pytest.mark.parametrize("spec", [None, {"method": "ngram", "num_speculative_tokens": 2}])
-def test_every_step_of_plain_requests_has_been_run_often_enough_to_be_captured(spec, tiny_target):
-    llm = open_llm(tiny_target, spec)
-    graphs = llm.engine.runner.graphs = Graphs()
+def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tmp_path):
+    llm = open_llm(write_checkpoint(tmp_path / "target", seed=1, num_layers=4), spec)
+    graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)
     llm.engine.rehearsal().run()
-    rehearsed, graphs.counts = graphs.counts, Counter()
+    rehearsed, graphs.counts = dict(graphs.captured), Counter()
     for count in range(1, 6):
         for params in KINDS:
             llm.generate([[count]] * count, params)
     llm.generate([[1]] * 3, list(KINDS))
     assert len(graphs.counts) > len(KINDS)
-    assert {key for key in graphs.counts if rehearsed[key] < 2} == set()
+    assert set(graphs.counts) <= set(rehearsed)
+    assert set(rehearsed.values()) == {4}
 
 
 def test_a_brief_one_captures_nothing(tiny_target):
     llm = open_llm(tiny_target)
-    graphs = llm.engine.runner.graphs = Graphs()
+    graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)
     llm.engine.rehearsal().run(briefly=True)
     assert not graphs.counts
     assert llm.engine.runner.graphs is graphs
@@ -83,8 +88,15 @@ def test_the_smallest_engines(settings, tiny_target):
 def test_log_probabilities_have_few_kinds_of_graphs(tiny_target):
     """One for up to 5 and one for up to 20; steps that rank more share the one of requests on the host."""
     llm = open_llm(tiny_target)
-    graphs = llm.engine.runner.graphs = Graphs()
+    graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)
     for logprobs in (0, 1, 5, 6, 20, 21, 30):
         llm.generate([[1]], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=logprobs))
     kinds = {(key[0], key[1].num_ranked) for key in graphs.counts if key[0] != "prompts"}
     assert kinds == {("step", 5), ("step", 20), ("pass", None)}
+
+
+@pytest.mark.parametrize(("dtype", "pads"), [("float32", True), ("float64", False)])
+def test_passes_over_prompts_are_captured_only_where_a_kernel_attends(dtype, pads, tiny_target):
+    """Torch, which attends in float64, would repeat the lengths of the prompts at the capture."""
+    llm = LLM(str(tiny_target), lag=1, dtype=dtype, device="cpu", max_model_len=96)
+    assert bool(llm.engine.runner.prompt_sizes) == pads

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig
+from draftwise.engine.attention import has_kernel
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.budget import activation_bytes, graph_budget, num_pages
 from draftwise.engine.memory.kv import PagedKV
@@ -147,6 +148,8 @@ class _Site:
             given=config.cudagraph_capture_sizes,
             budget_bytes=budget,
         )
+        if not has_kernel(self.model.dtype):  # a graph would repeat the lengths that it was captured with
+            return plan
         kept_values = shape.hidden_size * (1 + len(self.proposer.taps))
         return plan.with_prompts(
             prompt_sizes(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens),

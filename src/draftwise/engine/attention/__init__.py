@@ -9,12 +9,17 @@ from draftwise.engine.attention import reference
 from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 
-__all__ = ["attend"]
+__all__ = ["attend", "has_kernel"]
+
+
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Say whether a GPU has a kernel for this type; without one, torch attends, by lengths that the host knows."""
+    return dtype != torch.float64
 
 
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
-    if q_NAD.is_cuda and q_NAD.dtype != torch.float64:
+    if q_NAD.is_cuda and has_kernel(q_NAD.dtype):
         from draftwise.engine.kernels.cuda.attention import decode_attention  # Triton is there where CUDA is
 
         spans = plan.spans

@@ -33,10 +33,11 @@ class Graphs:
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
+        self.waits = False
+        """Whether nothing is captured for now: work that is done meanwhile counts as its first time."""
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
-        self._stream: Any = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
@@ -44,7 +45,7 @@ class Graphs:
             return work()
         captured = self._captured.get(key)
         if captured is None:
-            if key not in self._seen:
+            if self.waits or key not in self._seen:
                 self._seen.add(key)
                 return work()
             captured = self._captured[key] = self._capture(work)
@@ -53,14 +54,8 @@ class Graphs:
 
     def _capture(self, work: Callable[[], T]) -> _Captured[T]:
         if self._pool is None:
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # As torch.cuda.graph does, but for giving back all memory that the allocator keeps: the next step asks for it.
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
-            try:
-                result = work()
-            finally:
-                graph.capture_end()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
         return _Captured(graph, result)

@@ -76,6 +76,12 @@ class Rehearsal:
         self._most_tokens = config.max_num_batched_tokens
         self._longest = max(1, config.max_model_len - 2)
         self._made: dict[tuple[int, int, int], Sequence] = {}
+        self._some_layers = runner.model.weights
+        if not runner.confirmations.taps:  # nobody looks at later layers, which launch what the first ones do
+            layers = runner.model.weights.layers
+            first = {type(layer.mlp): layer for layer in reversed(layers)}
+            some = {id(layer): layer for layer in (*layers[:2], *first.values())}
+            self._some_layers = replace(self._some_layers, layers=tuple(some.values()))
 
     @property
     def sizes(self) -> list[int]:
@@ -88,14 +94,10 @@ class Rehearsal:
         Args:
             briefly: each kind of kernel once, and no graph captured: to record what there is to compile.
         """
-        runner, model = self._runner, self._runner.model
-        graphs, weights = runner.graphs, model.weights
+        runner = self._runner
+        graphs = runner.graphs
         if briefly:
             runner.graphs = Graphs(enabled=False)
-            if not runner.confirmations.taps:  # nobody looks at later layers, which launch what the first ones do
-                first = {type(layer.mlp): layer for layer in reversed(weights.layers)}
-                some_layers = {id(layer): layer for layer in (*weights.layers[:2], *first.values())}
-                model.weights = replace(weights, layers=tuple(some_layers.values()))
         try:
             sizes, times = self.sizes, 2 if runner.graphs.enabled else 1
             for before, size in pairwise((0, *sizes)):
@@ -116,27 +118,28 @@ class Rehearsal:
             self._prefill_in_part()
             for whole in runner.prompt_sizes:
                 lengths = self._share_out(whole.num_rows, least=min(2, whole.num_seqs))
-                for _ in range(times if len(lengths) <= min(whole.num_seqs, self._most_seqs) else 0):
-                    self._prefill(lengths, _GREEDY)
+                for time in range(times if len(lengths) <= min(whole.num_seqs, self._most_seqs) else 0):
+                    self._prefill(lengths, _GREEDY, captured=time > 0)
             for lengths in self._prompts(briefly):
                 self._prefill(lengths, _GREEDY)
             self._prefill([1], _GREEDY)
             runner.confirmations.end(self._sequence(0, 1, _GREEDY), for_pages=True)
             self.forget()
         finally:
-            runner.graphs, model.weights = graphs, weights
+            runner.graphs = graphs
 
     def _decode(self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int) -> None:
         """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
         for params in kinds:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
-            for _ in range(times):
-                self._run([], sequences, k)
+            for time in range(times):
+                self._run([], sequences, k, captured=time > 0)
 
-    def _prefill(self, lengths: list[int], params: SamplingParams) -> None:
+    def _prefill(self, lengths: list[int], params: SamplingParams, *, captured: bool = False) -> None:
         """Compute whole prompts."""
         made = [self._sequence(slot, length, params) for slot, length in enumerate(lengths)]
-        self._run([Chunk(sequence, 0, length) for sequence, length in zip(made, lengths, strict=True)], [], 0)
+        chunks = [Chunk(sequence, 0, length) for sequence, length in zip(made, lengths, strict=True)]
+        self._run(chunks, [], 0, captured=captured)
 
     def _prefill_in_part(self) -> None:
         """Compute prompts of which one is complete and the other is not, and then that one's rest."""
@@ -147,11 +150,20 @@ class Rehearsal:
         self._run([Chunk(part, 0, _CHUNK), *beside], [], 0)
         self._run([Chunk(part, _CHUNK, _CHUNK)], [], 0, keeps=True)
 
-    def _run(self, chunks: list[Chunk], decodes: list[Sequence], k: int, *, keeps: bool = False) -> None:
-        """Launch a step of sequences that are new to everybody, or, where `keeps`, are not."""
+    def _run(
+        self, chunks: list[Chunk], decodes: list[Sequence], k: int, *, keeps: bool = False, captured: bool = False
+    ) -> None:
+        """Launch a step of sequences that are new to everybody, or, where `keeps`, are not; with some of its layers,
+        unless it is to be captured."""
         slots = [chunk.sequence.row for chunk in chunks] or [sequence.row for sequence in decodes]
         released = [] if keeps else slots
-        self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+        model, graphs = self._runner.model, self._runner.graphs
+        weights, model.weights = model.weights, model.weights if captured else self._some_layers
+        graphs.waits = not captured
+        try:
+            self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+        finally:
+            model.weights, graphs.waits = weights, False
 
     def forget(self) -> None:
         """Let go of all slots."""
