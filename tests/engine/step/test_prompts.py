@@ -53,6 +53,7 @@ def test_one_graph_serves_all_prompts_of_a_size(tiny_target):
     settings = {"dtype": "float64", "device": "cpu", "enable_prefix_caching": False, "max_model_len": 160}
     expected = generate(LLM(str(tiny_target), lag=0, **settings))
     llm = LLM(str(tiny_target), lag=1, **settings)
+    llm.engine.runner.prompt_sizes = prompt_sizes(max_num_seqs=8, max_num_batched_tokens=192)
     work = {}
 
     def replay(key, given):
