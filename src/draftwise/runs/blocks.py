@@ -22,7 +22,6 @@ __all__ = [
     "blocks",
     "count_needed",
     "count_repetitions",
-    "_count_requests",
     "share_out",
     "split_once",
 ]
