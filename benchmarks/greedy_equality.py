@@ -4,7 +4,7 @@
 
 Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache) and on one
 without (chunked prefill, so few pages that sequences are preempted). Where an output differs from plain decoding's,
-the plain engine says how far apart the two best log-probabilities are at the first difference: within what rounding
+the plain engine says how far below the best choice they are at the first difference: within what rounding
 does to a logit in that dtype it is a numerical tie, else an error. In float32 and float64 there must be no difference
 at all. The exit code is 1 when something is wrong; rows are written as they are measured.
 """
@@ -17,7 +17,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ TIE_GAP = {"bfloat16": 0.25, "float16": 0.03, "float32": 1e-4, "float64": 0.0}
 """Nats: two logits of magnitude 16 that are two to four roundings of the dtype apart."""
 ROOM = 2400
 """Pages for all prompts at once, so that two engines fit on one GPU."""
+NEAR = 5
+"""Tokens listed where outputs part."""
 MAY_TIE = ("bfloat16", "float16")
 
 Row = dict[str, Any]
@@ -96,6 +98,12 @@ def write(path: Path | None, result: Row) -> None:
         path.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def gap_below_best(best: Mapping[int, Any], *tokens: int) -> float:
+    """Return how far below the best log-probability the worst of these tokens is; infinite where it is not listed."""
+    listed = {token: entry.logprob for token, entry in best.items()}
+    return max(listed.values()) - min(listed.get(token, float("-inf")) for token in tokens)
+
+
 class Reference:
     """Plain decoding of the prompts: its outputs, and how close its choices were.
 
@@ -110,18 +118,19 @@ class Reference:
         self.outputs = [output.outputs[0].token_ids for output in generate(self._llm, self.prompts, self.params)]
 
     def gap(self, index: int, tokens: Sequence[int]) -> float | None:
-        """Return how far apart the two best choices were where `tokens` part from plain output; None if they do not."""
+        """Return how far below the best choice the worse of the two is where `tokens` part from plain output; None: nowhere.
+
+        It need not be the second: several logits may be equal in a narrow dtype.
+        """
         plain = self.outputs[index]
         if plain == tokens:
             return None
         at = next((i for i, (x, y) in enumerate(zip(plain, tokens, strict=False)) if x != y), None)
         if at is None:
             return float("inf")
-        params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=NEAR)
         (output,) = generate(self._llm, [self.prompts[index] + plain[:at]], params)
-        best = (output.outputs[0].logprobs or [])[0]
-        top = sorted((entry.logprob for entry in best.values()), reverse=True)
-        return float("inf") if {plain[at], tokens[at]} - best.keys() else top[0] - top[1]
+        return gap_below_best((output.outputs[0].logprobs or [])[0], plain[at], tokens[at])
 
     def _read_prompts(self, folder: Path, count: int) -> Prompts:
         tokenizer = self._llm.get_tokenizer()

@@ -36,6 +36,7 @@ class Graphs:
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
+        self._stream: Any = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
@@ -52,8 +53,14 @@ class Graphs:
 
     def _capture(self, work: Callable[[], T]) -> _Captured[T]:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+        # As torch.cuda.graph does, but for giving back all memory that the allocator keeps: the next step asks for it.
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         return _Captured(graph, result)

@@ -18,8 +18,8 @@ from draftwise.engine.kernels.cuda.ahead import compile_job
 
 __all__ = ["main"]
 
-_LONG = ("attend", "hopper_kernel", "gated_kernel", "matmul_kernel", "_multiply")
-"""Kernels that take longest to compile: they begin first."""
+_LONG = ("attend_hopper", "attend", "hopper_kernel", "gated_kernel", "matmul_kernel", "_multiply")
+"""Kernels that take longest to compile, the longest first: in this order they begin."""
 
 
 class _NoGPU:
@@ -43,7 +43,7 @@ def main(count: int) -> None:
     if not jobs:
         return
     driver.set_active(_NoGPU(jobs[0].target))
-    jobs.sort(key=lambda job: job.name not in _LONG)
+    jobs.sort(key=lambda job: _LONG.index(job.name) if job.name in _LONG else len(_LONG))
     # Forked, as importing torch takes longer than compiling most kernels; this process has no threads and no GPU.
     with multiprocessing.get_context("fork").Pool(min(count, len(jobs))) as pool:
         for failure in pool.imap_unordered(_try, jobs):
