@@ -18,6 +18,10 @@ from typing import Any
 
 from provenance import provenance, write
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 WORKER = Path(__file__).with_name("engine_worker.py")
 SHARED_SETTINGS = {"max_model_len": 1024, "new_tokens": 128}
 
@@ -83,7 +87,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundle/target")
     parser.add_argument("--prompts", type=Path, default=Path("src/draftwise/workloads/bundled/code.jsonl"))
-    parser.add_argument("--vllm-python", help="python of an environment with vLLM for CPU; left out when not given")
+    parser.add_argument(
+        "--vllm-python", type=command_line, help="python of an environment with vLLM for CPU; left out when not given"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=5)

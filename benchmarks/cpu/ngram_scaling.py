@@ -19,6 +19,10 @@ from types import SimpleNamespace
 from provenance import provenance, write
 from suffix_vs_arctic import standard_library
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 PROMPTS = (200, 2_000, 10_000, 50_000)
 RANGES = ((5, 5), (2, 4), (1, 32))
 NUM_STEPS, K, MAX_MODEL_LEN = 500, 5, 100_000
@@ -94,7 +98,7 @@ def sum_of_times(run: tuple[float, float, list]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-python", help="interpreter that can import vllm 0.32")
+    parser.add_argument("--vllm-python", type=command_line, help="interpreter that can import vllm 0.32")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ngram_scaling.json")
     parser.add_argument("--side", choices=("ours", "vllm"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from cases import CASES, spec_config
 from measure_vllm import SERVE, end_after, serve_args
-from record import about
+from record import about, command_line, result_file
 from shapes import SCALES, write_folders, write_tokenizer
 
 from draftwise.core import (
@@ -379,7 +379,9 @@ def main() -> None:
     modes = parser.add_subparsers(dest="mode", required=True)
     for mode in ("forecast", "sweep"):
         each = modes.add_parser(mode)
-        each.add_argument("--vllm-python", help="command line of a Python with vLLM; left out: our engine")
+        each.add_argument(
+            "--vllm-python", type=command_line, help="command line of a Python with vLLM; left out: our engine"
+        )
         each.add_argument("--out", type=Path, required=True)
         each.add_argument("--commit", default="unknown")
         each.add_argument("--seconds", type=float, default=570, help="for everything")
@@ -397,8 +399,10 @@ def main() -> None:
         each.add_argument("--token-acceptance", type=float, default=0.5)
         each.add_argument("--serve-args", default="", help="more for `vllm serve`")
         each.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
-        each.add_argument("--forecast", type=Path, help="that `sweep` is held beside  [default: OUT/forecast.json]")
-    modes.add_parser("table").add_argument("result", type=Path)
+        each.add_argument(
+            "--forecast", type=result_file, help="that `sweep` is held beside  [default: OUT/forecast.json]"
+        )
+    modes.add_parser("table").add_argument("result", type=result_file)
     other = modes.add_parser("again")
     other.add_argument("folder", type=Path, help="with the four files of both halves")
     other.add_argument("--run", type=Path, help="the unpacked calibration run, to read its steps anew")

@@ -25,7 +25,7 @@ from typing import Any
 
 from cases import CASES, spec_config
 from found_again import as_rows, as_table, merged, write
-from record import about
+from record import about, command_line, result_file
 from shapes import SCALES, Folders, Scale, write_folders, write_tokenizer
 
 from draftwise.decide.conclusions import conclude_run
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
-    run.add_argument("--vllm-python", required=True, help="command line of a Python that has vLLM")
+    run.add_argument("--vllm-python", type=command_line, required=True, help="command line of a Python that has vLLM")
     run.add_argument("--out", type=Path, required=True)
     run.add_argument("--commit", default="unknown")
     run.add_argument("--seconds", type=float, default=560, help="for everything")
@@ -173,13 +173,15 @@ def main() -> None:
     run.add_argument("--output-tokens", type=int, default=64)
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--dtype", default="bfloat16")
-    run.add_argument("--token-acceptance", type=float, default=0.5, help="drawn: share of draft tokens that stand")
+    run.add_argument(
+        "--token-acceptance", type=float, default=0.5, help="drawn: share of draft tokens that are accepted"
+    )
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
     run.add_argument("--serve-args", default="", help="more for `vllm serve`")
     run.add_argument("--more", default="", help="more for `draftwise decide`")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     table = modes.add_parser("table", help="print the table of a result")
-    table.add_argument("results", type=Path, nargs="+", help="of one or several sittings")
+    table.add_argument("results", type=result_file, nargs="+", help="of one or several sittings")
     table.add_argument("--out", type=Path, help="write them as one")
     args = parser.parse_args()
     if args.mode == "table":

@@ -24,7 +24,7 @@ from typing import Any
 from fact_cases import DRAFTER_LENGTH, FACT_CASES
 from floors import kv_bytes_for
 from peer import Peer, PeerError
-from record import Record, about
+from record import Record, about, command_line, result_file
 from shapes import SCALES, write_folders
 
 HERE = Path(__file__).parent
@@ -244,17 +244,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
-    run.add_argument("--vllm-python", required=True, help="command line of a Python with vLLM 0.26.0")
+    run.add_argument(
+        "--vllm-python", type=command_line, required=True, help="command line of a Python with vLLM 0.26.0"
+    )
     run.add_argument("--out", type=Path, required=True, help="folder for vllm_facts.json and the engines' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")
     run.add_argument("--seconds", type=float, default=570, help="deadline")
     run.add_argument("--cases", nargs="+", choices=FACT_CASES, default=list(FACT_CASES))
     run.add_argument("--repeats", type=int, default=2)
-    run.add_argument("--resume", type=Path, help="an earlier vllm_facts.json")
+    run.add_argument("--resume", type=result_file, help="an earlier vllm_facts.json")
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
-    modes.add_parser("table", help="print the table of a result").add_argument("result", type=Path)
+    modes.add_parser("table", help="print the table of a result").add_argument("result", type=result_file)
     args = parser.parse_args()
     if args.mode == "run":
         Session(args).run()

@@ -12,12 +12,17 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from draftwise import LLM, SamplingParams, __version__
 from draftwise.engine.text.tokenizer import Tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
 
 TEXTS = (
     "Hello world, it's 2024!  \n\n def f(x):\n    return x+1\tend",
@@ -79,7 +84,7 @@ def count_equal(tokenizer: Tokenizer, texts: Sequence[str], theirs: Sequence[lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--llama-python", required=True)
+    parser.add_argument("--llama-python", type=command_line, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     llm = LLM(args.model, dtype="float32", device="cpu", max_model_len=512, max_num_seqs=8)

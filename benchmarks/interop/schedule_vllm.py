@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "h200"))
 
 from peer import Peer
 from ramp import GOALS, PLAIN, SCHEDULE, advise, fixed, hold
+from record import command_line
 
 HERE = Path(__file__).parent
 BUNDLE = HERE.parents[1] / "bundle/smollm2"
@@ -59,7 +60,7 @@ def main() -> None:
     """Replay, or measure and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("replay", "ramp"))
-    parser.add_argument("--vllm-python", required=True, help="a Python with vLLM 0.32 for CPU")
+    parser.add_argument("--vllm-python", type=command_line, required=True, help="a Python with vLLM 0.32 for CPU")
     parser.add_argument("--model", required=True, help="SmolLM2: the file that `draftwise fetch` wrote, or a folder")
     parser.add_argument("--folder", type=Path, required=True, help="for the log, the profile, and what vLLM says")
     parser.add_argument("--kmax", type=int, default=3)

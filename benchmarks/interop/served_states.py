@@ -34,6 +34,10 @@ from draftwise.train.progress import Reporter
 from draftwise.train.run import train
 from draftwise.train.settings import TrainSettings
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TARGET = ROOT / "bundle/target"
@@ -47,7 +51,9 @@ MOST_DIFFERENCE = 1e-2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm", required=True, help="command of a vLLM 0.32 for CPU, up to `serve`")
+    parser.add_argument(
+        "--vllm", type=command_line, required=True, help="command of a vLLM 0.32 for CPU, up to `serve`"
+    )
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -80,10 +80,20 @@ def test_no_contract_goes_without_a_plant() -> None:
     assert {contract for contract, _, _ in PLANTS} == read_contracts().keys()
 
 
+def list_verbs() -> set[str]:
+    return {path.stem for path in (ROOT / "src" / "draftwise" / "cli").glob("[a-z]*.py")}
+
+
 def test_the_contract_on_verbs_names_them_all() -> None:
     contract = read_contracts()[VERBS]
-    verbs = {path.stem for path in (ROOT / "src" / "draftwise" / "cli").glob("[a-z]*.py")}
-    assert {name.rpartition(".")[2] for name in contract["modules"]} == verbs
+    assert {name.rpartition(".")[2] for name in contract["modules"]} == list_verbs()
+
+
+def test_every_verb_is_a_folder_or_a_file_of_its_name() -> None:
+    package = ROOT / "src" / "draftwise"
+    below = [path for path in package.rglob("*.py") if path.parent.name != "cli"]
+    elsewhere = {name for path in below for name in (path.stem, path.parent.name)}
+    assert list_verbs() - elsewhere == {"fetch"}, "only what fits into the verb's own file stands there alone"
 
 
 @pytest.mark.parametrize("number", range(len(PLANTS)), ids=[f"{file}: {text}" for _, file, text in PLANTS])

@@ -28,6 +28,10 @@ def test_the_page_is_up_to_date(name: str) -> None:
     assert (DOCS / f"{name}.md").read_text() == load(name).render(), f"run: python docs/{name}.py"
 
 
+def test_the_page_of_modules_starts_with_a_map() -> None:
+    assert load("structure").render().splitlines().index("# Beside the package") <= 50
+
+
 def test_every_code_has_one_anchor() -> None:
     anchors = re.findall(r'<a id="([^"]+)"></a>', load("findings").render())
     assert sorted(anchors) == sorted({*all_findings(), *all_rules(), *all_advice()})

@@ -84,7 +84,7 @@ class Workshop:
         if resolved.probabilistic and self.target_url is None:
             raise InvalidSetup.because(
                 "sampled-drafts-need-target",
-                f"{spec.label} samples its drafts: whether one stands depends on the target's log-probabilities too.",
+                f"{spec.label} samples its drafts: the target's log-probabilities also decide whether one is accepted.",
                 where="--target-url",
                 fix="Give the server of the target as --target-url.",
             )

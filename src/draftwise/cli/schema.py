@@ -8,7 +8,7 @@ from importlib.resources import files
 import click
 
 from draftwise.cli._setups import nearest_option, open_release
-from draftwise.plan.spec_schema import make_schema
+from draftwise.plan.schema import make_schema
 
 __all__ = ["schema"]
 

@@ -1,4 +1,4 @@
-"""Which drafts stand on an operator's own traffic: what `draftwise replay` found, by method, k, temperature, group."""
+"""Acceptance on an operator's own traffic: what `draftwise replay` found, by method, k, temperature and group."""
 
 from __future__ import annotations
 

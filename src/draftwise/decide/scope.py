@@ -19,7 +19,7 @@ from draftwise.core import (
     UnmeasuredCell,
 )
 from draftwise.decide.validity.window.server import UNPROVEN
-from draftwise.runs.asked_once import count_needed
+from draftwise.runs.blocks import count_needed
 from draftwise.runs.schedule import list_planned
 
 __all__ = ["Reach", "find_missing", "find_reach"]

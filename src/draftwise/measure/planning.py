@@ -10,7 +10,7 @@ from draftwise.core.finding import join_names
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
-from draftwise.runs.asked_once import count_needed, share_out
+from draftwise.runs.blocks import count_needed, share_out
 from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload
 
 __all__ = ["explain_sharing", "make_plan"]

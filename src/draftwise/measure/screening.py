@@ -60,7 +60,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Call
     """Return a plan without the candidates that cannot come out best, at loads around the forecast crossover.
 
     With a replay alone, a candidate's tokens a step are the most that it can gain; with a calibration alone, what it
-    would gain if every draft token stood. Nothing is adopted on a forecast.
+    would gain if every draft token were accepted. Nothing is adopted on a forecast.
 
     Args:
         plan: everything that is asked for.

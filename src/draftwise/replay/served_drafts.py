@@ -67,15 +67,15 @@ class ServedReplayer:
         text = [*request.prompt_ids, *request.answer_ids]
         size = len(request.answer_ids)
         drawn = self.target is not None and request.temperature > 0
-        guessed = self.draft(text)[-size:]
+        drafter = self.draft(text)[-size:]
         if self.target is None:
-            rows = DraftRows(drafted=[self.k] * size, accepted=_count_runs([each.is_best for each in guessed], self.k))
+            rows = DraftRows(drafted=[self.k] * size, accepted=_count_runs([each.is_best for each in drafter], self.k))
         elif not drawn:
-            chances = [float(each.is_best) for each in guessed]
+            chances = [float(each.is_best) for each in drafter]
             rows = DraftRows(drafted=[self.k] * size, chances=_shift(chances, self.k))
         else:
-            sure = self.target(text)[-size:]
-            chances = [min(1.0, exp(q.logprob - p.logprob)) for q, p in zip(guessed, sure, strict=True)]
+            target = self.target(text)[-size:]
+            chances = [min(1.0, exp(q.logprob - p.logprob)) for q, p in zip(drafter, target, strict=True)]
             rows = DraftRows(drafted=[self.k] * size, chances=_shift(chances, self.k))
         return ReplayedRequest(id=request.id, by_k={self.k: rows})
 

@@ -77,7 +77,7 @@ def walk(anchors: Anchors, k: int, *, limited: bool = True) -> Walk:
 
 
 def _survive(drafts: Drafts, usable_N: Ints, k: int) -> NDArray[np.float32]:
-    """Return the chance that draft tokens 0..j stand, of `usable` tokens each."""
+    """Return the chance that draft tokens 0..j are accepted, of `usable` tokens each."""
     inside_NK = np.arange(k) < usable_N[:, None]
     if drafts.accepted_N is not None:
         return ((np.arange(k) < drafts.accepted_N[:, None]) & inside_NK).astype(np.float32)

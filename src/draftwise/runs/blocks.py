@@ -1,17 +1,35 @@
-"""The parts in which a workload is answered under a load: what all arms answer one right after the other."""
+"""The parts in which a workload is answered under a load: what all arms answer one right after the other.
+
+Arms that could remember their answers have blocks of their own: no prompt is in two of them. The prompts of a workload
+are dealt to the conditions, and those of a condition to its repetitions. Each condition gets its fewest blocks first,
+the one with the smallest blocks before the others: a workload that is too short for all of them is then measured under
+as many as it can carry. What is left goes, block by block, to the condition that has had the fewest prompts. Conditions
+that a sweep adds later get what is not used of cells that stopped early.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
-from draftwise.core import Condition, OpenLoop, Prompt, Replay, Workload
+from draftwise.core import Condition, OpenLoop, Prompt, Replay, Run, RunPlan, Settled, Workload
 
-__all__ = ["Block", "blocks", "count_requests", "split_once"]
+__all__ = [
+    "Block",
+    "Shares",
+    "blocks",
+    "count_needed",
+    "count_repetitions",
+    "share_out",
+    "split_once",
+]
 
 _BLOCK_PER_STREAM = 4
 """Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
+_FEWEST_BLOCKS = 2
+"""Of a condition: one shows nothing of what its requests have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +42,17 @@ class Block:
     """Beside each prompt: how often it came before in this block."""
 
 
+Shares = Mapping[tuple[str, int], tuple[Block, ...]]
+"""Blocks by label of the condition and repetition; left out where there are none."""
+
+
 def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Block]:
     """Return the parts of a workload under a condition.
 
     One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
     short for that is gone through several times.
     """
-    size = count_requests(workload, condition, turn_s)
+    size = _count_requests(workload, condition, turn_s)
     rounds = math.ceil(size / len(workload.prompts))
     requests = [(prompt, copy) for copy in range(rounds) for prompt in workload.prompts]
     wanted = max(len(workload.prompts), size)
@@ -45,7 +67,7 @@ def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[t
         yield requests[start : start + size]
 
 
-def count_requests(workload: Workload, condition: Condition, turn_s: float) -> int:
+def _count_requests(workload: Workload, condition: Condition, turn_s: float) -> int:
     """Return the requests of a whole block; a recording is replayed as a whole."""
     if condition.concurrency is not None:
         return 1 if condition.concurrency == 1 else _BLOCK_PER_STREAM * condition.concurrency
@@ -75,3 +97,106 @@ def split_once(block: Block, condition: Condition) -> tuple[tuple[Prompt, ...], 
     quarter = len(prompts) // 4
     begin, end = (0 if condition.concurrency is None else quarter), len(prompts) - quarter
     return prompts[begin:end], prompts[:begin] + prompts[end:]
+
+
+def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int:
+    """Return how many prompts of its own a condition needs to be measured without asking any of them twice."""
+    size = _count_requests(workload, condition, turn_s)
+    return size if isinstance(condition.load, Replay) else _FEWEST_BLOCKS * size
+
+
+def count_repetitions(run: Run, workload: Workload, condition: Condition, candidate: str) -> int:
+    """Return in how many repetitions a cell takes part that is not stopped early."""
+    if candidate not in run.plan.asked_once:
+        return run.plan.repeats
+    shares = share_out(run.plan, workload, run.added, run.settled)
+    return sum(label == condition.label for label, _ in shares)
+
+
+def share_out(
+    plan: RunPlan, workload: Workload, added: Sequence[Condition] = (), settled: Sequence[Settled] = ()
+) -> Shares:
+    """Return the blocks in which arms that could remember answers take part.
+
+    Args:
+        plan: of the run; its seed decides which prompt falls to which repetition.
+        workload: one of the plan's.
+        added: conditions that were added to the plan, in that order.
+        settled: cells that were stopped early.
+    """
+    used = _ids_of_earlier(plan, workload)
+    shares: dict[tuple[str, int], tuple[Block, ...]] = {}
+    for group in (plan.conditions, *((condition,) for condition in added)):
+        for condition, dealt in _deal(plan, workload, group, used).items():
+            last = _last_repetition(plan, workload, condition, settled)
+            for repeat in range(1, plan.repeats + 1):
+                if part := tuple(dealt[repeat - 1 :: plan.repeats]):
+                    shares[condition.label, repeat] = part
+                    used |= {prompt.id for block in part for prompt in block.prompts if repeat <= last}
+    return shares
+
+
+def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
+    """Return the ids of prompts that an earlier workload of the plan asks, too.
+
+    A workload that repeats a prompt itself asks it as often: that is its traffic.
+    """
+    earlier = plan.workloads[: plan.workloads.index(workload)]
+    known = {prompt.content for each in earlier for prompt in each.prompts}
+    return {prompt.id for prompt in workload.prompts if prompt.content in known}
+
+
+def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:
+    """Return the last repetition in which some arm that could remember answers takes part."""
+    passes = {each.key: each.passes for each in settled}
+    return max(passes.get((workload.name, condition.label, arm), plan.repeats) for arm in plan.asked_once)
+
+
+def _deal(
+    plan: RunPlan, workload: Workload, conditions: Sequence[Condition], used: Collection[str]
+) -> dict[Condition, list[Block]]:
+    """Return the blocks of each condition; no prompt is in two of them, and no used one in any."""
+    places = {prompt.id: place for place, prompt in enumerate(workload.prompts)}
+    free = [prompt for prompt in workload.prompts if prompt.id not in used]
+    Random(f"{plan.seed}/{workload.name}").shuffle(free)
+    dealt = {}
+    for condition, count in _count_blocks(plan, workload, conditions, len(free)).items():
+        size = _count_requests(workload, condition, plan.turn_s)
+        parts = [free[start : start + size] for start in range(0, count * size, size)]
+        free = free[count * size :]
+        dealt[condition] = _number(
+            [tuple(sorted(part, key=lambda prompt: places[prompt.id])) for part in parts],
+            blocks(workload, condition, plan.turn_s),
+        )
+    return dealt
+
+
+def _number(parts: Sequence[tuple[Prompt, ...]], others: Sequence[Block]) -> list[Block]:
+    """Return parts of a workload as blocks, numbered after those of the other arms, or as the one that is the same."""
+    known = {_ids(block.prompts): block.number for block in others}
+    return [
+        Block(number=known.get(_ids(part), len(others) + place), prompts=part, copies=(0,) * len(part))
+        for place, part in enumerate(parts)
+    ]
+
+
+def _ids(prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    return tuple(prompt.id for prompt in prompts)
+
+
+def _count_blocks(
+    plan: RunPlan, workload: Workload, conditions: Sequence[Condition], free: int
+) -> dict[Condition, int]:
+    """Return how many blocks each condition gets of so many free prompts; conditions that get none are left out."""
+    sizes = {each: _count_requests(workload, each, plan.turn_s) for each in conditions}
+    counts: dict[Condition, int] = {}
+    for condition in sorted(conditions, key=lambda each: sizes[each]):
+        if (needed := count_needed(workload, condition, plan.turn_s)) <= free:
+            counts[condition] = needed // sizes[condition]
+            free -= needed
+    while fitting := [each for each in counts if sizes[each] <= free]:
+        # Of two that have had equally many, the one with larger blocks: there may be room for small ones later.
+        poorest = min(fitting, key=lambda each: (counts[each] * sizes[each], -sizes[each]))
+        counts[poorest] += 1
+        free -= sizes[poorest]
+    return counts

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from draftwise.core import Condition, Prompt, Run, RunPlan, Settled, Workload
-from draftwise.runs.asked_once import share_out
-from draftwise.runs.blocks import Block, blocks, split_once
+from draftwise.runs.blocks import Block, blocks, share_out, split_once
 
 __all__ = ["Turn", "arm_order", "join_stretches", "list_planned", "plan_turns"]
 
@@ -84,7 +83,7 @@ def plan_turns(
     """Yield the turns of one repetition of all workloads under the conditions.
 
     Candidates that could remember answers have blocks of their own, whose prompts they have never been asked
-    (`asked_once`); in these no prompt is sent twice, by no arm, so that all do the same.
+    (`runs.blocks`); in these no prompt is sent twice, by no arm, so that all do the same.
 
     Args:
         plan: of the run.

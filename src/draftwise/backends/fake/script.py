@@ -73,7 +73,7 @@ class FakeScript:
     """Log-probability gap between the two best tokens that it reports when asked for logprobs."""
 
     remembers: float = 0.0
-    """Share of the prompts for which all drafts stand once it has answered them (as a global suffix tree would do)."""
+    """Share of prompts whose drafts are all accepted once it has answered them (as a global suffix tree would do)."""
     prefix_caching: bool = False
     """Whether beginnings of prompts (blocks of 16 tokens, per cache salt) are computed only once."""
     kv_tokens: int = 100_000
@@ -108,7 +108,7 @@ class FakeScript:
         return self.step_s + self.row_s * max(0.0, rows - self.knee)
 
     def rates_at(self, temperature: float = 0.0) -> tuple[float, ...]:
-        """Return the chance, per position, that a draft stands up to there."""
+        """Return the chance, per position, that a draft is accepted up to there."""
         rates: Sequence[float] = self.rates
         if not rates:
             stood = [min(count, self.k) for count in self.accepted]

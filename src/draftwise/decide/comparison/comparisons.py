@@ -22,7 +22,7 @@ from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measur
 from draftwise.decide.comparison.memory import Recall, divide_cell
 from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
-from draftwise.runs.asked_once import count_repetitions
+from draftwise.runs.blocks import count_repetitions
 from draftwise.statistics import (
     Array,
     Change,

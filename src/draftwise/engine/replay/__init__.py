@@ -1,1 +1,1 @@
-"""Replays logged answers through the engine's own drafters: what they would have drafted, and what of it stands."""
+"""Replays logged answers through the engine's own drafters: what they would have drafted, and what is accepted."""

@@ -102,10 +102,9 @@ def _to_request(request: Transcript, name: str, k: int) -> Request:
 
 
 def _to_rows(request: Transcript, steps: Sequence[Step]) -> DraftRows:
-    """Return the drafts at the places where a step begins; what lies behind the answer's end is not known to stand."""
-    size = len(request.answer_ids)
-    drafted, accepted = [0] * size, [0] * size
+    """Return the drafts at the places where a step begins; a walk takes of them what lies inside the answer."""
+    drafted, accepted = [0] * len(request.answer_ids), [0] * len(request.answer_ids)
     for step in steps:
         drafted[step.token] = len(step.drafted)
-        accepted[step.token] = min(step.accepted, size - step.token)
+        accepted[step.token] = step.accepted
     return DraftRows(drafted=drafted, accepted=accepted)

@@ -1,4 +1,4 @@
-"""How many tokens a step emits where every draft token stands with the same chance."""
+"""How many tokens a step emits where every draft token is accepted with the same chance."""
 
 from __future__ import annotations
 

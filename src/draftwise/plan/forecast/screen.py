@@ -74,7 +74,7 @@ def is_config_of(spec: SpecConfig, other: SpecConfig) -> bool:
 
 
 def accept_everything(calibration: Calibration, temperatures: Iterable[float]) -> Profile:
-    """Return a profile in which every draft token stands: with it, a forecast is the most that a server can gain."""
+    """Return a profile in which every draft token is accepted: its forecast is the most that a server can gain."""
     entries = tuple(
         Acceptance(
             candidate=setting.spec,

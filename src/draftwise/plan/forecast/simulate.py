@@ -43,7 +43,7 @@ def simulate_services(
 
     Args:
         made: the forecast.
-        profile: what of drafts stands.
+        profile: what of drafts is accepted.
         calibration: how long steps last, and how much the servers' pools hold.
         lengths: tokens of prompt and answer of the traffic's requests, which come in turn.
     """
@@ -108,8 +108,8 @@ def _run(
 
 
 def _find_survival(found: AcceptanceAtK, k: int) -> list[float]:
-    """Return the share of steps in which at least 1, 2 ... draft tokens stand, scaled to the tokens that a step emits:
-    counters also hold what stands behind an answer's end."""
+    """Return the share of steps in which at least 1, 2 ... draft tokens are accepted, scaled to the tokens of a step:
+    counters also hold what lies behind an answer's end."""
     if not found.accepted_per_pos:
         chance = find_acceptance(found.tokens_per_step.value, k)
         return [chance**place for place in range(1, k + 1)]

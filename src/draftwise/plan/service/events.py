@@ -85,7 +85,7 @@ def simulate(
         requests: in the order of their arrival.
         limits: of the server.
         k: draft tokens of a sequence and step.
-        survival: share of steps in which at least 1, 2 ... draft tokens stand.
+        survival: share of steps in which at least 1, 2 ... draft tokens are accepted.
         concurrency: requests in flight of a closed loop; None where requests arrive at their times.
         seed: of what stands.
     """
