@@ -4,8 +4,8 @@ For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the
 in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
 its last checkpoint. `--out` gets the weights of each drafter once they are there (until it is finished, those of its
 last checkpoint, named `.partial`), and `rest.tar.gz`: logs, settings and acceptance of all, SmolLM2's mtp module too.
-The prompts are those of bundle/recipe (`drafter_prompts.py --count 80000 --package-count 55000 --packages` with networkx,
-numpy, scipy, sympy, matplotlib, torch, transformers, pygments and fontTools) and `make prompts` of bundle/smollm2/recipe.
+The prompts are `make prompts` of bundle/smollm2/recipe and of bundle/recipe, there `drafter_prompts.py --count 80000
+--package-count 55000 --packages` networkx, numpy, scipy, sympy, matplotlib, torch, transformers, pygments, fontTools.
 """
 
 from __future__ import annotations
