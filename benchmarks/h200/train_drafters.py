@@ -4,7 +4,8 @@ For the bundled model: eagle3. For SmolLM2-135M: p_eagle. The targets answer the
 in `--work`, so that a run that its time limit ended goes on when it is started again: answers one by one, training at
 its last checkpoint. `--out` gets the weights of each drafter once they are there (until it is finished, those of its
 last checkpoint, named `.partial`), and `rest.tar.gz`: logs, settings and acceptance of all, SmolLM2's mtp module too.
-The prompts are `make prompts` of bundle/recipe (`drafter_prompts.py --count 120000`) and of bundle/smollm2/recipe.
+The prompts are `make prompts` of bundle/smollm2/recipe and of bundle/recipe, there `drafter_prompts.py --count 80000
+--package-count 55000 --packages` networkx, numpy, scipy, sympy, matplotlib, torch, transformers, pygments, fontTools.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,8 @@ SHAPES = {
     "p_eagle": {
         "1_layer": "--num-layers 1 --intermediate-size 1024",
         "2_layers": "--num-layers 2 --intermediate-size 256 --target-layers 2,15,30",
+        "own_head": "--num-layers 2 --intermediate-size 768 --target-layers 2,15,30 --num-key-value-heads 9"
+        " --lm-head own --draft-vocab-size 10240 --num-speculative-tokens 4",
         "3_layers": "--num-layers 3 --intermediate-size 128 --target-layers 30",
     },
 }
@@ -47,11 +51,13 @@ COMMON = {
     "p_eagle": "--num-speculative-tokens 5 --max-length 768 --heldout 0.005 --parallel --lm-head target",
 }
 BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
-PARTS = {"eagle3": (4, 4), "p_eagle": (3, 4), "p_eagle_chats": (1, 1)}
-"""Processes that answer a file's prompts, and how many parts these are divided into: 3 of 4 leave out a quarter."""
+PARTS = {"eagle3": (5, 6), "p_eagle": (3, 6), "p_eagle_chats": (2, 2)}
+"""Processes that answer a file's prompts, and how many parts these are divided into: 3 of 6 leave out half of them."""
 CHECKPOINT_EVERY = 300
-LEARN_PROMPTS = ("eagle3", "8_values")
-"""Family and shape that learns the prompts' tokens too; the others guess better on prompts that they have seen."""
+LEARN_PROMPTS = {("eagle3", "8_values"), ("eagle3", "two_layers")}
+"""Families and shapes that learn the prompts' tokens too; the others guess better on prompts that they have seen."""
+TRIES = 3
+"""A process that fails is started again, at its last checkpoint: a launch on a crowded GPU may fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +129,14 @@ def answer_jobs(
 def training_jobs(family: str, target: Path, answers: list[Job], args: argparse.Namespace) -> list[Job]:
     answered = tuple(job.made for job in answers)
     steps = args.steps[list(SHAPES).index(family)]
-    jobs = []
     whole = args.work / f"{family}-whole.jsonl.gz"
+    join = (str(BUNDLE / "recipe/drafter_data.py"), "--answers", *map(str, answered), "--out", str(whole))
+    jobs = [Job(name=whole.name.split(".")[0], command=join, made=whole, needs=answered)] if family == "eagle3" else []
     for shape, options in SHAPES[family].items():
         if args.shapes and shape not in args.shapes:
             continue
         out, data = args.work / family / shape, answered
-        if (family, shape) == LEARN_PROMPTS:
-            join = (str(BUNDLE / "recipe/drafter_data.py"), "--answers", *map(str, answered), "--out", str(whole))
-            jobs.append(Job(name=whole.name.split(".")[0], command=join, made=whole, needs=answered))
+        if (family, shape) in LEARN_PROMPTS:
             data = (whole,)
         command = ["-m", "draftwise", "train", "eagle3", "--target", str(target), "--answers", "given", "--seed", "7"]
         command += [f"--data={each}" for each in data] + ["--steps", str(steps), "--eval-every", "500"]
@@ -173,16 +178,15 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     until = time.monotonic() + 60 * args.minutes
     collect_at = time.monotonic()
     running: dict[Job, tuple[subprocess.Popen[bytes], int, float]] = {}
-    failed: set[Job] = set()
+    failures: Counter[Job] = Counter()
     while time.monotonic() < until:
         for job, (process, _, started) in list(running.items()):
             if process.poll() is not None:
                 del running[job]
-                if process.returncode:
-                    failed.add(job)
+                failures[job] += process.returncode != 0
                 say(f"{job.name}: {'failed' if process.returncode else 'done'} in {time.monotonic() - started:.0f} s")
                 collect(args)
-        waiting = [job for job in jobs if not job.made.exists() and job not in running and job not in failed]
+        waiting = [job for job in jobs if not job.made.exists() and job not in running and failures[job] < TRIES]
         for job in waiting:
             if all(each.exists() for each in job.needs):
                 busy = [gpu for _, gpu, _ in running.values()]
