@@ -26,7 +26,7 @@ peer="--steps 25 --skip 10 --peer speculators --optimizer muon"
 if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then
   measure one-speculators 220 "$one" $peer
   [ -s "$out/one-speculators.jsonl" ] || measure one-speculators-attention 100 "$one" $peer --compile attention
-  measure one-ours 60 "$one" $ours --states given --optimizer muon
+  measure one-ours 90 "$one" $ours --states given --optimizer muon
   measure one-ours-shard 60 "${two% 2} 1" $ours --shard
   exit
 fi

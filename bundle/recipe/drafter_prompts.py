@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--package-count", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=30)
     args = parser.parse_args()
+    if missing := [str(folder) for folder in args.packages if not folder.is_dir()]:
+        parser.error(f"--packages: no folder {', '.join(missing)}")
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     _, prompts = PromptPool(args.data, args.seed, SHARES).deal(args.count)
     prompts += package_prompts(args.packages, args.package_count, args.tokenizer, args.seed)

@@ -22,13 +22,13 @@ class Graphs:
     """Stands for CUDA graphs: counts what is run, and the layers of what would be captured."""
 
     enabled = True
-    waits = False
+    paused = False
 
     def __init__(self, model):
         self.counts, self.captured, self.model = Counter(), {}, model
 
     def run(self, key, work):
-        if self.counts[key] and not self.waits:
+        if self.counts[key] and not self.paused:
             self.captured.setdefault(key, len(self.model.weights.layers))
         self.counts[key] += 1
         return work()

@@ -33,8 +33,8 @@ class Graphs:
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
-        self.waits = False
-        """Whether nothing is captured for now: work that is done meanwhile counts as its first time."""
+        self.paused = False
+        """Whether capturing is: work that is done meanwhile counts as its first time."""
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
@@ -45,7 +45,7 @@ class Graphs:
             return work()
         captured = self._captured.get(key)
         if captured is None:
-            if self.waits or key not in self._seen:
+            if self.paused or key not in self._seen:
                 self._seen.add(key)
                 return work()
             captured = self._captured[key] = self._capture(work)

@@ -159,11 +159,11 @@ class Rehearsal:
         released = [] if keeps else slots
         model, graphs = self._runner.model, self._runner.graphs
         weights, model.weights = model.weights, model.weights if captured else self._some_layers
-        graphs.waits = not captured
+        graphs.paused = not captured
         try:
             self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
         finally:
-            model.weights, graphs.waits = weights, False
+            model.weights, graphs.paused = weights, False
 
     def forget(self) -> None:
         """Let go of all slots."""
