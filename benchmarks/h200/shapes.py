@@ -56,6 +56,8 @@ class Scale:
     """Batch size -> length of its prompts where that is another."""
     many_prompts: int = 16
     """Prompts whose first tokens are timed together; 0: of one only."""
+    first_repeats: int = 7
+    """How often the first token of one prompt is timed."""
     noise: float = 0.0
     """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
     that every token of a text would choose the same few experts; 0: dummies."""
@@ -168,6 +170,19 @@ SCALES = {
         large_batches=(),
         max_model_len=24576,
         many_prompts=0,
+    ),
+    "8b-8k": replace(
+        _8B, prompt_tokens=8192, output_tokens=32, batches=(1,), large_batches=(), max_model_len=8704, many_prompts=0
+    ),
+    "8b-64k": replace(
+        _8B,
+        prompt_tokens=64000,
+        output_tokens=32,
+        batches=(1,),
+        large_batches=(),
+        max_model_len=65536,
+        many_prompts=0,
+        first_repeats=2,
     ),
     "14b": replace(  # Qwen2.5-14B's sizes
         _8B,
