@@ -34,7 +34,7 @@ Config = dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "parallel", "taps"),
+    ("name", "method", "parallel", "aux_layers"),
     [
         ("draft_model", "draft_model", False, None),
         ("eagle", "eagle", False, None),
@@ -47,12 +47,12 @@ Config = dict[str, Any]
     ],
 )
 def test_bundled_drafters_are_known_and_fit(
-    name: str, method: str, parallel: bool, taps: tuple[int, ...] | None
+    name: str, method: str, parallel: bool, aux_layers: tuple[int, ...] | None
 ) -> None:
     pair = inspect_pair(BUNDLE / name, TARGET)
     drafter = pair.drafter.drafter
     layers = None if drafter.aux_layers is None else drafter.aux_layers.ids
-    assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, taps, "plain")
+    assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, aux_layers, "plain")
     assert {finding.code for finding in pair.findings} == ({"mtp-modules-alone"} if name == "mtp" else set())
     assert pair.fits
     json.dumps(pair.to_dict())
