@@ -84,6 +84,11 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=10000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
+    given = (args.prompts, args.smollm2, args.smollm2_prompts)
+    if missing := [str(path) for path in given if path and not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
+    if bool(args.smollm2) != bool(args.smollm2_prompts):
+        parser.error("--smollm2 and --smollm2-prompts belong together")
     args.work.mkdir(parents=True, exist_ok=True)
     jobs = []
     if args.prompts:
