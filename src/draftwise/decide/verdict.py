@@ -134,7 +134,7 @@ def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> Reason | Non
         return _reason(ReasonCode.FASTER_AT_TIMES, arm=loser, count=count)
     if doubt := _find_slow_server(found, loser, thresholds):
         return doubt
-    change = found.estimates.ratios.change
+    change = found.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
         return None
     return _reason(ReasonCode.PACE_CHANGED, lowest=change.lowest, highest=change.highest)
