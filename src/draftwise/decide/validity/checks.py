@@ -14,11 +14,11 @@ from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.drafting import check_drafting
 from draftwise.decide.validity.load import check_load, check_requests
+from draftwise.decide.validity.machine import check_machine
 from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_servers, gather_drafting_evidence
-from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.server import check_counters
+from draftwise.decide.validity.servers import check_servers
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
@@ -70,10 +70,9 @@ def check_validity(run: Run, found: Sequence[Unjudged], lost: Sequence[LostPair]
 
 def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
-    comparison, cell = found.comparison, found.estimates.cell
-    evidence = gather_drafting_evidence(run, cell)
+    cell = found.estimates.cell
     return [
-        *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
+        *check_drafting(run, cell, found.comparison, thresholds),
         *check_requests(run, cell, thresholds),
         *check_outputs(run, found, thresholds),
         *_memory(run, found.estimates, thresholds),
