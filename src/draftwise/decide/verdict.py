@@ -21,8 +21,8 @@ from math import ceil
 from typing import Any
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, ReasonCode, Severity, Verdict
-from draftwise.decide.comparison.acceptance import name_losers
 from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.decide.comparison.losers import name_losers
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, settle
 

@@ -14,11 +14,13 @@ from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.client import check_client
 from draftwise.decide.validity.drafting import check_drafting
-from draftwise.decide.validity.load import check_load, check_requests
+from draftwise.decide.validity.load import check_load
 from draftwise.decide.validity.machine import check_machine
-from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
+from draftwise.decide.validity.outputs import check_outputs
 from draftwise.decide.validity.servers import check_servers
+from draftwise.decide.validity.texts import TextQuality, check_texts
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
@@ -73,7 +75,7 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
     cell = found.estimates.cell
     return [
         *check_drafting(run, cell, found.comparison, thresholds),
-        *check_requests(run, cell, thresholds),
+        *check_client(run, cell, thresholds),
         *check_outputs(run, found, thresholds),
         *_memory(run, found.estimates, thresholds),
         *_prompts(run, cell),
