@@ -24,7 +24,7 @@ from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, Re
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.comparison.losers import name_losers
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, settle
+from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude
 
 __all__ = ["UNSETTLING", "VOIDING", "find_signature", "judge", "judge_cell"]
 
@@ -56,23 +56,20 @@ def judge_cell(
     """
     if doubt := _find_doubt(found, findings, thresholds):
         return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
-    estimates = found.estimates
-    deciding, done = estimates.ratios.deciding, estimates.done
-    conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
     verdict, reason = judge(
         found.comparison,
         findings,
         thresholds,
         promise=found.promise,
         repetitions_needed=found.outlook.repetitions,
-        losers=name_losers(estimates.cell, estimates.ratios.speedup),
+        losers=name_losers(found.estimates.cell, found.estimates.ratios.speedup),
     )
-    is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
+    is_final = verdict is not Verdict.INCONCLUSIVE or found.conclusion is Conclusion.EQUAL
     return replace(
         found.comparison,
         verdict=verdict,
         reason=reason,
-        settled=conclusion is not None and is_final,
+        settled=found.conclusion is not None and is_final,
         findings=tuple(own),
     )
 

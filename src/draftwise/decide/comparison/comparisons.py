@@ -21,6 +21,7 @@ from draftwise.runs.blocks import count_repetitions
 from draftwise.statistics import (
     Array,
     Change,
+    Conclusion,
     Design,
     Estimate,
     InterimAnalyses,
@@ -32,6 +33,7 @@ from draftwise.statistics import (
     percentile_ratios,
     prompt_ratio,
     server_ratio,
+    settle,
     total_ratio,
 )
 
@@ -107,8 +109,8 @@ class Unjudged:
     """Pairs that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
-    family: int = 1
-    """Comparisons of the run that it is one of."""
+    conclusion: Conclusion | None = None
+    """At which it may stop, as one of the comparisons of the run; None: go on."""
 
 
 def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[Unjudged]:
@@ -362,8 +364,12 @@ def _correct_for_number(found: Sequence[Unjudged], thresholds: Thresholds) -> li
         places = [place for place, each in enumerate(found) if (each.comparison.workload == ALL) is pooled]
         adjusted = adjust_family([found[place].comparison.p_value for place in places])
         for place, p in zip(places, adjusted, strict=True):
-            each, family = found[place], len(places)
-            promise = _estimate_goodput(each.estimates.ratios, thresholds, 1 - each.estimates.level / family)[1]
-            comparison = replace(each.comparison, adjusted_p=p)
-            corrected[place] = replace(each, comparison=comparison, promise=promise, family=family)
+            comparison, estimates, family = found[place].comparison, found[place].estimates, len(places)
+            ratios, analyses, done = estimates.ratios, estimates.analyses, estimates.done
+            corrected[place] = replace(
+                found[place],
+                comparison=replace(comparison, adjusted_p=p),
+                promise=_estimate_goodput(ratios, thresholds, 1 - estimates.level / family)[1],
+                conclusion=settle(ratios.deciding, analyses, done, margin=thresholds.margin, family=family),
+            )
     return corrected
