@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
-from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
+from draftwise.core import Answer, Counters, Finding, Run, Severity
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
@@ -142,7 +140,7 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
     for cell in cells:
         mine = [turn for turn in cell.turns if turn.arm == cell.baseline]
         first, later = (
-            _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
+            Counters.total(turn.counters for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
             for is_first in (True, False)
         )
         before, after = first.prefix_hit_rate, later.prefix_hit_rate
@@ -150,11 +148,6 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
             yield Finding.info("prefix-cache-warm", f"{text}cached one.")
             return
-
-
-def _sum_counters(turns: Iterable[TurnRecord]) -> Counters:
-    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
-    return reduce(add, (turn.counters for turn in turns), nothing)
 
 
 def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import ceil, log
-from operator import add
 from typing import Any
 
 from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
@@ -80,7 +78,7 @@ def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
         baseline=cell.counters[cell.baseline],
         candidate=cell.counters[arm],
         num_requests=(len(cell.requests[cell.baseline]), len(cell.requests[arm])),
-        elsewhere=reduce(add, counters, Counters(generation_tokens=0)),
+        elsewhere=Counters.total(counters),
         resolved=run.context.server(arm).speculative_config,
         is_counted=_is_counted(run, arm, counters),
         text_per_event=seen / usual if usual else None,

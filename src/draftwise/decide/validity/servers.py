@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise, product
-from operator import add
 from typing import Any
 
 from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig, TurnRecord
@@ -274,7 +272,7 @@ def _trace_drafting(run: Run, arm: str) -> Iterable[Sequence[_Drafting]]:
             axis, load = place
             mine = (arm, workload.name, condition.label)
             turns = [turn for turn in run.turns if (turn.arm, turn.workload, turn.condition) == mine]
-            counters = reduce(add, (turn.counters for turn in turns), Counters(generation_tokens=0))
+            counters = Counters.total(turn.counters for turn in turns)
             steps = (counters.generation_tokens or 0) - counters.spec.num_accepted_tokens
             if steps > 0:
                 row = _Drafting(label=condition.label, load=load, per_step=counters.spec.num_draft_tokens / steps)

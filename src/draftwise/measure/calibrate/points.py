@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import groupby, pairwise
 from math import sqrt
-from operator import add
 from statistics import mean, stdev
 
 import numpy as np
@@ -92,7 +90,7 @@ def _make_first(
     waits = [each.timing.ttft_s for each in measured if each.timing.ttft_s is not None]
     if not waits:
         return None
-    counters = reduce(add, (turn.counters for turn, _ in turns))
+    counters = Counters.total(turn.counters for turn, _ in turns)
     steps, emitted = count_steps(counters, _count_answers(turns))
     return FirstPoint(
         setting=place[0],
@@ -130,7 +128,7 @@ def _make_points(
         turns: with their answers.
     """
     streams = [list(gaps) for _, answers in turns for gaps in _find_gaps(answers)]
-    counters = reduce(add, (turn.counters for turn, _ in turns))
+    counters = Counters.total(turn.counters for turn, _ in turns)
     prompt_tokens = _mean_prompt(answer for _, answers in turns for answer in answers)
     drafted = _mean_draft(counters, count_steps(counters, _count_answers(turns))[0], most)
     kinds = (
