@@ -36,7 +36,7 @@ demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which wa
 # Drafters that were trained for the published model, as far as they are there.
 REAL := bundle/smollm2
 REAL_eagle3 := --candidate '{"method": "eagle3", "model": "$(REAL)/eagle3", "num_speculative_tokens": 3}'
-REAL_p_eagle := --candidate '{"method": "eagle3", "model": "$(REAL)/p_eagle", "num_speculative_tokens": 3, "parallel_drafting": true}'
+REAL_p_eagle := --candidate '{"method": "eagle3", "model": "$(REAL)/p_eagle", "num_speculative_tokens": 5, "parallel_drafting": true}'
 REAL_mtp := --candidate '{"method": "mtp", "model": "$(REAL)/mtp", "num_speculative_tokens": 3}'
 REAL_dflash := --candidate '{"method": "dflash", "model": "$(REAL)/dflash", "num_speculative_tokens": 7}'
 REAL_draft_model := --candidate '{"method": "draft_model", "model": "$(REAL)/draft_model", "num_speculative_tokens": 3}'

@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further method after so long")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
+        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
     began, rows = time.monotonic(), list[Row]()
     about = provenance(args)
     for dtype in args.dtype:

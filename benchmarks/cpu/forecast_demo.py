@@ -165,6 +165,8 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=RESULTS / "demo_calibration.json")
     parser.add_argument("--out", type=Path, help="JSON to write.")
     given = parser.parse_args()
+    if not given.calibration.exists():
+        parser.error(f"there is no {given.calibration}")
     demo, calibration = read_demo(), read_calibration(given.calibration)
     rows = list(compare(demo, calibration))
     replayed = list(compare(demo, calibration, read_profile(RESULTS / "demo_profile.json")))

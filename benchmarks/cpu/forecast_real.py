@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--what", default="", help="how the run and the calibration were made, to keep")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if missing := [str(path) for path in (given.run, given.calibration, given.model) if not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
     run, calibration = RunDirectory(given.run).read(), read_calibration(given.calibration)
     answers = select(run)
     given.folder.mkdir(parents=True, exist_ok=True)

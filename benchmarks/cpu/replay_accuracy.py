@@ -78,6 +78,8 @@ def main() -> None:
     parser.add_argument("--only", choices=list(SETTINGS), action="append", help="the others stay as --out has them")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if missing := [str(path) for path in (arguments.target, arguments.drafters) if not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
     place = Place(arguments.target, arguments.drafters, arguments.device)
     plain = place.load(None)
     prompts = encode(plain, arguments.prompts)

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -186,7 +187,10 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CASES))
     parser.add_argument("--vllm", default="", help="command of a vLLM for CPU, up to `serve`")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asyncio.run(run(parser.parse_args()))
+    given = parser.parse_args()
+    if shutil.which(given.prometheus) is None:
+        parser.error(f"there is no program {given.prometheus}")
+    asyncio.run(run(given))
 
 
 if __name__ == "__main__":

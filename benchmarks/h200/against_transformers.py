@@ -85,6 +85,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
+        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
     target, rows = args.bundle / "target", list[dict[str, Any]]()
     exact = score_with_transformers(target, "float64", args.device)
     for dtype in args.dtype:

@@ -54,7 +54,7 @@ class Size:
     draft_vocab_size: int
     draft_model: dict[str, Any]
     dflash_layers: int
-    taps: tuple[int, int, int]
+    aux_layers: tuple[int, int, int]
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, head_dim: int) -> dict[str, Any]:
@@ -82,14 +82,14 @@ SIZES = {
         draft_vocab_size=2048,
         draft_model=llama(256, 3, 4, 1, 640, 4096, 64),
         dflash_layers=3,
-        taps=(2, 4, 7),
+        aux_layers=(2, 4, 7),
     ),
     "Llama-3.1-8B": Size(
         config=llama(4096, 32, 32, 8, 14336, 128256, 128),
         draft_vocab_size=32000,
         draft_model=llama(2048, 16, 32, 8, 8192, 128256, 64) | {"tie_word_embeddings": True},
         dflash_layers=5,
-        taps=(2, 16, 29),
+        aux_layers=(2, 16, 29),
     ),
 }
 
@@ -157,7 +157,7 @@ def eagle(size: Size) -> tuple[dict[str, Any], Shapes]:
 def eagle3(size: Size) -> tuple[dict[str, Any], Shapes]:
     hidden = size.config["hidden_size"]
     config = size.config | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
-    config |= {"draft_vocab_size": size.draft_vocab_size, "eagle_aux_hidden_state_layer_ids": list(size.taps)}
+    config |= {"draft_vocab_size": size.draft_vocab_size, "eagle_aux_hidden_state_layer_ids": list(size.aux_layers)}
     config |= {"ptd_token_id": 1}
     shapes = {"fc.weight": (hidden, 3 * hidden), "norm.weight": (hidden,), "midlayer.hidden_norm.weight": (hidden,)}
     shapes |= {"lm_head.weight": (size.draft_vocab_size, hidden), "d2t": (size.draft_vocab_size,)}
@@ -180,7 +180,7 @@ def dflash(size: Size) -> tuple[dict[str, Any], Shapes]:
     hidden, head_dim = size.config["hidden_size"], size.config["head_dim"]
     config = size.config | {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16}
     config |= {"num_hidden_layers": size.dflash_layers}
-    config |= {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [tap - 1 for tap in size.taps]}}
+    config |= {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [layer - 1 for layer in size.aux_layers]}}
     shapes = {"fc.weight": (hidden, 3 * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(size.dflash_layers):
         shapes |= layer_shapes(config, f"layers.{i}.")
@@ -296,13 +296,13 @@ class Traffic:
         scratch = num_sequences * per_sequence
         pages_BP = torch.arange(scratch, dtype=torch.int32, device="cuda").view(num_sequences, per_sequence)
         self._page_table_BP = torch.nn.functional.pad(pages_BP, (0, 1), value=scratch)
-        self._known = 1 if proposer.taps else 0
+        self._known = 1 if proposer.aux_layers else 0
         proposer.allocate(num_pages=num_sequences * per_sequence, block_size=BLOCK)
 
     def news(self, count: int, k: int) -> Confirmed:
         """Return `count` new tokens of every sequence; those of a prompt (k = 0) in ragged rows."""
         shape, rows = self._target.shape, self._count * count
-        width = len(self._proposer.taps) * shape.hidden_size
+        width = len(self._proposer.aux_layers) * shape.hidden_size
         start, self._known = self._known, self._known + count
         spans = Spans.of([start] * self._count, [count] * self._count, "cuda")
         zero_B = torch.zeros_like(spans.starts_B)

@@ -85,7 +85,7 @@ def _draft(case: Case, scale: Scale) -> list[Product]:
             found += _layer(scale.eagle3, rows, num_in=2 * hidden)
             found.append(Product(scale.draft_vocab_size, hidden, 1))
         return found
-    fuse = Product(hidden, len(scale.dflash_taps) * hidden, width)
+    fuse = Product(hidden, len(scale.dflash_aux_layers) * hidden, width)
     return [fuse, *_model(scale.dflash, width, case.k)]
 
 

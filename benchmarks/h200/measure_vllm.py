@@ -74,7 +74,7 @@ def serve_args(args: argparse.Namespace, spare: float = 1.25) -> list[str]:
 def kv_bytes(args: argparse.Namespace, spare: float = 1.25) -> int:
     """Return a cache that holds the largest load in full, of the arm with the most layers, and a share more."""
     config, scale = SCALES[args.scale].target, SCALES[args.scale]
-    layers = config["num_hidden_layers"] + len(scale.dflash_taps)
+    layers = config["num_hidden_layers"] + len(scale.dflash_aux_layers)
     per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * (4 if args.dtype == "float32" else 2)
     tokens = args.prompt_tokens + args.output_tokens + 64  # drafts, and blocks that are not full
     return round(spare * max(args.concurrency) * tokens * per_token)

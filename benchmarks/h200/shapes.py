@@ -44,7 +44,7 @@ class Scale:
     draft_model: Config
     draft_vocab_size: int
     """Rows of the EAGLE-3 head's output matrix."""
-    dflash_taps: tuple[int, ...]
+    dflash_aux_layers: tuple[int, ...]
     """Target layers that DFlash reads; it has as many layers itself."""
     prompt_tokens: int
     output_tokens: int
@@ -56,6 +56,8 @@ class Scale:
     """Batch size -> length of its prompts where that is another."""
     many_prompts: int = 16
     """Prompts whose first tokens are timed together; 0: of one only."""
+    first_repeats: int = 7
+    """How often the first token of one prompt is timed."""
     noise: float = 0.0
     """Standard deviation of the target's matrices in place of dummies, which are alike in all layers and experts, so
     that every token of a text would choose the same few experts; 0: dummies."""
@@ -80,21 +82,21 @@ class Scale:
 
     @property
     def eagle3(self) -> Config:
-        """Config of the EAGLE-3 head: one dense layer of the target's shape over three tapped states."""
+        """Config of the EAGLE-3 head: one dense layer of the target's shape over three auxiliary hidden states."""
         own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": self.draft_vocab_size}
         return _dense(self.target) | own | {"num_hidden_layers": 1}
 
     @property
     def dflash(self) -> Config:
         """Config of the DFlash drafter: layers of the target's width, the target's embedding and head."""
-        layers = len(self.dflash_taps)
+        layers = len(self.dflash_aux_layers)
         own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 8}
         own |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
         mask = self.target["vocab_size"] - 2
         return (
             _dense(self.target)
             | own
-            | {"dflash_config": {"target_layer_ids": [*self.dflash_taps], "mask_token_id": mask}}
+            | {"dflash_config": {"target_layer_ids": [*self.dflash_aux_layers], "mask_token_id": mask}}
         )
 
 
@@ -131,7 +133,7 @@ _8B = Scale(
     target=_llama(4096, 32, 32, 8, 128, 14336, 128256),
     draft_model=_llama(2048, 16, 32, 8, 64, 8192, 128256, tie_word_embeddings=True),
     draft_vocab_size=32000,
-    dflash_taps=(1, 8, 15, 22, 29),
+    dflash_aux_layers=(1, 8, 15, 22, 29),
     prompt_tokens=512,
     output_tokens=256,
     batches=(1, 8, 32, 64),
@@ -143,7 +145,7 @@ _TINY = Scale(
     target=_llama(256, 8, 4, 2, 64, 512, 4096),
     draft_model=_llama(128, 2, 2, 1, 64, 256, 4096, tie_word_embeddings=True),
     draft_vocab_size=512,
-    dflash_taps=(1, 3, 5),
+    dflash_aux_layers=(1, 3, 5),
     prompt_tokens=64,
     output_tokens=48,
     batches=(1, 4),
@@ -169,10 +171,23 @@ SCALES = {
         max_model_len=24576,
         many_prompts=0,
     ),
+    "8b-8k": replace(
+        _8B, prompt_tokens=8192, output_tokens=32, batches=(1,), large_batches=(), max_model_len=8704, many_prompts=0
+    ),
+    "8b-64k": replace(
+        _8B,
+        prompt_tokens=64000,
+        output_tokens=32,
+        batches=(1,),
+        large_batches=(),
+        max_model_len=65536,
+        many_prompts=0,
+        first_repeats=2,
+    ),
     "14b": replace(  # Qwen2.5-14B's sizes
         _8B,
         target=_llama(5120, 48, 40, 8, 128, 13824, 152064),
-        dflash_taps=(1, 12, 23, 34, 45),
+        dflash_aux_layers=(1, 12, 23, 34, 45),
         output_tokens=128,
         batches=(1, 13, 50, 64),
         large_batches=(128,),
@@ -184,7 +199,7 @@ SCALES = {
         target=_llama(1536, 28, 12, 2, 128, 8960, 151936, tie_word_embeddings=True),
         draft_model=_llama(896, 24, 14, 2, 64, 4864, 151936, tie_word_embeddings=True),
         draft_vocab_size=32000,
-        dflash_taps=(1, 7, 13, 19, 25),
+        dflash_aux_layers=(1, 7, 13, 19, 25),
         prompt_tokens=512,
         output_tokens=256,
         batches=(1, 8, 64),
@@ -195,7 +210,7 @@ SCALES = {
         target=_llama(2048, 16, 32, 4, 128, 6144, 151936, **_EXPERTS),
         draft_model=_llama(1024, 28, 16, 8, 128, 3072, 151936, tie_word_embeddings=True),
         draft_vocab_size=32000,
-        dflash_taps=(1, 5, 9, 13),
+        dflash_aux_layers=(1, 5, 9, 13),
         prompt_tokens=512,
         output_tokens=256,
         batches=(1, 8, 64),
@@ -279,7 +294,7 @@ def _eagle3_shapes(scale: Scale) -> Shapes:
 def _dflash_shapes(scale: Scale) -> Shapes:
     """Return the tensors of public DFlash drafters."""
     config, hidden = scale.dflash, scale.target["hidden_size"]
-    shapes: Shapes = {"fc.weight": (hidden, len(scale.dflash_taps) * hidden)}
+    shapes: Shapes = {"fc.weight": (hidden, len(scale.dflash_aux_layers) * hidden)}
     shapes |= {"norm.weight": (hidden,), "hidden_norm.weight": (hidden,)}
     for i in range(config["num_hidden_layers"]):
         shapes |= _layer_shapes(config, f"layers.{i}.")

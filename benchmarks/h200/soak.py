@@ -324,7 +324,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=TIE_GAP)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    soak = Soak(parser.parse_args())
+    args = parser.parse_args()
+    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
+        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
+    soak = Soak(args)
     result = soak.run()
     print(json.dumps({"counts": result["counts"], "failures": result["failures"][:10]}, indent=1))
     sys.exit(bool(result["failures"]))

@@ -51,7 +51,7 @@ COMMON = {
     "p_eagle": "--num-speculative-tokens 5 --max-length 768 --heldout 0.005 --parallel --lm-head target",
 }
 BATCH_TOKENS = {"eagle3": 65536, "p_eagle": 32768}
-PARTS = {"eagle3": (5, 6), "p_eagle": (3, 6), "p_eagle_chats": (2, 2)}
+PARTS = {"eagle3": (6, 6), "eagle3_sampled": (3, 6), "p_eagle": (3, 6), "p_eagle_chats": (2, 2)}
 """Processes that answer a file's prompts, and how many parts these are divided into: 3 of 6 leave out half of them."""
 CHECKPOINT_EVERY = 300
 LEARN_PROMPTS = {("eagle3", "8_values"), ("eagle3", "two_layers")}
@@ -84,10 +84,16 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=10000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
+    given = (args.prompts, args.smollm2, args.smollm2_prompts)
+    if missing := [str(path) for path in given if path and not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
+    if bool(args.smollm2) != bool(args.smollm2_prompts):
+        parser.error("--smollm2 and --smollm2-prompts belong together")
     args.work.mkdir(parents=True, exist_ok=True)
     jobs = []
     if args.prompts:
         answers = answer_jobs("eagle3", BUNDLE / "target", args.prompts, 160, args)
+        answers += answer_jobs("eagle3_sampled", BUNDLE / "target", args.prompts, 160, args, temperature=0.8)
         jobs += answers + training_jobs("eagle3", BUNDLE / "target", answers, args)
     if args.smollm2:
         args.smollm2 = Path(checkpoint_of(str(args.smollm2), say))  # once, before many processes need it
@@ -113,7 +119,14 @@ def chat_job(chats: Path, args: argparse.Namespace) -> Job:
 
 
 def answer_jobs(
-    name: str, target: Path, prompts: Path, tokens: int, args: argparse.Namespace, needs: tuple[Path, ...] = ()
+    name: str,
+    target: Path,
+    prompts: Path,
+    tokens: int,
+    args: argparse.Namespace,
+    *,
+    temperature: float = 0.0,
+    needs: tuple[Path, ...] = (),
 ) -> list[Job]:
     jobs = []
     processes, parts = PARTS[name]
@@ -121,7 +134,8 @@ def answer_jobs(
         made = args.work / f"{name}-answers-{i}.jsonl.gz"
         command = [str(BUNDLE / "recipe/answers.py"), "--target", str(target), "--prompts", str(prompts)]
         command += ["--cache", str(made.with_suffix(".cache")), "--out", str(made), "--new-tokens", str(tokens)]
-        command += ["--part", f"{i}/{parts}", "--memory", "0.07", "--device", args.device]
+        command += ["--part", f"{i}/{parts}", "--memory", "0.05", "--device", args.device]
+        command += ["--temperature", str(temperature)]
         jobs.append(Job(name=made.name.split(".")[0], command=tuple(command), made=made, needs=needs))
     return jobs
 

@@ -84,9 +84,9 @@ def write(row: dict[str, Any], out: Path) -> None:
 class GivenStates:
     """Random states that lie ready on the device."""
 
-    def __init__(self, target: Target, num_taps: int, args: argparse.Namespace) -> None:
+    def __init__(self, target: Target, num_aux_layers: int, args: argparse.Namespace) -> None:
         shape = (args.batch_tokens // args.length, args.length, target.hidden_size)
-        self._states = [torch.randn(shape, dtype=target.dtype, device=args.device) for _ in range(num_taps + 1)]
+        self._states = [torch.randn(shape, dtype=target.dtype, device=args.device) for _ in range(num_aux_layers + 1)]
 
     def prefetch(self, rows: Sequence[Rows]) -> None:
         """Do nothing."""
@@ -94,8 +94,8 @@ class GivenStates:
     def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - any states will do
         """Return the states of as many rows and tokens as the batch has."""
         num_rows, length = batch.tokens_BT.shape
-        *taps, final = (each[:num_rows, :length] for each in self._states)
-        return States(taps_BTH=tuple(taps), final_BTH=final)
+        *aux, final = (each[:num_rows, :length] for each in self._states)
+        return States(aux_BTH=tuple(aux), final_BTH=final)
 
 
 def make_target(args: argparse.Namespace, folder: Path) -> Target:
@@ -143,7 +143,9 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
     order = Order(learnt, batch_tokens=settings.batch_tokens, accumulate=settings.accumulate)
     last = Order(held_out, batch_tokens=settings.batch_tokens, lengths=order.lengths)
     states: StateSource = (
-        GivenStates(target, len(trained.taps), args) if args.states == "given" else OnlineStates(target, trained.taps)
+        GivenStates(target, len(trained.aux_layers), args)
+        if args.states == "given"
+        else OnlineStates(target, trained.aux_layers)
     )
     folder = RunFolder(out, writes=ranks.is_first)
     folder.open(settings.fixed())

@@ -208,10 +208,10 @@ class Session:
 
     def _measure_first(self, name: str) -> None:
         """Measure the time to the first token of one prompt, and for plain decoding of nothing but prompts."""
-        many = self.scale.many_prompts
-        wanted = [(1, 8, 7)]
+        many, repeats = self.scale.many_prompts, self.scale.first_repeats
+        wanted = [(1, 8, repeats)]
         if name == "plain":
-            wanted += [(1, 1, 9), (many, 1, 5)] if many else [(1, 1, 5)]
+            wanted += [(1, 1, repeats), (many, 1, 5)] if many else [(1, 1, repeats)]
         for batch, output_tokens, repeats in wanted:
             for engine, peer in self._peers(name):
                 key = {"engine": engine, "case": name, "batch": batch, "output_tokens": output_tokens}

@@ -407,6 +407,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="folder for logs, weights and baselines")
     given = parser.parse_args()
+    if missing := [str(path) for path in (given.target, given.head, given.heldout) if not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
     if given.keep:
         given.keep.mkdir(exist_ok=True, parents=True)
     asyncio.run(run(given))

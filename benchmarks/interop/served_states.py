@@ -41,7 +41,7 @@ from record import command_line
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TARGET = ROOT / "bundle/target"
-TAPS = (2, 4, 7)
+AUX_LAYERS = (2, 4, 7)
 LAST = 8
 SERVE = "--host 127.0.0.1 --enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --max-model-len 512"
 CONNECTOR = "cpu_states_connector"
@@ -66,7 +66,7 @@ def main() -> None:
             target=str(TARGET),
             data=(str(folder / "docs.txt"),),
             out=str(folder / "own"),
-            options={"target_layers": TAPS, "num_speculative_tokens": 3, "intermediate_size": 512},
+            options={"target_layers": AUX_LAYERS, "num_speculative_tokens": 3, "intermediate_size": 512},
             answers="given",
             max_length=256,
             heldout=0.05,
@@ -97,7 +97,7 @@ def main() -> None:
             "python": platform.python_version(),
         },
         "target": "bundle/target",
-        "layers": [*TAPS, LAST],
+        "layers": [*AUX_LAYERS, LAST],
         "steps": args.steps,
         "seconds": {name: round(each, 1) for name, each in seconds.items()},
         "largest_difference": {name: round(each, 6) for name, each in differences.items()},
@@ -120,7 +120,7 @@ def start(vllm: str, states: Path, log: Path) -> tuple[str, subprocess.Popen[byt
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*TAPS, LAST]}}
+    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*AUX_LAYERS, LAST]}}
     spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
     transfer: dict[str, Any] = {"kv_connector": "CpuStatesConnector", "kv_connector_module_path": CONNECTOR}
     transfer |= {"kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": str(states)}}

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder of answers, written as they come")
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl.gz file")
     parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="each N-th prompt from I on, for processes side by side"
@@ -31,7 +32,9 @@ def main() -> None:
     target = Path(checkpoint_of(args.target, print))
     tokenizer = Tokenizer.from_pretrained(str(target))
     prompts = list(read_samples([args.prompts], tokenizer, max_length=MAX_LENGTH, window=MAX_LENGTH))[first::step]
-    settings = AnswerSettings(max_tokens=args.new_tokens, gpu_memory_utilization=args.memory)
+    settings = AnswerSettings(
+        temperature=args.temperature, max_tokens=args.new_tokens, gpu_memory_utilization=args.memory
+    )
     samples = answer(target, prompts, args.cache, settings, device=args.device, reporter=Reporter())
     written = args.out.with_name(args.out.name + ".part")
     with gzip.open(written, "wt", encoding="utf-8") as file:

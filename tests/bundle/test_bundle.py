@@ -34,7 +34,7 @@ def test_files_stay_small() -> None:
     of_smollm2 = sum(size for path, size in sizes.items() if path.is_relative_to(BUNDLE / "smollm2"))
     assert max(sizes.values()) < 15_000_000
     assert of_smollm2 < 60_000_000
-    assert sum(sizes.values()) - of_smollm2 < 120_000_000
+    assert sum(sizes.values()) - of_smollm2 < 125_000_000
 
 
 def test_weights_tokenizers_and_prompts_are_those_of_the_provenance() -> None:

@@ -34,11 +34,11 @@ Config = dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "parallel", "taps"),
+    ("name", "method", "parallel", "aux_layers"),
     [
         ("draft_model", "draft_model", False, None),
         ("eagle", "eagle", False, None),
-        ("eagle3", "eagle3", False, (2, 4, 7)),
+        ("eagle3", "eagle3", False, (2, 5, 8)),
         ("p_eagle", "eagle3", True, (2, 4, 7)),
         ("dflash", "dflash", True, (2, 4, 7)),
         ("medusa", "medusa", False, None),
@@ -47,12 +47,12 @@ Config = dict[str, Any]
     ],
 )
 def test_bundled_drafters_are_known_and_fit(
-    name: str, method: str, parallel: bool, taps: tuple[int, ...] | None
+    name: str, method: str, parallel: bool, aux_layers: tuple[int, ...] | None
 ) -> None:
     pair = inspect_pair(BUNDLE / name, TARGET)
     drafter = pair.drafter.drafter
     layers = None if drafter.aux_layers is None else drafter.aux_layers.ids
-    assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, taps, "plain")
+    assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, aux_layers, "plain")
     assert {finding.code for finding in pair.findings} == ({"mtp-modules-alone"} if name == "mtp" else set())
     assert pair.fits
     json.dumps(pair.to_dict())
@@ -99,17 +99,17 @@ TENSOR_FAULTS = [
     ("eagle", put("norm.weight", "BF16", 512), "tensors-unknown"),
     ("eagle", put("lm_head.weight", "BF16", 4096, 512), "tensors-unknown"),
     ("eagle", put("fc.bias", "BF16", 512), "biases-dropped"),
-    ("eagle3", put("d2t", "F32", 3072), None),
+    ("p_eagle", put("d2t", "F32", 3072), None),
     ("eagle", put("fc.weight", "BF16", 512, 512), "tensor-shapes"),
     ("eagle", prefix, "tensors-prefixed"),
-    ("eagle3", drop("d2t"), "tensors-missing"),
-    ("eagle3", drop("lm_head.weight"), "tensors-missing"),
+    ("p_eagle", drop("d2t"), "tensors-missing"),
+    ("p_eagle", drop("lm_head.weight"), "tensors-missing"),
     ("eagle3", drop("layers.0.self_attn.q_proj.weight", "norm.weight"), "tensors-missing"),
     ("eagle3", put("layers.0.self_attn.q_proj.weight", "BF16", 512, 512), "tensor-shapes"),
-    ("eagle3", put("layers.1.mlp.up_proj.weight", "BF16", 1024, 512), "tensors-unknown"),
-    ("eagle3", put("d2t", "BF16", 3072), "vocabulary-map-type"),
-    ("eagle3", put("d2t", "I64", 3000), "tensor-shapes"),
-    ("eagle3", put("t2d", "BOOL", 5000), "vocabulary-map-size"),
+    ("eagle3", put("layers.2.mlp.up_proj.weight", "BF16", 1024, 512), "tensors-unknown"),
+    ("p_eagle", put("d2t", "BF16", 3072), "vocabulary-map-type"),
+    ("p_eagle", put("d2t", "I64", 3000), "tensor-shapes"),
+    ("p_eagle", put("t2d", "BOOL", 5000), "vocabulary-map-size"),
     ("p_eagle", drop("mask_hidden"), "tensors-missing-refused"),
     ("p_eagle", put("mask_hidden", "BF16", 1536), None),
     ("dflash", drop("layers.2.self_attn.k_norm.weight"), "tensors-missing"),
@@ -140,7 +140,7 @@ CONFIG_FAULTS = [
     ("eagle3", say(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), {"layer-ids-out-of-range"}),
     ("eagle3", say(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), set()),
     ("eagle3", say(eagle_aux_hidden_state_layer_ids=[0, 4, 4]), {"layer-ids-count"}),
-    ("eagle3", say(num_hidden_layers=2), {"tensors-missing"}),
+    ("eagle3", say(num_hidden_layers=3), {"tensors-missing"}),
     ("eagle3", say(attention_bias=True), {"tensors-missing"}),
     ("eagle3", say(vocab_size=5000), {"head-vocabulary-differs"}),
     ("p_eagle", lambda config: config.pop("ptd_token_id"), {"mask-token-missing"}),
@@ -263,6 +263,7 @@ class TestBaseModel:
         [
             ("org/Some-8B-Instruct", "Some-8B-Instruct", None),
             ("org/Some-8B-Instruct", "some-8b-instruct-FP8", None),
+            ("org/Some-8B-Instruct", "Some-8B-Instruct.Q4_K_M.gguf", None),
             ("org/Some-8B-Instruct", "Some-8B", "base-model-unconfirmed"),
             ("org/Some-8B", "model", "base-model-unconfirmed"),
         ],

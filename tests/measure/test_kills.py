@@ -144,7 +144,7 @@ def check_whole(out: Path) -> None:
     assert first == {(arm, repeat, 0) for arm in SCRIPTS for repeat in range(1, PASSES + 1)}
     assert sum(answer.measured for answer in run.answers) == len(turns) * TURN
     assert all("cut off" in line for line in describe_unmeasured(conclude_run(run).decision))
-    assert not (out / "ballast").exists()
+    assert not (out / "reserved").exists()
 
 
 def test_a_server_that_is_killed(servers: dict[str, Server], workload: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_client_that_is_asked_to_stop(servers: dict[str, Server], workload: Pa
     assert f"draftwise decide --resume {out}" in printed
     assert all(answered[name] <= on_disk(out, name) for name in answered)
     assert (out / "report.html").exists()
-    assert not (out / "ballast").exists()
+    assert not (out / "reserved").exists()
     resume(out)
 
 
@@ -244,7 +244,7 @@ def can_mount() -> bool:
 def test_a_disk_that_fills_up(
     servers: dict[str, Server], workload: Path, tmp_path: Path, size: str, grows: bool
 ) -> None:
-    """With room for the ballast and little more, and without even that."""
+    """With room for the reserved space and little more, and without even that."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()

@@ -67,14 +67,14 @@ class DenseHead:
         return torch.cat((turned.real, turned.imag), -1)
 
 
-def target_states(target: CausalLM, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
-    """Return the tapped states of all tokens beside each other."""
+def target_states(target: CausalLM, tokens: list[int], aux_layers: tuple[int, ...]) -> Tensor:
+    """Return the auxiliary hidden states of all tokens beside each other."""
     pages = list(range(-(-len(tokens) // 16)))
     kv = PagedKV(target.shape, num_pages=len(pages), block_size=16, dtype=target.dtype, device=target.device)
     rows = plan([0], [len(tokens)], [pages], block_size=16, scratch=len(pages))
     with torch.inference_mode():
-        _, tapped = target(torch.tensor(tokens), rows.positions_N, kv, rows, taps)
-    return torch.cat(tapped, dim=-1).clone()
+        _, aux = target(torch.tensor(tokens), rows.positions_N, kv, rows, aux_layers)
+    return torch.cat(aux, dim=-1).clone()
 
 
 def chain(dense: Dense, entered_TH: Tensor, tokens: list[int], k: int, ids: Tensor | None = None) -> list[int]:

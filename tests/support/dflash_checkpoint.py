@@ -36,7 +36,7 @@ def write_dflash(
         target_config: gives hidden size, vocabulary and longest context.
         seed: of the weights.
         num_layers: decoder layers.
-        target_layer_ids: tapped layers, counted from zero as plain configs do.
+        target_layer_ids: auxiliary layers, counted from zero as plain configs do.
         hidden_size: the drafter's own; None: the target's. Another one brings its own embedding and head.
         draft_vocab_size: tokens that it can name, spread over the target's by d2t; brings its own head.
         own_embedding: whether it has one beside the target's.

@@ -39,7 +39,7 @@ def write_eagle3(
     target_config: Mapping[str, Any],
     seed: int = 0,
     *,
-    taps: tuple[int, ...] = (0, 1, 2),
+    aux_layers: tuple[int, ...] = (0, 1, 2),
     num_layers: int = 1,
     draft_vocab_size: int | None = None,
     parallel: bool = False,
@@ -54,7 +54,7 @@ def write_eagle3(
         folder: made if need be.
         target_config: gives hidden size and vocabulary.
         seed: of the weights.
-        taps: `eagle_aux_hidden_state_layer_ids`; empty: config.json names none and the fc has room for three.
+        aux_layers: `eagle_aux_hidden_state_layer_ids`; empty: config.json names none and the fc has room for three.
         num_layers: decoder layers.
         draft_vocab_size: tokens that it can name, spread over the target's by d2t; brings its own head.
         parallel: make it a P-EAGLE head, with a mask.
@@ -64,11 +64,11 @@ def write_eagle3(
         settings: further config.json fields.
     """
     config = _head_config(target_config, "LlamaForCausalLMEagle3", num_hidden_layers=num_layers) | settings
-    if taps:
-        config = {"eagle_aux_hidden_state_layer_ids": list(taps)} | config
+    if aux_layers:
+        config = {"eagle_aux_hidden_state_layer_ids": list(aux_layers)} | config
     hidden, vocab_size, width = config["hidden_size"], config["vocab_size"], target_config["hidden_size"]
-    num_taps = len(set(taps)) or 3
-    shapes = _eagle3_shapes(config, num_taps, width, num_layers, first_layer)
+    num_aux_layers = len(set(aux_layers)) or 3
+    shapes = _eagle3_shapes(config, num_aux_layers, width, num_layers, first_layer)
     if own_embedding:
         shapes["embed_tokens.weight"] = (vocab_size, hidden)
     if own_head or draft_vocab_size:
@@ -81,7 +81,7 @@ def write_eagle3(
         tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
     if parallel:
         config["ptd_token_id"] = vocab_size - 1
-        tensors["mask_hidden"] = torch.randn(1, 1, num_taps * width, generator=_generator(seed + 2))
+        tensors["mask_hidden"] = torch.randn(1, 1, num_aux_layers * width, generator=_generator(seed + 2))
     return _write(folder, config, tensors)
 
 
@@ -145,17 +145,17 @@ def _head_config(target_config: Mapping[str, Any], architecture: str, **settings
 
 
 def _eagle3_shapes(
-    config: Mapping[str, Any], num_taps: int, width: int, num_layers: int, first_layer: str
+    config: Mapping[str, Any], num_aux_layers: int, width: int, num_layers: int, first_layer: str
 ) -> dict[str, tuple[int, ...]]:
     hidden = config["hidden_size"]
     options = {**config, **(config.get("eagle_config") or {})}
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,), f"{first_layer}hidden_norm.weight": (hidden,)}
     if options.get("use_aux_hidden_state", True):
-        shapes["fc.weight"] = (hidden, num_taps * width)
+        shapes["fc.weight"] = (hidden, num_aux_layers * width)
         if options.get("norm_before_fc"):
-            shapes["input_norm.weight"] = (num_taps * width,)
+            shapes["input_norm.weight"] = (num_aux_layers * width,)
         if config.get("fc_norm"):
-            shapes |= {f"fc_norm.{i}.weight": (width,) for i in range(num_taps)}
+            shapes |= {f"fc_norm.{i}.weight": (width,) for i in range(num_aux_layers)}
     shapes |= _layer_shapes(config, first_layer, num_in=2 * hidden)
     for i in range(1, num_layers):
         shapes |= _layer_shapes(config, f"layers.{i}.")

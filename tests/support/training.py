@@ -1,6 +1,6 @@
 """What the tests of trainable drafters share: texts, training on them, and what the engine drafts along them.
 
-Shape letters: B sequences, T tokens, F width of the tapped states, U tokens that the drafter can name.
+Shape letters: B sequences, T tokens, F width of the auxiliary hidden states, U tokens that the drafter can name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def accepted(result: DraftLoss) -> Tensor:
 
 
 def features_of(states: States) -> Tensor:
-    return torch.cat(states.taps_BTH, dim=-1) if states.taps_BTH else states.final_BTH
+    return torch.cat(states.aux_BTH, dim=-1) if states.aux_BTH else states.final_BTH
 
 
 def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:

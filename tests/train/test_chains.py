@@ -58,7 +58,7 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
         for parameter in method.network.parameters():  # norms that are all ones would hide a norm left out
             parameter.add_(torch.randn_like(parameter) * 0.2 * parameter.std().nan_to_num(0.5).clamp(min=0.1))
     batch = random_batch(target)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     with torch.no_grad():
         logits_JBRU = torch.stack([step.hidden_BRH @ method.head_UH.T for step in method.unroll(batch, states)])
     method.export(tmp_path)
@@ -76,7 +76,7 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
 def test_result_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
     method = build(name, target, **options)
     batch = greedy_batch(target)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=40)
     assert after.loss < 0.7 * before.loss
@@ -91,7 +91,7 @@ def test_result_learns_and_counts_answers_only(target):
     method = build("mtp", target, **{K: 2})
     tokens_BT = random_batch(target, sequences=1, length=12).tokens_BT
     batch = as_batch(tokens_BT, prompt=6)
-    result = evaluate(method, batch, target.compute_states(batch, method.taps))
+    result = evaluate(method, batch, target.compute_states(batch, method.aux_layers))
     assert [counted.nonzero()[:, 1].tolist() for counted in result.counted] == [[5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9]]
 
 
@@ -101,7 +101,7 @@ def test_padding_changes_nothing(target):
     padded = torch.nn.functional.pad(long.tokens_BT, (0, 6))
     learnt = torch.nn.functional.pad(long.learnt_BT, (0, 6))
     long = type(long)(tokens_BT=padded, valid_BT=padded != 0, learnt_BT=learnt)
-    results = [evaluate(method, batch, target.compute_states(batch, method.taps)) for batch in (short, long)]
+    results = [evaluate(method, batch, target.compute_states(batch, method.aux_layers)) for batch in (short, long)]
     torch.testing.assert_close(results[0].loss, results[1].loss)
     for here, there in zip(results[0].counted, results[1].counted, strict=True):
         assert torch.equal(here, there[:, :14])
@@ -110,7 +110,7 @@ def test_padding_changes_nothing(target):
 def test_eagle_learns_states_and_distributions(target):
     method = build("eagle", target, noise=0, token_weight=0.5)
     batch = random_batch(target)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     with torch.no_grad():
         guessed_BRH = method.unroll(batch, states)[0].carry_BRH[:, 2:-1]  # labels 4 and on are learnt
         aim_BLH = states.final_BTH[:, 3:-1]

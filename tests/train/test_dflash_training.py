@@ -23,7 +23,7 @@ def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_pat
         "dflash", target, num_speculative_tokens=3, num_layers=2, anchors=24, target_layers=(1, 2), mask_token_id=7
     )
     batch = greedy_batch(target)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=60)
     assert accepted(after).sum() > accepted(before).sum() + 10
@@ -38,12 +38,12 @@ def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_pat
 def test_blocks_see_what_lies_before_their_anchor_only(target):
     method = build("dflash", target, num_speculative_tokens=3, num_layers=2, anchors=18)
     batch = random_batch(target)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     hidden_BNKH = _hidden(method, batch, states)
     tokens_BT = batch.tokens_BT.clone()
     tokens_BT[:, 9:] = 3
     other = type(batch)(tokens_BT=tokens_BT, valid_BT=batch.valid_BT, learnt_BT=batch.learnt_BT)
-    changed_BNKH = _hidden(method, other, target.compute_states(other, method.taps))
+    changed_BNKH = _hidden(method, other, target.compute_states(other, method.aux_layers))
     same_N = (hidden_BNKH - changed_BNKH).abs().amax((0, 2, 3)) < 1e-5
     assert same_N.tolist() == [True] * 9 + [False] * 9
 
@@ -52,7 +52,7 @@ def test_a_cut_block_is_what_a_drafter_of_fewer_masks_drafts(target):
     long, short = (build("dflash", target, num_speculative_tokens=k, num_layers=2, anchors=9) for k in (3, 2))
     short.network.load_state_dict(long.network.state_dict())
     batch = random_batch(target)
-    states = target.compute_states(batch, long.taps)
+    states = target.compute_states(batch, long.aux_layers)
     with torch.no_grad():
         blocks, shorter = long.draw_blocks(batch), short.draw_blocks(batch)
         cut = dataclasses.replace(blocks, sizes_BN=torch.full_like(blocks.sizes_BN, 2))

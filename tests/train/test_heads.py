@@ -51,7 +51,7 @@ def load(method, folder, target, engine_target, k):
 def test_heads_learn_and_the_engine_accepts_what_training_counts(name, options, target, engine_target, tmp_path):
     batch = greedy_batch(target)
     method = build(name, target, **options)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=60)
     assert after.loss < 0.8 * before.loss
@@ -65,7 +65,7 @@ def test_heads_learn_and_the_engine_accepts_what_training_counts(name, options, 
 def test_a_draft_model_learns_and_the_engine_accepts_what_training_counts(options, target, engine_target, tmp_path):
     batch = greedy_batch(target)
     method = build("draft_model", target, **options)
-    states = target.compute_states(batch, method.taps)
+    states = target.compute_states(batch, method.aux_layers)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=90, lr=1e-2)
     assert after.loss < 0.8 * before.loss

@@ -32,7 +32,7 @@ def serving_states(target, folder, layers):
         with alone:  # a target records the states of one pass at a time
             states = target.compute_states(as_batch(torch.tensor([tokens])), layers)
         (folder / f"{path.name}.lock").touch()
-        save_file({"hidden_states": torch.stack(states.taps_BTH, dim=2)[0], "token_ids": torch.tensor(tokens)}, path)
+        save_file({"hidden_states": torch.stack(states.aux_BTH, dim=2)[0], "token_ids": torch.tensor(tokens)}, path)
         return 200, json.dumps({"kv_transfer_params": {"hidden_states_path": str(path)}})
 
     with serving_answers(lambda *_: (200, json.dumps({"data": [{"id": "target"}]})), complete) as url:

@@ -18,11 +18,13 @@ _IN_CACHE = re.compile(r"models--([^/]+)")
 _BASE_LINE = re.compile(r"base_model:\s*(.*)")
 _MOST_README_LINES = 200
 _COPY = re.compile(
-    r"[-_.](?:fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|fp16|awq|gptq|gguf|w\d+a\d+\w*|\d+bit|quantized|dynamic|block|hf|bnb)(?![a-z])"
+    r"[-_.](?:fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|fp16|awq|gptq|gguf|w\d+a\d+\w*|\d+bit|quantized|dynamic|block|hf|bnb"
+    r"|i?q\d(?:_[01ksmlxn]+)*)(?![a-z])"
 )
 """What is added to the name of a quantized or converted copy."""
 _MEANINGLESS = re.compile(
-    r"[0-9a-f]{40}|model|models|target|main|snapshot|checkpoint|base|final|latest|hf|vllm|output|llm", re.IGNORECASE
+    r"[0-9a-f]{24}|[0-9a-f]{40}|model|models|target|main|snapshot|checkpoint|base|final|latest|hf|vllm|output|llm",
+    re.IGNORECASE,
 )
 
 

@@ -44,7 +44,7 @@ def _judge(rules: Rulebook, fault: Finding | None) -> Iterator[Ruling]:
 
 def _find_width(rules: Rulebook, head: Inspection, target: TargetSizes, where: str) -> Iterator[Ruling]:
     traits, key = head.drafter.traits, "hidden_size"
-    if traits.taps == "several":
+    if traits.aux_states == "several":
         key = "target_hidden_size"
     elif traits.network == "heads":
         key = "emb_dim"
@@ -54,7 +54,7 @@ def _find_width(rules: Rulebook, head: Inspection, target: TargetSizes, where: s
 
 
 def _find_layers(rules: Rulebook, drafter: RecognizedDrafter, target: TargetSizes, where: str) -> Iterator[Ruling]:
-    if drafter.traits.taps != "several":
+    if drafter.traits.aux_states != "several":
         return
     if not get_mapping(drafter.config, "eagle_config").get("use_aux_hidden_state", True):
         return
@@ -128,7 +128,7 @@ def _find_vocabulary(rules: Rulebook, head: Inspection, target: TargetSizes, whe
 
 def _find_mask(rules: Rulebook, head: Inspection, where: str) -> Iterator[Ruling]:
     drafter, traits = head.drafter, head.drafter.traits
-    is_optional = traits.parallel == "option" and traits.taps == "several"
+    is_optional = traits.parallel == "option" and traits.aux_states == "several"
     needs = traits.parallel == "always" or (is_optional and "mask_hidden" in head.headers.tensors)
     if needs or drafter.mask_token_id is not None:
         key = "ptd_token_id" if is_optional else "dflash_config.mask_token_id"

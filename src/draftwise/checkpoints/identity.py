@@ -36,6 +36,9 @@ IDENTITY_FILE = "draftwise.json"
 _SAMPLE = 4096
 """Bytes hashed at either end of a tensor: training changes all of them, and reading them costs nothing."""
 
+_UNPACKED = re.compile(r"[0-9a-f]{24}")
+"""Name of the folder of a GGUF file's checkpoint, whose config.json has the file's name."""
+
 _DECODER_TENSOR = re.compile(
     r"model\.(embed_tokens|norm"
     r"|layers\.(?P<layer>\d+)\.(input_layernorm|post_attention_layernorm"
@@ -72,7 +75,10 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
         target_path: the target that it was trained for.
         training: how it was trained, as JSON values.
     """
-    target = {"name": Path(target_path).resolve().name} | target_identity(target_path)
+    name, stated = Path(target_path).resolve().name, read_config(Path(target_path)).get("_name_or_path")
+    if _UNPACKED.fullmatch(name) and isinstance(stated, str):
+        name = stated
+    target = {"name": name} | target_identity(target_path)
     text = json.dumps({"target": target, "training": dict(training)}, indent=2) + "\n"
     write_whole(Path(folder) / IDENTITY_FILE, text)
 

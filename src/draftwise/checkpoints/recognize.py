@@ -59,7 +59,7 @@ def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDr
         architecture=architecture,
         parallel=method.parallel == "always" or (mask is not None and method.parallel == "option"),
         mask_token_id=mask,
-        aux_layers=find_aux_layers(plain) if method.taps == "several" else None,
+        aux_layers=find_aux_layers(plain) if method.aux_states == "several" else None,
     )
 
 

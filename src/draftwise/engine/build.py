@@ -150,7 +150,7 @@ class _Site:
         )
         if not has_kernel(self.model.dtype):  # a graph would repeat the lengths that it was captured with
             return plan
-        kept_values = shape.hidden_size * (1 + len(self.proposer.taps))
+        kept_values = shape.hidden_size * (1 + len(self.proposer.aux_layers))
         return plan.with_prompts(
             prompt_sizes(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens),
             kernels_per_graph=num_kernels,
@@ -180,7 +180,7 @@ class _Site:
             block_size=config.block_size,
             scratch_page=num_pages,
             width=self.k + 1,
-            num_features=len(proposer.taps) * model.shape.hidden_size,
+            num_features=len(proposer.aux_layers) * model.shape.hidden_size,
             dtype=model.dtype,
             device=model.device,
         )
@@ -219,7 +219,7 @@ class _Site:
             rows=max(config.max_num_batched_tokens, config.max_num_seqs * (self.k + 1)),
             logits_rows=config.max_num_seqs * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
-            num_taps=len(self.proposer.taps),
+            num_aux_layers=len(self.proposer.aux_layers),
             mlp_values=self.model.mlp_values,
         )
 
@@ -228,7 +228,7 @@ def _prefix_use(proposer: Proposer) -> PrefixUse:
     """Return how much of a cached prefix the proposer can do without."""
     if proposer.needs_every_state:
         return PrefixUse.NONE
-    return PrefixUse.BUT_LAST if proposer.taps and proposer.kv_bytes_per_token else PrefixUse.ALL
+    return PrefixUse.BUT_LAST if proposer.aux_layers and proposer.kv_bytes_per_token else PrefixUse.ALL
 
 
 def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:

@@ -19,7 +19,7 @@ __all__ = ["Method", "Remembers", "find_method", "find_placeholder", "get_method
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
 Weights = Literal["drafter", "target", "either", "none"]
-Taps = Literal["last", "several", "none"]
+AuxStates = Literal["last", "several", "none"]
 Parallel = Literal["never", "option", "always"]
 Lookahead = Literal["none", "k", "k + 1"]
 DraftLength = Literal["varies", "fixed", "none"]
@@ -28,7 +28,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "drafts_from": get_args(DraftsFrom),
     "network": get_args(Network),
     "weights": get_args(Weights),
-    "taps": get_args(Taps),
+    "aux_states": get_args(AuxStates),
     "parallel": get_args(Parallel),
     "lookahead": get_args(Lookahead),
     "v1_draft_length": get_args(DraftLength),
@@ -60,7 +60,7 @@ class Method:
     weights: Weights = "none"
     """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
     either of them, or nowhere."""
-    taps: Taps = "none"
+    aux_states: AuxStates = "none"
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False
     """Whether it has a KV cache of its own."""

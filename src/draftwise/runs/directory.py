@@ -7,7 +7,7 @@ where their outputs diverge, `asked.jsonl` the prompts that a server that could 
 `omissions.jsonl` what was left out, struck out by a line when the run is continued, `estimates.jsonl` how long the rest
 was expected to take.
 
-A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
+A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `reserved` holds disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
 """
 
@@ -54,7 +54,7 @@ _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
 _OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
 _STRUCK = {"struck": True}
-_RESERVED = "ballast"
+_RESERVED = "reserved"
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)

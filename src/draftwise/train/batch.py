@@ -31,8 +31,8 @@ class States:
     Padding follows a sequence's tokens, and the target looks back only: states of tokens do not depend on it.
     """
 
-    taps_BTH: tuple[Tensor, ...]
-    """Hidden states in the order of the method's `taps`, in the numbering of `engine.proposers.base.Proposer.taps`."""
+    aux_BTH: tuple[Tensor, ...]
+    """Hidden states in the order of the method's `aux_layers` (numbered as `Proposer.aux_layers` of the engine)."""
     final_BTH: Tensor
     """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
 

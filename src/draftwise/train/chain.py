@@ -148,7 +148,7 @@ class ChainTraining(DrafterTraining):
 
     def _features(self, states: States) -> Tensor:
         """Return the target's states that the network reads, [B, T, F]."""
-        return torch.cat(states.taps_BTH, dim=-1) if states.taps_BTH else states.final_BTH
+        return torch.cat(states.aux_BTH, dim=-1) if states.aux_BTH else states.final_BTH
 
     def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return the embedded tokens of a step's rows, and their states."""

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.aux_layers import check_aux_layers, choose_mask_token, even_aux_layers
 from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
 from draftwise.train.method import DrafterTraining
 from draftwise.train.options import Option, learn_from
-from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
@@ -51,11 +51,11 @@ class _Network(nn.Module):
 
     embedding_VH: Tensor
 
-    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint, num_taps: int) -> None:
+    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint, num_aux_layers: int) -> None:
         super().__init__()
         shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
-        self.fc = make_linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_aux_layers * hidden, hidden)
         self.hidden_norm = Norm(hidden, eps)
         layers = [DecoderLayer(shape, eps, qk_norm=True) for _ in range(shape.num_layers)]
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
@@ -120,11 +120,11 @@ class DFlashTraining(DrafterTraining):
     network: _Network
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self.taps = check_taps(options["target_layers"] or even_taps(target.num_layers), target)
+        self.aux_layers = check_aux_layers(options["target_layers"] or even_aux_layers(target.num_layers), target)
         self._blueprint = Blueprint.for_target(
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
         )
-        self.network = _Network(target.embedding_VH, self._blueprint, len(self.taps)).to(target.device)
+        self.network = _Network(target.embedding_VH, self._blueprint, len(self.aux_layers)).to(target.device)
         self._target, self._num_masks = target, options["num_speculative_tokens"]
         self._num_anchors, self._decay = options["anchors"], options["decay"]
         self._cuts = options["shorter_blocks"]
@@ -193,7 +193,7 @@ class DFlashTraining(DrafterTraining):
         cos, sin = rope.rotations(places_BQ.flatten(), torch.float32)
         hidden_BQH = self.network(
             tokens_BQ,
-            torch.cat(states.taps_BTH, dim=-1),
+            torch.cat(states.aux_BTH, dim=-1),
             (cos.view(*places_BQ.shape, -1), sin.view(*places_BQ.shape, -1)),
             rope.rotations(torch.arange(num_tokens, device=device), torch.float32),
             self._visible(blocks, num_tokens),
@@ -229,7 +229,7 @@ class DFlashTraining(DrafterTraining):
             "block_size": self._num_masks + 1,
             "dflash_config": {
                 "mask_token_id": self._mask_token_id,
-                "target_layer_ids": [tap - 1 for tap in self.taps],
+                "target_layer_ids": [layer - 1 for layer in self.aux_layers],
             },
         }
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import InvalidSetup
+from draftwise.train.aux_layers import check_aux_layers, choose_mask_token, usual_aux_layers
 from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
@@ -24,7 +25,6 @@ from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_target
 from draftwise.train.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
 from draftwise.train.options import Option
-from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
 
@@ -43,18 +43,20 @@ class _FirstLayer(DecoderLayer):
 class _Network(ChainNetwork):
     """Reads embedding and state, concatenated; its output is the next row's state."""
 
-    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint, num_taps: int, num_named: int, options: Any) -> None:
+    def __init__(
+        self, embedding_VH: Tensor, blueprint: Blueprint, num_aux_layers: int, num_named: int, options: Any
+    ) -> None:
         shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
         super().__init__(
             embedding_VH, [_FirstLayer(blueprint), *(DecoderLayer(shape, eps) for _ in range(1, shape.num_layers))]
         )
-        self.fc = make_linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_aux_layers * hidden, hidden)
         self.norm = Norm(hidden, eps)
         if options["lm_head"] == "own":
             self.lm_head = make_linear(hidden, num_named)
         self.norm_before_residual = bool(options["norm_before_residual"])
         if options["parallel"]:
-            self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_taps * hidden) * 0.02)
+            self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_aux_layers * hidden) * 0.02)
 
     def enter(self, features_BTF: Tensor) -> Tensor:
         """Return the fused states [B, T, H]."""
@@ -115,7 +117,7 @@ class Eagle3Training(ChainTraining):
     network: _Network
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self.taps = check_taps(options["target_layers"] or usual_taps(target.num_layers), target)
+        self.aux_layers = check_aux_layers(options["target_layers"] or usual_aux_layers(target.num_layers), target)
         blueprint = Blueprint.for_target(
             target,
             num_layers=options["num_layers"],
@@ -132,7 +134,7 @@ class Eagle3Training(ChainTraining):
                 where="draft_vocab_size",
                 fix="Leave draft_vocab_size out, or lm_head.",
             )
-        network = _Network(target.embedding_VH, blueprint, len(self.taps), num_named, options)
+        network = _Network(target.embedding_VH, blueprint, len(self.aux_layers), num_named, options)
         super().__init__(network, target, blueprint, options)
         self.parallel = options["parallel"]
         self._mask_token_id = choose_mask_token(options["mask_token_id"], target) if self.parallel else None
@@ -159,7 +161,7 @@ class Eagle3Training(ChainTraining):
         return len(self._target_ids_U) == self._target.vocab_size
 
     def _features(self, states: States) -> Tensor:
-        return torch.cat(states.taps_BTH, dim=-1)
+        return torch.cat(states.aux_BTH, dim=-1)
 
     def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         if step == 0 or self._mask_token_id is None:
@@ -190,8 +192,8 @@ class Eagle3Training(ChainTraining):
             "draft_vocab_size": len(target_ids_U),
             "target_hidden_size": self._target.hidden_size,
             "norm_before_residual": self.network.norm_before_residual,
-            AUX_KEY: list(self.taps),
-            "num_aux_hidden_states": len(self.taps),
+            AUX_KEY: list(self.aux_layers),
+            "num_aux_hidden_states": len(self.aux_layers),
         }
         if self._mask_token_id is not None:
             config["ptd_token_id"] = self._mask_token_id

@@ -47,15 +47,15 @@ class StateSource(Protocol):
 class OnlineStates:
     """Runs the target on each batch."""
 
-    def __init__(self, target: Target, taps: Sequence[int]) -> None:
-        self._target, self._taps = target, tuple(taps)
+    def __init__(self, target: Target, aux_layers: Sequence[int]) -> None:
+        self._target, self._aux_layers = target, tuple(aux_layers)
 
     def prefetch(self, rows: Sequence[Rows]) -> None:
         """Do nothing: the target runs when a batch is used."""
 
     def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the batch is enough
         """Run the target."""
-        return self._target.compute_states(batch, self._taps)
+        return self._target.compute_states(batch, self._aux_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +77,21 @@ class _Layout:
 
 
 def write_states(
-    corpus: Corpus, target: Target, taps: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
+    corpus: Corpus, target: Target, aux_layers: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
 ) -> None:
     """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
 
-    A token takes (number of taps + 1) * H values of the target's type.
+    A token takes (number of aux_layers + 1) * H values of the target's type.
 
     Raises:
         InvalidSetup: the disk has too little free space.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
+    layout = _Layout.of(folder, corpus, _bytes_per_token(target, aux_layers))
     shards = range(len(layout.firsts) - 1)
     missing = [shard for shard in shards if not layout.file(shard).exists()]
     ends = corpus.offsets_S[list(layout.firsts)]
-    needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, taps)
+    needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, aux_layers)
     _check_room(folder, needed, reporter)
     ranks.wait()  # until all know what is missing
     missing = ranks.share(missing)
@@ -99,7 +99,7 @@ def write_states(
     with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
             parts = [
-                _compute(index, corpus, feed, target, taps)
+                _compute(index, corpus, feed, target, aux_layers)
                 for index in range(layout.firsts[shard], layout.firsts[shard + 1])
             ]
             with replacing(layout.file(shard)) as partial:
@@ -108,8 +108,8 @@ def write_states(
     ranks.wait()
 
 
-def _bytes_per_token(target: Target, taps: Sequence[int]) -> int:
-    return (len(taps) + 1) * target.hidden_size * target.embedding_VH.element_size()
+def _bytes_per_token(target: Target, aux_layers: Sequence[int]) -> int:
+    return (len(aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
 
 
 def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
@@ -125,12 +125,12 @@ def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
         reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
 
-def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, taps: Sequence[int]) -> Tensor:
+def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, aux_layers: Sequence[int]) -> Tensor:
     """Return the states of one sample, [T, F]."""
     length = int(corpus.lengths[index])
     rows = Rows(np.array([index]), length, 0, length)
-    states = target.compute_states(feed.make_batch(rows), taps)
-    return torch.cat((*states.taps_BTH, states.final_BTH), dim=-1)[0].cpu()
+    states = target.compute_states(feed.make_batch(rows), aux_layers)
+    return torch.cat((*states.aux_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
 class GatheredStates(ABC):
@@ -139,11 +139,11 @@ class GatheredStates(ABC):
     Args:
         corpus: the samples.
         target: whose states they are.
-        taps: which states, before the final one.
+        aux_layers: which states, before the final one.
     """
 
-    def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int]) -> None:
-        self._corpus, self._device, self._num_taps = corpus, target.device, len(taps)
+    def __init__(self, corpus: Corpus, target: Target, aux_layers: Sequence[int]) -> None:
+        self._corpus, self._device, self._num_aux_layers = corpus, target.device, len(aux_layers)
         self._width, self._dtype = target.hidden_size, target.embedding_VH.dtype
         self._gatherer = ThreadPoolExecutor(1)
         self._gathered: dict[bytes, Future[Tensor]] = {}
@@ -157,11 +157,11 @@ class GatheredStates(ABC):
         """Return the states of these rows."""
         future = self._gathered.pop(rows.samples_B.tobytes(), None)
         states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
-        *taps, final = states_BTF.split(self._width, dim=-1)
-        return States(taps_BTH=tuple(taps), final_BTH=final)
+        *aux, final = states_BTF.split(self._width, dim=-1)
+        return States(aux_BTH=tuple(aux), final_BTH=final)
 
     def _gather(self, rows: Rows) -> Tensor:
-        shape = (len(rows.samples_B), rows.length, (self._num_taps + 1) * self._width)
+        shape = (len(rows.samples_B), rows.length, (self._num_aux_layers + 1) * self._width)
         states_BTF = torch.zeros(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
         used = [row for row, sample in enumerate(rows.samples_B.tolist()) if sample >= 0]
         for row, part_TF in zip(used, self._read(rows.samples_B[used].tolist()), strict=True):
@@ -179,13 +179,13 @@ class DiskStates(GatheredStates):
     Args:
         corpus: as given to `write_states`.
         target: likewise.
-        taps: likewise.
+        aux_layers: likewise.
         folder: likewise.
     """
 
-    def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int], folder: Path) -> None:
-        super().__init__(corpus, target, taps)
-        self._layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
+    def __init__(self, corpus: Corpus, target: Target, aux_layers: Sequence[int], folder: Path) -> None:
+        super().__init__(corpus, target, aux_layers)
+        self._layout = _Layout.of(folder, corpus, _bytes_per_token(target, aux_layers))
         self._slices: dict[int, Any] = {}
 
     def _read(self, samples: Sequence[int]) -> Iterator[Any]:

@@ -49,7 +49,7 @@ class Memory:
         kept = 2 * weights + averages  # weights, gradients, averages
         drafter = math.ceil(kept / ranks.size) + 2 * weights if settings.shard else kept
         assert settings.batch_tokens is not None
-        width = (len(method.taps) + 1) * target.hidden_size * target.embedding_VH.element_size()
+        width = (len(method.aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
         there = torch.cuda.get_device_properties().total_memory if settings.device == "cuda" else None
         return cls(
             target=target.count_bytes(), drafter=_FLOAT * drafter, states=settings.batch_tokens * width, there=there

@@ -35,7 +35,7 @@ class DrafterTraining(ABC):
     steps, lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
     learning_rate: ClassVar[float] = 1e-3
     """Peak learning rate if the user gives none."""
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     """Hidden states of the target that the loss reads, besides the final ones."""
     network: nn.Module
     """What is trained: its parameters that require a gradient; float32, on the target's device.

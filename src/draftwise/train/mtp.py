@@ -77,7 +77,7 @@ class MtpTraining(ChainTraining):
         blueprint = Blueprint.for_target(target, num_layers=1)
         network = _Network(target.embedding_VH, blueprint)
         # The stream before the final norm, unlike EAGLE: vLLM's MiMo leaves that norm to its head.
-        self.taps = (target.num_layers,)
+        self.aux_layers = (target.num_layers,)
         super().__init__(network, target, blueprint, options)
         self._learns_tokens = options["learn_from"] == "tokens"
 

@@ -115,7 +115,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     trained = _build(kind, target, settings, learnt)
     if settings.states_url and ranks.is_first:
         reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
-        check_served(settings.states_url, learnt, Target.load(settings.target), trained.taps)
+        check_served(settings.states_url, learnt, Target.load(settings.target), trained.aux_layers)
     reporter.print_line(_describe(trained, learnt, held_out, settings))
     memory = Memory.of(trained, target, settings, ranks)
     reporter.print_line(str(memory))
@@ -244,18 +244,18 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
 def _choose_states(job: _Job, corpus: Corpus, *, may_store: bool) -> StateSource:
     """Return where the hidden states of a corpus come from."""
     if url := job.settings.states_url:
-        return ServedStates(corpus, job.target, job.method.taps, url)
+        return ServedStates(corpus, job.target, job.method.aux_layers, url)
     if may_store and job.settings.hidden_states == "disk":
         return _store_states(job)
-    return OnlineStates(job.target, job.method.taps)
+    return OnlineStates(job.target, job.method.aux_layers)
 
 
 def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
-    layers = "-".join(map(str, job.method.taps)) or "final"
+    layers = "-".join(map(str, job.method.aux_layers)) or "final"
     folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learnt, job.target, job.method.taps, folder, job.reporter, job.ranks)
-    return DiskStates(job.learnt, job.target, job.method.taps, folder)
+    write_states(job.learnt, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    return DiskStates(job.learnt, job.target, job.method.aux_layers, folder)
 
 
 def _finish(

@@ -37,17 +37,17 @@ class ServedStates(GatheredStates):
     Args:
         corpus: the samples.
         target: the one that is served; of its weights only embedding, norm and head are used.
-        taps: the states that the drafter reads; the server writes these and that which leaves the last layer.
+        aux_layers: the states that the drafter reads; the server writes these and that which leaves the last layer.
         url: of the server, with or without /v1.
 
     Raises:
         BackendError: it does not answer.
     """
 
-    def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int], url: str) -> None:
-        super().__init__(corpus, target, taps)
-        layers = _served_layers(taps, target)
-        self._num_states, self._places = len(layers), [layers.index(tap) for tap in taps]
+    def __init__(self, corpus: Corpus, target: Target, aux_layers: Sequence[int], url: str) -> None:
+        super().__init__(corpus, target, aux_layers)
+        layers = _served_layers(aux_layers, target)
+        self._num_states, self._places = len(layers), [layers.index(layer) for layer in aux_layers]
         self._norm: Callable[[Tensor], Tensor] = target.model.model.norm
         self._server, self._pool = Asker(url), ThreadPoolExecutor(_AT_ONCE)
 
@@ -63,14 +63,14 @@ class ServedStates(GatheredStates):
         return torch.cat((states_TNH[:, self._places].flatten(1), final_TH), dim=-1).cpu()
 
 
-def check_served(url: str, corpus: Corpus, target: Target, taps: Sequence[int]) -> None:
+def check_served(url: str, corpus: Corpus, target: Target, aux_layers: Sequence[int]) -> None:
     """Make sure that a server writes the states that are asked for, by computing those of a short text here.
 
     Args:
         url: of the server.
         corpus: where the text is from.
         target: whole, on any device.
-        taps: the states that the drafter reads.
+        aux_layers: the states that the drafter reads.
 
     Raises:
         InvalidSetup: it serves other weights, or writes the states of other layers.
@@ -79,9 +79,9 @@ def check_served(url: str, corpus: Corpus, target: Target, taps: Sequence[int]) 
     tokens = corpus.tokens_N[: min(int(corpus.lengths[0]), _CHECKED_TOKENS)].tolist()
     tokens_BT = torch.tensor([tokens], device=target.device)
     given_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    wanted = _served_layers(taps, target)
+    wanted = _served_layers(aux_layers, target)
     batch = Batch(tokens_BT=tokens_BT, valid_BT=given_BT, learnt_BT=given_BT)
-    expected_TNH = torch.stack(target.compute_states(batch, wanted).taps_BTH, dim=2)[0].float().cpu()
+    expected_TNH = torch.stack(target.compute_states(batch, wanted).aux_BTH, dim=2)[0].float().cpu()
     served_TNH = _ask(Asker(url), tokens, len(wanted)).float()
     sizes_N = expected_TNH.norm(dim=-1).median(0).values
     differences_N = (served_TNH - expected_TNH).norm(dim=-1).median(0).values / sizes_N
@@ -97,9 +97,9 @@ def check_served(url: str, corpus: Corpus, target: Target, taps: Sequence[int]) 
     )
 
 
-def _served_layers(taps: Sequence[int], target: Target) -> list[int]:
+def _served_layers(aux_layers: Sequence[int], target: Target) -> list[int]:
     """Return the layers whose states a server must write, in vLLM's order: ascending, once each."""
-    return sorted({*taps, target.num_layers})
+    return sorted({*aux_layers, target.num_layers})
 
 
 def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:

@@ -109,33 +109,35 @@ class Target:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
-    def compute_states(self, batch: Batch, taps: Sequence[int]) -> States:
+    def compute_states(self, batch: Batch, aux_layers: Sequence[int]) -> States:
         """Return the hidden states of a batch, in the dtype of the target's computations.
 
         Args:
             batch: on the target's device.
-            taps: layers of the auxiliary hidden states, numbered as `Proposer.taps`.
+            aux_layers: layers of the auxiliary hidden states, numbered as `Proposer.aux_layers`.
         """
-        with self._recording(set(taps)) as seen, torch.autocast(self.device.type, enabled=False):
+        with self._recording(set(aux_layers)) as seen, torch.autocast(self.device.type, enabled=False):
             # No mask: padding lies behind the tokens, and attention looks back only.
             output = self.model.model(input_ids=batch.tokens_BT, use_cache=False)
         final_BTH = seen[self.num_layers + 1] = output.last_hidden_state
-        return States(taps_BTH=tuple(seen[tap] for tap in taps), final_BTH=final_BTH)
+        return States(aux_BTH=tuple(seen[layer] for layer in aux_layers), final_BTH=final_BTH)
 
     @contextmanager
-    def _recording(self, taps: Collection[int]) -> Iterator[dict[int, Tensor]]:
-        """Record the inputs of the tapped layers; tap L is the input of the final norm."""
+    def _recording(self, aux_layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
+        """Record the inputs of the auxiliary layers; layer L is the input of the final norm."""
         body, seen = self.model.model, {}
 
-        def keep(tap: int) -> Callable[..., None]:
+        def keep(layer: int) -> Callable[..., None]:
             def hook(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                seen[tap] = given[0] if given else named["hidden_states"]
+                seen[layer] = given[0] if given else named["hidden_states"]
 
             return hook
 
         inlets = [*body.layers, body.norm]
         hooks = [
-            inlets[tap].register_forward_pre_hook(keep(tap), with_kwargs=True) for tap in taps if tap < len(inlets)
+            inlets[layer].register_forward_pre_hook(keep(layer), with_kwargs=True)
+            for layer in aux_layers
+            if layer < len(inlets)
         ]
         try:
             yield seen

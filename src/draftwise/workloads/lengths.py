@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
 from collections.abc import Callable
@@ -91,9 +90,10 @@ def find_tokens(path: Path | None, *, hint: Path | None = None) -> Tokens:
 def _read_tokenizer(path: Path) -> ExactTokens:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        # An optional package, which the light install does not bring: measuring works without it. By its name, as the
-        # import contracts keep compiled packages out of this layer; this is their one exception.
-        tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
+        # An optional package, which the light install does not bring: measuring works without it.
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
     except ImportError:
         raise InvalidSetup.because(
             "no-tokenizers",

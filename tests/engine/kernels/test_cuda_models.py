@@ -63,18 +63,18 @@ def make_pages(shape: ModelShape, device: torch.device) -> PagedKV:
     return PagedKV(shape, num_pages=3, block_size=BLOCK, dtype=torch.float32, device=device)
 
 
-def test_a_model_and_its_taps(both, tiny_target, device):
-    taps = (1, 0, 3, 2)
+def test_a_model_and_its_aux_layers(both, tiny_target, device):
+    aux_layers = (1, 0, 3, 2)
 
     def run():
         model, plan = load(tiny_target, device), make_plan(device)
         kv = make_pages(model.shape, device)
         features = torch.full((len(TOKENS), 4 * model.shape.hidden_size), torch.nan, device=device)
         tokens = torch.tensor(TOKENS, device=device)
-        hidden, tapped = model(tokens, plan.positions_N, kv, plan, taps, features)
-        assert torch.equal(features, torch.cat(tapped, dim=-1))
-        untapped, none = model(tokens, plan.positions_N, make_pages(model.shape, device), plan)
-        assert torch.equal(untapped, hidden)
+        hidden, aux = model(tokens, plan.positions_N, kv, plan, aux_layers, features)
+        assert torch.equal(features, torch.cat(aux, dim=-1))
+        without, none = model(tokens, plan.positions_N, make_pages(model.shape, device), plan)
+        assert torch.equal(without, hidden)
         assert none == []
         return hidden, features, kv.layers[1]
 
@@ -99,7 +99,7 @@ def test_a_head(name, both, tiny_target, tmp_path, device):
         folder = write(tmp_path / "head", target.config, **settings)
         head, plan = load_head(folder, target), make_plan(device)
         torch.manual_seed(0)
-        features = torch.randn(len(TOKENS), len(head.taps) * target.shape.hidden_size, device=device)
+        features = torch.randn(len(TOKENS), len(head.aux_layers) * target.shape.hidden_size, device=device)
         kv, tokens = make_pages(head.kv_shape, device), torch.tensor(TOKENS, device=device)
         hidden, carry = head.forward(tokens, head.enter(features), plan.positions_N, kv, plan)
         return head.logits(hidden), carry
@@ -116,7 +116,7 @@ def test_dflash(both, tiny_target, tmp_path, device):
         plans = {causal: make_plan(device, causal=causal) for causal in (False, True)}
         context, kv = plans[True], make_pages(drafter.kv_shape, device)
         torch.manual_seed(0)
-        features = torch.randn(len(TOKENS), len(drafter.taps) * target.shape.hidden_size, device=device)
+        features = torch.randn(len(TOKENS), len(drafter.aux_layers) * target.shape.hidden_size, device=device)
         drafter.store_context(features, context.positions_N, kv, context.slots_N)
         stored = [pages.clone() for pages in kv.layers]
         hidden = drafter.forward(torch.tensor(TOKENS, device=device), context.positions_N, kv, plans)

@@ -66,7 +66,7 @@ def test_the_pool_is_at_least_97_percent_of_vllms(case):
         rows=row["max_num_batched_tokens"],
         logits_rows=seqs * (k + 1),
         bytes_per_value=2,
-        num_taps=3 if k else 0,
+        num_aux_layers=3 if k else 0,
     )
     per_seq = (k + 1) * shape.vocab_size * 10
     graphs = plan_capture(seqs, ks=(k,), kernels_per_graph=400, activation_bytes_per_seq=per_seq).num_bytes

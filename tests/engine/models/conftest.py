@@ -45,9 +45,9 @@ def save_tiny(tmp_path):
 
 @pytest.fixture
 def run_paged():
-    """Run sequences through a model in chunks; returns per sequence (hidden, taps) of all its tokens."""
+    """Run sequences through a model in chunks; returns per sequence (hidden, aux_layers) of all its tokens."""
 
-    def run(model, sequences: list[list[int]], chunks: list[list[int]], *, taps=(), block_size: int = 4):
+    def run(model, sequences: list[list[int]], chunks: list[list[int]], *, aux_layers=(), block_size: int = 4):
         pages_each = max(-(-len(tokens) // block_size) for tokens in sequences)
         kv = PagedKV(
             model.shape,
@@ -75,8 +75,8 @@ def run_paged():
                 tokens += sequences[i][done[i] : done[i] + size]
                 done[i] += size
             with torch.inference_mode():
-                hidden, tapped = model(torch.tensor(tokens), rows.positions_N, kv, rows, taps)
-            stacked = torch.stack([hidden, *tapped], dim=1)
+                hidden, aux = model(torch.tensor(tokens), rows.positions_N, kv, rows, aux_layers)
+            stacked = torch.stack([hidden, *aux], dim=1)
             for i, computed in zip(active, stacked.split(sizes), strict=True):
                 outputs[i].append(computed)
         return [torch.cat(rows).unbind(1) for rows in outputs]

@@ -80,14 +80,14 @@ def test_rope_scalings_are_told_apart(save_tiny, run_paged):
     assert min((a - b).abs().max() for i, a in enumerate(logits) for b in logits[:i]) > 1e-3
 
 
-def test_taps_are_the_residual_stream(save_tiny, run_paged):
+def test_aux_layers_are_the_residual_stream(save_tiny, run_paged):
     path, theirs = save_tiny("qwen3")
     _, states = reference(theirs.double(), TOKENS)
     ours = load_model(path, dtype="float64", device="cpu")
-    [(hidden, last, embedded, second)] = run_paged(ours, [TOKENS], [[40, 10]], taps=(3, 0, 2))
+    [(hidden, last, embedded, second)] = run_paged(ours, [TOKENS], [[40, 10]], aux_layers=(3, 0, 2))
     torch.testing.assert_close(embedded, states[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(second, states[2], rtol=1e-6, atol=1e-6)
-    # transformers' last hidden state is after the final norm; the tap is before it.
+    # transformers' last hidden state is after the final norm; the auxiliary one is before it.
     torch.testing.assert_close(hidden, states[3], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(theirs.model.norm(last), states[3], rtol=1e-6, atol=1e-6)
 

@@ -51,7 +51,7 @@ def dense_eagle(head: DenseHead, target):
 def test_drafts_are_those_of_the_dense_network(variant, target, tmp_path):
     folder = write_eagle(tmp_path / "head", target.config, **VARIANTS[variant])
     drafter, dense = load_eagle(folder, target), dense_eagle(DenseHead(folder), target)
-    assert drafter.taps == (LAYERS + 1,)
+    assert drafter.aux_layers == (LAYERS + 1,)
     states = [target_states(target, tokens, (LAYERS + 1,)) for tokens in SEQUENCES]
     found = drafts(drafter, states, SEQUENCES, CUTS, 4)
     for cut, rows in zip(CUTS, found, strict=True):

@@ -16,7 +16,7 @@ from draftwise.engine.models import load_model
 from draftwise.engine.models.eagle3 import load_eagle3
 
 LAYERS = 4
-TAPS = (0, 2, 4)
+AUX_LAYERS = (0, 2, 4)
 SEQUENCES = [torch.randint(96, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (41, 30)]
 CUTS = [18, 19, 22, 41]
 VARIANTS = {
@@ -29,9 +29,9 @@ VARIANTS = {
     "norms of each": {"fc_norm": True},
     "norm output": {"norm_output": True},
     "all norms": {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True},
-    "five taps": {"taps": (0, 1, 2, 3, 4)},
-    "taps out of order": {"taps": (4, 2, 0, 2)},
-    "no taps": {"eagle_config": {"use_aux_hidden_state": False}},
+    "five states": {"aux_layers": (0, 1, 2, 3, 4)},
+    "states out of order": {"aux_layers": (4, 2, 0, 2)},
+    "no states": {"eagle_config": {"use_aux_hidden_state": False}},
     "biased": {"attention_bias": True, "num_layers": 2},
     "qwen3": {"architectures": ["Eagle3Qwen3ForCausalLM"]},
     "own embedding and head": {"own_embedding": True, "own_head": True},
@@ -84,15 +84,15 @@ class DenseEagle3(DenseHead):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_drafts_are_those_of_the_dense_network(variant, target, tmp_path):
-    folder = write_eagle3(tmp_path / "head", target.config, **{"taps": TAPS} | VARIANTS[variant])
+    folder = write_eagle3(tmp_path / "head", target.config, **{"aux_layers": AUX_LAYERS} | VARIANTS[variant])
     drafter, dense = load_eagle3(folder, target), DenseEagle3(folder, target)
-    taps = {"no taps": (LAYERS + 1,), "five taps": (0, 1, 2, 3, 4)}.get(variant, TAPS)
-    assert drafter.taps == taps
+    aux_layers = {"no states": (LAYERS + 1,), "five states": (0, 1, 2, 3, 4)}.get(variant, AUX_LAYERS)
+    assert drafter.aux_layers == aux_layers
     ids = None
     if "d2t" in dense.tensors:
         ids = dense.tensors["d2t"] + torch.arange(len(dense.tensors["d2t"]))
         assert dense.tensors["t2d"].nonzero()[:, 0].tolist() == drafter.target_ids_U.tolist() == ids.tolist()
-    states = [target_states(target, tokens, taps) for tokens in SEQUENCES]
+    states = [target_states(target, tokens, aux_layers) for tokens in SEQUENCES]
     found = drafts(drafter, states, SEQUENCES, CUTS, 4)
     for cut, rows in zip(CUTS, found, strict=True):
         known = [tokens[:cut] for tokens in SEQUENCES]
@@ -104,8 +104,8 @@ def test_drafts_are_those_of_the_dense_network(variant, target, tmp_path):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-6), ("float32", 1e-4), ("bfloat16", 0.3)])
 def test_logits_agree_with_the_dense_network(settings, dtype, tolerance, target_path, tmp_path):
     target = load_model(target_path, dtype=dtype, device="cpu")
-    folder = write_eagle3(tmp_path / "head", target.config, taps=TAPS, num_layers=2, **settings)
-    states = target_states(target, SEQUENCES[0], TAPS)
+    folder = write_eagle3(tmp_path / "head", target.config, aux_layers=AUX_LAYERS, num_layers=2, **settings)
+    states = target_states(target, SEQUENCES[0], AUX_LAYERS)
     logits, carry = first_pass(load_eagle3(folder, target), states, SEQUENCES[0])
     dense = DenseEagle3(folder, target)
     expected, left = dense(torch.tensor(SEQUENCES[0][1:]), dense.enter(states[:-1]))
@@ -116,9 +116,11 @@ def test_logits_agree_with_the_dense_network(settings, dtype, tolerance, target_
 @pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_before_fc": True}])
 def test_parallel_drafts_fill_masks_in(norms, target, tmp_path):
     """As vLLM's P-EAGLE: k - 1 rows of the mask token behind the last token, each with the fused mask_hidden."""
-    folder = write_eagle3(tmp_path / "head", target.config, taps=TAPS, parallel=True, draft_vocab_size=40, **norms)
+    folder = write_eagle3(
+        tmp_path / "head", target.config, aux_layers=AUX_LAYERS, parallel=True, draft_vocab_size=40, **norms
+    )
     drafter, dense = load_eagle3(folder, target), DenseEagle3(folder, target)
-    states = [target_states(target, tokens, TAPS) for tokens in SEQUENCES]
+    states = [target_states(target, tokens, AUX_LAYERS) for tokens in SEQUENCES]
     found = drafts(drafter, states, SEQUENCES, CUTS, 4, parallel=True)
     masked = dense.enter(dense.tensors["mask_hidden"].flatten()).expand(3, -1)
     for cut, rows in zip(CUTS, found, strict=True):
@@ -143,25 +145,29 @@ def test_masks_need_their_token_and_their_state(key, target, tmp_path, edit_conf
     assert load_eagle3(write_eagle3(tmp_path / "plain", target.config, ptd_token_id=3), target).mask is None
 
 
-def test_taps_named_anywhere_or_nowhere(target, save_tiny, tmp_path):
+def test_aux_layers_named_anywhere_or_nowhere(target, save_tiny, tmp_path):
     nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 1, 2]}}
-    assert load_eagle3(write_eagle3(tmp_path / "a", target.config, taps=(), **nested), target).taps == (1, 2, 3)
+    assert load_eagle3(write_eagle3(tmp_path / "a", target.config, aux_layers=(), **nested), target).aux_layers == (
+        1,
+        2,
+        3,
+    )
     with pytest.raises(InvalidSetup, match="eagle_aux_hidden_state_layer_ids"):
-        load_eagle3(write_eagle3(tmp_path / "b", target.config, taps=()), target)
+        load_eagle3(write_eagle3(tmp_path / "b", target.config, aux_layers=()), target)
     deep = load_model(save_tiny("qwen3", num_hidden_layers=8)[0], dtype="float64", device="cpu")
-    assert load_eagle3(write_eagle3(tmp_path / "c", deep.config, taps=()), deep).taps == (2, 4, 5)
+    assert load_eagle3(write_eagle3(tmp_path / "c", deep.config, aux_layers=()), deep).aux_layers == (2, 4, 5)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_speculators_format_is_the_same_head(parallel, target, tmp_path):
     settings = {"norm_before_residual": True, "attention_bias": True, "draft_vocab_size": 24}
-    plain = write_eagle3(tmp_path / "a", target.config, taps=TAPS, parallel=parallel, **settings)
+    plain = write_eagle3(tmp_path / "a", target.config, aux_layers=AUX_LAYERS, parallel=parallel, **settings)
     other = write_eagle3(
-        tmp_path / "b", target.config, taps=TAPS, parallel=parallel, first_layer="layers.0.", **settings
+        tmp_path / "b", target.config, aux_layers=AUX_LAYERS, parallel=parallel, first_layer="layers.0.", **settings
     )
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(from_plain(config, verifier="target", k=3)))
-    states = target_states(target, SEQUENCES[0], TAPS)
+    states = target_states(target, SEQUENCES[0], AUX_LAYERS)
     tensors = {name.replace("midlayer.", "layers.0."): t for name, t in load_file(plain / "model.safetensors").items()}
     save_file(tensors, other / "model.safetensors")
     ours, theirs = (first_pass(load_eagle3(folder, target), states, SEQUENCES[0]) for folder in (plain, other))

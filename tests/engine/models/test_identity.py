@@ -44,6 +44,14 @@ def drafter(target, tmp_path):
     return folder
 
 
+def test_a_checkpoint_of_a_gguf_file_goes_by_the_files_name(target, tmp_path):
+    unpacked = shutil.copytree(target, tmp_path / ("0123456789ab" * 2))
+    config = json.loads((unpacked / "config.json").read_text())
+    (unpacked / "config.json").write_text(json.dumps({"_name_or_path": "Tiny.Q4_1.gguf"} | config))
+    write_identity(tmp_path, unpacked, {})
+    assert json.loads((tmp_path / "draftwise.json").read_text())["target"]["name"] == "Tiny.Q4_1.gguf"
+
+
 def test_sharding_does_not_matter(save_tiny):
     single = target_identity(save_tiny("llama")[0])
     path, _ = save_tiny("llama", shard_size="20KB")

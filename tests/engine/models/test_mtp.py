@@ -54,7 +54,7 @@ def test_drafts_are_those_of_the_dense_network(n_predict, assembled, target_path
     if assembled:
         target = load_model(folder, dtype="float64", device="cpu")
     drafter, dense = load_mtp(folder, target), dense_mtp(DenseHead(folder), target)
-    assert (drafter.taps, drafter.n_predict, drafter.kv_shape.num_layers) == ((LAYERS,), n_predict, 1)
+    assert (drafter.aux_layers, drafter.n_predict, drafter.kv_shape.num_layers) == ((LAYERS,), n_predict, 1)
     states = [target_states(target, tokens, (LAYERS,)) for tokens in SEQUENCES]
     found = drafts(drafter, states, SEQUENCES, CUTS, 4)
     for cut, rows in zip(CUTS, found, strict=True):

@@ -151,7 +151,7 @@ def check(draft: Draft, dense: Dense, new_tokens: list[tuple[Story, int, int]]) 
 
 VARIANTS = {
     "plain": {},
-    "one layer, three taps": {"num_layers": 1, "target_layer_ids": (0, 1, -1)},
+    "one layer, three states": {"num_layers": 1, "target_layer_ids": (0, 1, -1)},
     "biases": {"attention_bias": True},
     "own embedding and head": {"own_embedding": True, "own_head": True},
     "smaller vocabulary": {"draft_vocab_size": 90},
@@ -171,7 +171,7 @@ def test_draft_tokens_are_those_of_the_dense_network(
 ):
     path = write_dflash(tmp_path, target_config, **VARIANTS[variant])
     dense, proposer = Dense(path, target), start(path, target, probabilistic=True)
-    a, b, c = (Story(slot, num_prompt, len(proposer.taps) * 64) for slot, num_prompt in enumerate((10, 50, 3)))
+    a, b, c = (Story(slot, num_prompt, len(proposer.aux_layers) * 64) for slot, num_prompt in enumerate((10, 50, 3)))
     steps = [
         [(a, 6, 0), (b, 40, 0)],  # parts of prompts
         [(a, 4, 3), (b, 10, 2), (c, 3, 3)],

@@ -14,13 +14,13 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer, hidden_states_path
 
-TAPS, WIDTH = (0, 2, 3), 4
+AUX_LAYERS, WIDTH = (0, 2, 3), 4
 
 
 def states(prompt: list[int], length: int) -> torch.Tensor:
     """Return states [T, N, H] that tell prompts, positions, layers and values apart."""
-    base = torch.arange(length * len(TAPS) * WIDTH, dtype=torch.float32) + 1000 * sum(prompt)
-    return base.view(length, len(TAPS), WIDTH).bfloat16()
+    base = torch.arange(length * len(AUX_LAYERS) * WIDTH, dtype=torch.float32) + 1000 * sum(prompt)
+    return base.view(length, len(AUX_LAYERS), WIDTH).bfloat16()
 
 
 def confirmed(new_tokens: dict[int, tuple[list[int], list[int], range]]) -> Confirmed:
@@ -42,7 +42,7 @@ def confirmed(new_tokens: dict[int, tuple[list[int], list[int], range]]) -> Conf
 
 
 def make(folder: Path) -> ExtractHiddenStatesProposer:
-    return ExtractHiddenStatesProposer(taps=TAPS, folder=folder)
+    return ExtractHiddenStatesProposer(aux_layers=AUX_LAYERS, folder=folder)
 
 
 def check(folder: Path, prompt: list[int]) -> None:
@@ -94,13 +94,13 @@ def test_a_fork_that_computed_no_prompt_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_layers_are_kept_in_ascending_order_once(tmp_path: Path) -> None:
-    proposer = ExtractHiddenStatesProposer(taps=(3, 0, 3), folder=tmp_path)
-    assert proposer.taps == (0, 3)
+    proposer = ExtractHiddenStatesProposer(aux_layers=(3, 0, 3), folder=tmp_path)
+    assert proposer.aux_layers == (0, 3)
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup) as error:
-        ExtractHiddenStatesProposer(taps=(), folder=tmp_path)
+        ExtractHiddenStatesProposer(aux_layers=(), folder=tmp_path)
     assert error.value.findings[0].code == "no-layers"
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSetup) as error:

@@ -116,7 +116,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
 
 def test_the_state_after_the_final_norm_is_tapped(tmp_path, target):
     proposer = MedusaProposer.load(save_drafter(tmp_path / "d", make_config(target), make_tensors(target)), target)
-    assert proposer.taps == (target.shape.num_layers + 1,)
+    assert proposer.aux_layers == (target.shape.num_layers + 1,)
     assert proposer.kv_bytes_per_token == 0
 
 

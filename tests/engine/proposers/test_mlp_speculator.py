@@ -107,7 +107,7 @@ def test_untied_stages(tmp_path, target, scale_input):
     tensors = make_tensors(target)
     path = save(tmp_path / "d", make_config(target, scale_input=scale_input), tensors)
     proposer = MlpSpeculatorProposer.load(path, target)
-    assert proposer.taps == (target.shape.num_layers + 1,)
+    assert proposer.aux_layers == (target.shape.num_layers + 1,)
     check_greedy(proposer, target, tensors, [3] * 8, 3, scale_input=scale_input)
 
 

@@ -51,11 +51,11 @@ class Story:
     @classmethod
     def of(cls, proposer: Proposer, target: CausalLM) -> Story:
         generator = torch.Generator().manual_seed(0)
-        features = max(len(proposer.taps), 1) * target.shape.hidden_size
+        features = max(len(proposer.aux_layers), 1) * target.shape.hidden_size
         states = torch.randn(NUM_SEQS, MAX_MODEL_LEN, features, generator=generator, dtype=torch.float64)
         tokens = torch.randint(target.shape.vocab_size, (NUM_SEQS, MAX_MODEL_LEN), generator=generator)
         pages = torch.randperm(NUM_PAGES, generator=generator).view(NUM_SEQS, PAGES_EACH).tolist()
-        return cls(tokens, states, pages, [0 if not proposer.taps else 1] * NUM_SEQS)
+        return cls(tokens, states, pages, [0 if not proposer.aux_layers else 1] * NUM_SEQS)
 
     def confirm(
         self, counts: dict[int, int], limits: tuple[int, ...], *, width: int | None, padding: int = 0

@@ -177,7 +177,7 @@ def activation_bytes(
     rows: int,
     logits_rows: int,
     bytes_per_value: int,
-    num_taps: int = 0,
+    num_aux_layers: int = 0,
     mlp_values: int | None = None,
 ) -> int:
     """Return a bound on what the largest step allocates beside weights and pages.
@@ -191,15 +191,15 @@ def activation_bytes(
         rows: tokens computed in one step at most (max_num_batched_tokens).
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
         bytes_per_value: of an activation.
-        num_taps: layers whose hidden states a proposer taps.
+        num_aux_layers: layers whose hidden states a proposer aux_layers.
         mlp_values: that a token takes in the MLP; None: three times the intermediate size.
     """
     hidden = shape.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     mlp = (mlp_values or 3 * shape.intermediate_size) * bytes_per_value
     attention = 2 * (heads + kv_heads) * bytes_per_value
-    row = hidden * (2 * bytes_per_value + 4 + num_taps * bytes_per_value) + max(mlp, attention)
-    logits = logits_rows * (shape.vocab_size * _LOGITS_BYTES + hidden * (1 + num_taps) * bytes_per_value)
+    row = hidden * (2 * bytes_per_value + 4 + num_aux_layers * bytes_per_value) + max(mlp, attention)
+    logits = logits_rows * (shape.vocab_size * _LOGITS_BYTES + hidden * (1 + num_aux_layers) * bytes_per_value)
     return max(rows * row, logits)
 
 

@@ -139,7 +139,7 @@ class CausalLM:
         positions_N: Tensor,
         kv: PagedKV,
         plan: AttentionPlan,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         features_NF: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the step's tokens, all sequences after each other, and store their keys and values.
@@ -149,29 +149,34 @@ class CausalLM:
             positions_N: int64 position of each token in its sequence.
             kv: the pages.
             plan: made by `plan_attention` for the same step.
-            taps: i is the residual stream that enters layer i; the number of layers L is what the last one
+            aux_layers: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
-            features_NF: where given, the auxiliary hidden states are put there, beside each other: F = len(taps) * H.
+            features_NF: where given, the auxiliary hidden states are put there, beside each other: F = H times their
+                number.
 
         Returns:
-            hidden_NH after the final norm, and the auxiliary hidden states in the order of `taps`.
+            hidden_NH after the final norm, and the auxiliary hidden states in the order of `aux_layers`.
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         rotations = kernels.rotations(positions_N)
-        places = dict(zip(taps, features_NF.chunk(len(taps), dim=-1), strict=True)) if features_NF is not None else {}
-        tapped: dict[int, Tensor] = {}
+        places = (
+            dict(zip(aux_layers, features_NF.chunk(len(aux_layers), dim=-1), strict=True))
+            if features_NF is not None
+            else {}
+        )
+        states: dict[int, Tensor] = {}
         x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, _input_norm(weights.layers[0]), places.get(0))
         delta_NH: Tensor | None = None
         for i, layer in enumerate(weights.layers):
             if i > 0:
                 x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, _input_norm(layer), places.get(i))
-            if i in taps:
-                tapped[i] = x_NH
+            if i in aux_layers:
+                states[i] = x_NH
             x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan)
-        tapped[last], tapped[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
+        states[last], states[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
         if last + 1 in places:
-            places[last + 1].copy_(tapped[last + 1])
-        return tapped[last + 1], [tapped[i] for i in taps]
+            places[last + 1].copy_(states[last + 1])
+        return states[last + 1], [states[i] for i in aux_layers]
 
     __call__ = forward
 

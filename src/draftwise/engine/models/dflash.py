@@ -2,8 +2,9 @@
 
 Source: DFlash, arXiv 2602.06036; checkpoints as vLLM 0.32 reads them (`model_executor/models/qwen3_dflash.py`).
 
-Shape letters: N rows of a pass, F features of a token (the target's hidden size for each tap), H hidden size, L layers,
-G key-value heads, D head dimension, S = 2G, V the target's vocabulary, U tokens that the drafter can name.
+Shape letters: N rows of a pass, F features of a token (the target's hidden size for each auxiliary state), H hidden
+size, L layers, G key-value heads, D head dimension, S = 2G, V the target's vocabulary, U tokens that the drafter can
+name.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Settings:
     """What a drafter's config.json says beyond the dimensions of its layers."""
 
     aux_layers: AuxLayers
-    """Hidden states of the target that it reads (see `Proposer.taps`)."""
+    """Hidden states of the target that it reads (see `Proposer.aux_layers`)."""
     mask_token_id: int
     """Stands for a token still to be drafted."""
     causal_layers: tuple[bool, ...]

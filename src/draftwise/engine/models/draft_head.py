@@ -75,7 +75,7 @@ class DraftHead:
     """The part of a drafter (see `drafter.Drafter`) that does not depend on its kind.
 
     Attributes:
-        taps: hidden states of the target that it reads.
+        aux_layers: hidden states of the target that it reads.
         kv_shape: what its own pages hold.
         vocab_size: V.
         target_ids_U: as in `Vocabulary`.
@@ -83,9 +83,9 @@ class DraftHead:
     """
 
     def __init__(
-        self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, mask: Mask | None = None
+        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, mask: Mask | None = None
     ) -> None:
-        self.taps: tuple[int, ...] = taps
+        self.aux_layers: tuple[int, ...] = aux_layers
         self.kv_shape: ModelShape = shape
         self.vocab_size: int = shape.vocab_size
         self.target_ids_U: Tensor | None = vocabulary.target_ids_U

@@ -22,8 +22,8 @@ __all__ = ["DraftNetwork", "Drafter"]
 class DraftNetwork(Protocol):
     """What proposers must know of every network that keeps keys and values."""
 
-    taps: tuple[int, ...]
-    """Hidden states of the target that it reads (see `Proposer.taps`); none for a draft model."""
+    aux_layers: tuple[int, ...]
+    """Hidden states of the target that it reads (see `Proposer.aux_layers`); none for a draft model."""
     kv_shape: ModelShape
     """Its own cache: layers, key-value heads, head dimension; max_position_embeddings bounds how far it drafts."""
     vocab_size: int

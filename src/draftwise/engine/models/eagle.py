@@ -27,9 +27,9 @@ class EagleDrafter(DraftHead):
     """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it."""
 
     def __init__(
-        self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, fc: Linear, layers: DraftLayers
+        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, fc: Linear, layers: DraftLayers
     ) -> None:
-        super().__init__(taps, shape, vocabulary)
+        super().__init__(aux_layers, shape, vocabulary)
         self._fc, self._layers = fc, layers
 
     def forward(

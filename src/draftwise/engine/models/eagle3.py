@@ -46,7 +46,7 @@ _FAMILIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fusion:
-    """From the tapped states of a token to one vector."""
+    """From the auxiliary hidden states of a token to one vector."""
 
     input_norm: Tensor | None
     """Over all of them together."""
@@ -85,13 +85,13 @@ class Eagle3Drafter(DraftHead):
 
     def __init__(
         self,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
         shape: ModelShape,
         vocabulary: Vocabulary,
         network: _Network,
         mask: Mask | None = None,
     ) -> None:
-        super().__init__(taps, shape, vocabulary, mask)
+        super().__init__(aux_layers, shape, vocabulary, mask)
         self._network = network
 
     def enter(self, features_NF: Tensor) -> Tensor:
@@ -128,23 +128,23 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
         InvalidSetup: it does not fit the target, or tensors are missing or unknown.
     """
     checkpoint = HeadCheckpoint(path, target, _FAMILIES)
-    uses_taps = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
-    checkpoint.check_width(may_differ=uses_taps)
-    taps = _taps(checkpoint, target) if uses_taps else (target.shape.num_layers + 1,)
-    fusion = _read_fusion(checkpoint, target, len(taps)) if uses_taps else None
+    uses_aux = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
+    checkpoint.check_width(may_differ=uses_aux)
+    aux_layers = _aux_layers(checkpoint, target) if uses_aux else (target.shape.num_layers + 1,)
+    fusion = _read_fusion(checkpoint, target, len(aux_layers)) if uses_aux else None
     drafter = Eagle3Drafter(
-        taps,
+        aux_layers,
         checkpoint.shape,
         checkpoint.own_vocabulary(),
         _read_network(checkpoint, fusion),
-        _read_mask(checkpoint, len(taps) * target.shape.hidden_size) if uses_taps else None,
+        _read_mask(checkpoint, len(aux_layers) * target.shape.hidden_size) if uses_aux else None,
     )
-    checkpoint.check_read(lambda name: _is_ignored(name, uses_taps))
+    checkpoint.check_read(lambda name: _is_ignored(name, uses_aux))
     return drafter
 
 
-def _taps(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
-    """Return the layers whose input is tapped, ascending, as vLLM orders them."""
+def _aux_layers(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
+    """Return the layers whose input is kept, ascending, as vLLM orders them."""
     num_layers = target.shape.num_layers
     layers = find_aux_layers(checkpoint.config) or default_layers(num_layers, AUX_KEY)
     if fault := find_layers_fault(layers, num_layers, where=checkpoint.where):
@@ -152,15 +152,15 @@ def _taps(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
     return layers.ids
 
 
-def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_taps: int) -> _Fusion:
+def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_aux_layers: int) -> _Fusion:
     reader, config, width = checkpoint.reader, checkpoint.config, target.shape.hidden_size
     eagle_config = config.get("eagle_config") or {}
     norms_all = bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc", False)))
-    norms_each = range(num_taps if config.get("fc_norm") else 0)
+    norms_each = range(num_aux_layers if config.get("fc_norm") else 0)
     return _Fusion(
-        input_norm=reader.vector("input_norm.weight", num_taps * width) if norms_all else None,
+        input_norm=reader.vector("input_norm.weight", num_aux_layers * width) if norms_all else None,
         fc_norms=tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each),
-        fc=reader.linear("", ["fc"], [checkpoint.shape.hidden_size], num_taps * width),
+        fc=reader.linear("", ["fc"], [checkpoint.shape.hidden_size], num_aux_layers * width),
         eps=checkpoint.eps,
     )
 
@@ -192,8 +192,8 @@ def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
     return Mask(token_id=token_id, features_F=checkpoint.flat("mask_hidden", width))
 
 
-def _is_ignored(name: str, uses_taps: bool) -> bool:
+def _is_ignored(name: str, uses_aux: bool) -> bool:
     """Say whether a tensor may be there for nothing, as in vLLM."""
     unused_hidden_norm = name.startswith("layers.") and name.endswith(".hidden_norm.weight")
-    unused_fusion = not uses_taps and name.startswith(("fc.", "fc_norm."))
+    unused_fusion = not uses_aux and name.startswith(("fc.", "fc_norm."))
     return name in ("t2d", "mask_hidden") or name.startswith("input_norm.") or unused_hidden_norm or unused_fusion

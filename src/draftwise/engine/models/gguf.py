@@ -95,7 +95,7 @@ def _unpack(header: GgufHeader, folder: Path) -> None:
         _write_weights(header, places, config, dtype, part)
         ends = [config.get("eos_token_id"), header.metadata.get("tokenizer.ggml.eot_token_id")]
         _write_json(part / "generation_config.json", {"eos_token_id": sorted({end for end in ends if end is not None})})
-        _write_json(part / "config.json", config)
+        _write_json(part / "config.json", {"_name_or_path": header.file.name} | config)
         os.replace(part, folder)
     except OSError as error:
         raise StorageError(

@@ -49,9 +49,9 @@ class MtpDrafter(DraftHead):
     """
 
     def __init__(
-        self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, module: _Module, n_predict: int
+        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, module: _Module, n_predict: int
     ) -> None:
-        super().__init__(taps, shape, vocabulary)
+        super().__init__(aux_layers, shape, vocabulary)
         self._module, self.n_predict = module, n_predict
 
     def forward(

@@ -139,7 +139,7 @@ def _dflash(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propo
 def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer
 
-    return ExtractHiddenStatesProposer(taps=spec.layer_ids, folder=config.hidden_states_folder)
+    return ExtractHiddenStatesProposer(aux_layers=spec.layer_ids, folder=config.hidden_states_folder)
 
 
 def _drafter(spec: ResolvedSpec, config: EngineConfig) -> str:

@@ -82,7 +82,7 @@ class Proposer(ABC):
     tokens up to i + 1 and their states alone.
     """
 
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     """Hidden states of the target that it reads: i is the residual stream that enters layer i, the number of layers L
     what the last layer leaves, L + 1 the same after the final norm (what the target's head reads)."""
     num_layers: int = 0

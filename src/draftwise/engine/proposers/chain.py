@@ -45,7 +45,7 @@ class ChainProposer(PagedProposer):
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Take in `new`; draft up to k tokens each, fewer near the end of the context."""
-        spans = new.spans.shift(-bool(self.taps))
+        spans = new.spans.shift(-bool(self.aux_layers))
         ends_B = spans.starts_B + spans.lengths_B
         counts_B = torch.minimum(new.limits_B, self._reach + 1 - ends_B).clamp_(0, k)
         draft = self._begin(new, counts_B, k)
@@ -97,7 +97,7 @@ class ChainProposer(PagedProposer):
 
     def _enter(self, new: Confirmed) -> Tensor | None:
         """Return what the confirmed rows get of the target's states."""
-        if not self.taps:
+        if not self.aux_layers:
             return None
         assert new.features_NF is not None
         return self._drafter.enter(new.features_NF)

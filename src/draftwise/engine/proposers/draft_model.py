@@ -24,7 +24,7 @@ class DraftModel:
         mask: from the model's config.json, for models trained to draft in parallel (PARD, arXiv 2504.18583).
     """
 
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     target_ids_U: Tensor | None = None
 
     def __init__(self, model: CausalLM) -> None:

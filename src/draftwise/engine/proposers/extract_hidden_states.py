@@ -53,7 +53,7 @@ class ExtractHiddenStatesProposer(Proposer):
     target's dtype. A file that exists already is left alone, so that an interrupted run can be taken up again.
 
     Args:
-        taps: the states wanted (see `Proposer.taps`); N goes through them in ascending order, as in vLLM.
+        aux_layers: the states wanted (see `Proposer.aux_layers`); N goes through them in ascending order, as in vLLM.
         folder: where the files go; made where it does not exist.
 
     Raises:
@@ -64,15 +64,15 @@ class ExtractHiddenStatesProposer(Proposer):
     needs_ending = True
     on_host = True
 
-    def __init__(self, *, taps: Sequence[int], folder: str | Path) -> None:
-        if not taps:
+    def __init__(self, *, aux_layers: Sequence[int], folder: str | Path) -> None:
+        if not aux_layers:
             raise InvalidSetup.because(
                 "no-layers",
                 f"{AUX_KEY} names no hidden state to write.",
                 where=AUX_KEY,
                 fix="Give layer ids: i is what enters layer i, 0 the embedding.",
             )
-        self.taps = tuple(sorted(set(taps)))
+        self.aux_layers = tuple(sorted(set(aux_layers)))
         self._folder = _make_folder(folder)
         self._prompts: dict[int, _Prompt] = {}
 
@@ -114,7 +114,7 @@ class ExtractHiddenStatesProposer(Proposer):
         states_TF = torch.cat(prompt.states_CF)
         tensors = {
             "token_ids": torch.tensor(prompt.token_ids, dtype=torch.long),
-            "hidden_states": states_TF.view(len(prompt.token_ids), len(self.taps), -1),
+            "hidden_states": states_TF.view(len(prompt.token_ids), len(self.aux_layers), -1),
         }
         partial = prompt.path.with_name(f".{prompt.path.name}.{os.getpid()}")
         try:

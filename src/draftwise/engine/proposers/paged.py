@@ -30,7 +30,7 @@ class PagedProposer(Proposer):
     kv: PagedKV
 
     def __init__(self, network: DraftNetwork, *, probabilistic: bool, max_model_len: int) -> None:
-        self.taps = network.taps
+        self.aux_layers = network.aux_layers
         self.num_layers = network.kv_shape.num_layers
         self.kv_bytes_per_token = network.kv_shape.kv_bytes_per_token(network.dtype.itemsize)
         self._network, self._probabilistic = network, probabilistic

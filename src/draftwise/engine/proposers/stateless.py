@@ -38,7 +38,7 @@ class StatelessProposer(Proposer, Generic[Carry]):
     """
 
     def __init__(self, target: CausalLM, *, probabilistic: bool, target_ids_U: Tensor | None = None) -> None:
-        self.taps = (target.shape.num_layers + 1,)
+        self.aux_layers = (target.shape.num_layers + 1,)
         self._vocab_size = target.shape.vocab_size
         self._probabilistic = probabilistic
         self._target_ids_U = target_ids_U

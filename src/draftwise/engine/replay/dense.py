@@ -144,14 +144,14 @@ class DenseReplayer:
 
     def _compute_text(self, batch: _Batch, place: int) -> None:
         """Run the target over one text, all of it but the last token, in pieces of max_num_batched_tokens."""
-        request, taps = batch.requests[place], self._proposer.taps
+        request, aux_layers = batch.requests[place], self._proposer.aux_layers
         text = [*request.prompt_ids, *request.answer_ids]
         prompt, step = len(request.prompt_ids), self._engine.config.max_num_batched_tokens
         kept: list[Tensor] = []
         for start in range(0, len(text) - 1, step):
             end = min(start + step, len(text) - 1)
             hidden_NH, features_NF = self._run(text[start:end], start, batch.pages_BP[place : place + 1])
-            self._tell_prompt(batch, place, start, min(end, prompt - bool(taps)), features_NF)
+            self._tell_prompt(batch, place, start, min(end, prompt - bool(aux_layers)), features_NF)
             own = max(0, prompt - 1 - start)  # from here on rows predict the answer
             if features_NF is not None:
                 kept.append(features_NF[own:])
@@ -164,13 +164,13 @@ class DenseReplayer:
 
     def _run(self, tokens: Sequence[int], start: int, pages_1P: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the target over a piece of one text; return hidden_NH and the auxiliary hidden states."""
-        model, taps, features_NF = self._model, self._proposer.taps, None
+        model, aux_layers, features_NF = self._model, self._proposer.aux_layers, None
         spans = Spans.of([start], [len(tokens)], model.device)
         plan = plan_attention(spans, pages_1P, block_size=self._kv.block_size)
-        if taps:
-            width = len(taps) * model.shape.hidden_size
+        if aux_layers:
+            width = len(aux_layers) * model.shape.hidden_size
             features_NF = torch.empty(len(tokens), width, dtype=model.dtype, device=model.device)
-        hidden_NH, _ = model(upload(tokens, model.device), plan.positions_N, self._kv, plan, taps, features_NF)
+        hidden_NH, _ = model(upload(tokens, model.device), plan.positions_N, self._kv, plan, aux_layers, features_NF)
         return hidden_NH, features_NF
 
     def _rank(self, hidden_NH: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
@@ -189,7 +189,7 @@ class DenseReplayer:
         """Notify the proposer of the prompt tokens that follow from the positions [start, end) of a text."""
         if end <= start:
             return
-        shift = bool(self._proposer.taps)
+        shift = bool(self._proposer.aux_layers)
         tokens = batch.requests[place].prompt_ids[start + shift : end + shift]
         rows = None if features_NF is None else features_NF[: len(tokens)]
         new = self._make_confirmed(batch, [place], [start + shift], [tokens], rows, limits=[0], told_BK=None)

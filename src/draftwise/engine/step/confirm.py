@@ -40,8 +40,8 @@ def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: boo
 class Confirmations:
     """Plain decoding, where nobody is notified and nothing is drafted; subclasses have a proposer."""
 
-    taps: tuple[int, ...] = ()
-    """Auxiliary hidden states that the target's passes are to keep, see `Proposer.taps`."""
+    aux_layers: tuple[int, ...] = ()
+    """Auxiliary hidden states that the target's passes are to keep, see `Proposer.aux_layers`."""
     needs_tokens = False
     """Whether a step can only be launched once the host knows the tokens of the one before."""
     fills_pages = False
@@ -76,7 +76,7 @@ class _ProposerConfirmations(Confirmations):
     """What does not depend on where the proposer runs."""
 
     def __init__(self, proposer: Proposer, table: SequenceTable, device: torch.device) -> None:
-        self.taps = proposer.taps
+        self.aux_layers = proposer.aux_layers
         self.fills_pages = proposer.kv_bytes_per_token > 0
         self._proposer, self._table, self._device = proposer, table, device
         self._prompts: Confirmed | None = None
@@ -130,7 +130,7 @@ class _ProposerConfirmations(Confirmations):
         sequence = chunk.sequence
         start = self._num_notified.get(sequence.row)
         if start is None:
-            start = 0 if self._proposer.needs_history else sequence.num_prefix_cached + bool(self.taps)
+            start = 0 if self._proposer.needs_history else sequence.num_prefix_cached + bool(self.aux_layers)
         return start, chunk.end if chunk.is_last else chunk.end + 1
 
     def _notify_rest(self, sequence: Sequence) -> None:
@@ -210,7 +210,7 @@ class HostConfirmations(_ProposerConfirmations):
         """Where captured steps look for their draft, by size and k."""
 
     def note_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
-        if self.taps:  # else a prompt comes with the first tokens that follow
+        if self.aux_layers:  # else a prompt comes with the first tokens that follow
             super().note_prompts(chunks, features_NF)
 
     def prepare(self, sequences: list[Sequence], k: int, size: int | None) -> None:
@@ -242,7 +242,7 @@ class HostConfirmations(_ProposerConfirmations):
         starts = [self._num_notified.get(sequence.row, 0) for sequence in sequences]
         ends = [len(sequence.tokens) for sequence in sequences]
         features = None
-        if self.taps:
+        if self.aux_layers:
             slots_B = upload([sequence.row for sequence in sequences], self._table.device)
             view = self._table.look_up(slots_B, k=0, all_greedy=True, truncates=False)
             assert view.features_BWF is not None

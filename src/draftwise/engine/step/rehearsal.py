@@ -77,7 +77,7 @@ class Rehearsal:
         self._longest = max(1, config.max_model_len - 2)
         self._made: dict[tuple[int, int, int], Sequence] = {}
         self._some_layers = runner.model.weights
-        if not runner.confirmations.taps:  # nobody looks at later layers, which launch what the first ones do
+        if not runner.confirmations.aux_layers:  # nobody looks at later layers, which launch what the first ones do
             layers = runner.model.weights.layers
             first = {type(layer.mlp): layer for layer in reversed(layers)}
             some = {id(layer): layer for layer in (*layers[:2], *first.values())}

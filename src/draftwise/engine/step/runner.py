@@ -163,10 +163,13 @@ class Runner:
     def _pass_over(self, batch: PromptBatch) -> tuple[Tensor, Tensor | None]:
         """Compute prompts that are laid out for a graph; return the rows as `_forward` does, where they stay after it,
         without tensors for every graph."""
-        num_rows, num_taps = batch.size.num_rows, len(self.confirmations.taps)
+        num_rows, num_aux_layers = batch.size.num_rows, len(self.confirmations.aux_layers)
         if self._passed is None:  # made by the first such pass, which is not captured
             most_rows = self.prompt_sizes[-1].num_rows
-            self._passed = self._make_rows(most_rows, 1), self._make_rows(most_rows, num_taps) if num_taps else None
+            self._passed = (
+                self._make_rows(most_rows, 1),
+                self._make_rows(most_rows, num_aux_layers) if num_aux_layers else None,
+            )
         kept, features = self._passed
         features_NF = None if features is None else features[:num_rows]
         pages_BP = self.table.pages(batch.slots_B)
@@ -270,10 +273,10 @@ class Runner:
         """Run the target; return hidden_NH and the auxiliary hidden states beside each other, in `features_NF` if it
         is given."""
         plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
-        taps = self.confirmations.taps
-        if taps and features_NF is None:
-            features_NF = self._make_rows(spans.num_rows, len(taps))
-        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, taps, features_NF)
+        aux_layers = self.confirmations.aux_layers
+        if aux_layers and features_NF is None:
+            features_NF = self._make_rows(spans.num_rows, len(aux_layers))
+        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, aux_layers, features_NF)
         return hidden_NH, features_NF
 
     def _make_rows(self, num_rows: int, num_states: int) -> Tensor:

@@ -28,7 +28,7 @@ class Drafter:
     """Shape of the layers that keep keys and values; None where none does."""
     config: Config = field(default_factory=dict)
     """The settings that `shape` was read from."""
-    taps: int = 0
+    num_aux_layers: int = 0
     """Hidden states of the target that it reads besides the last one."""
     typical: bool = False
     """Whether the layout is the method's usual one, because no config.json of the drafter is at hand."""
@@ -87,15 +87,15 @@ def _describe_eagle(target: Config, config: Config | None, _k: int) -> Drafter:
 
 
 def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return a layer over twice the width, `fc` over the tapped states, and an lm_head over the draft vocabulary."""
+    """Return a layer over twice the width, `fc` over the auxiliary states, and an lm_head over the draft vocabulary."""
     like = config or {**_head_of(target), "draft_vocab_size": min(32000, target["vocab_size"])}
     shape = read_shape(like)
     layers, width = tuple(range(shape.num_layers)), shape.hidden_size
     stated = find_aux_layers(like)
-    taps = len(stated.ids) if stated else 3  # the paper's
+    num_aux_layers = len(stated.ids) if stated else 3  # the paper's
     vocab = like.get("draft_vocab_size") or shape.vocab_size
     parts = (
-        _fc(width, taps * (like.get("target_hidden_size") or target["hidden_size"])),
+        _fc(width, num_aux_layers * (like.get("target_hidden_size") or target["hidden_size"])),
         *attention_parts(like, shape, layers[:1], inputs=2 * width),
         *attention_parts(like, shape, layers[1:]),
         *mlp_parts(like, shape, layers),
@@ -104,26 +104,26 @@ def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
         *_own_head(vocab, width),
         *_vocabulary_map(vocab, shape.vocab_size),
     )
-    return Drafter(method="eagle3", parts=parts, shape=shape, config=like, taps=taps)
+    return Drafter(method="eagle3", parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
 
 
 def _describe_dflash(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return Qwen3 layers and `fc` over the tapped states; embedding and lm_head are the target's."""
+    """Return Qwen3 layers and `fc` over the auxiliary hidden states; embedding and lm_head are the target's."""
     like = config or {**_head_of(target), "num_hidden_layers": 5}
     shape = read_shape(like)
     layers, inner = tuple(range(shape.num_layers)), like.get("dflash_config") or {}
     ids = inner.get("target_layer_ids") or like.get("aux_hidden_state_layer_ids")
-    taps = len(ids) if isinstance(ids, list) and ids else 5
+    num_aux_layers = len(ids) if isinstance(ids, list) and ids else 5
     width, vocab = shape.hidden_size, like.get("draft_vocab_size")
     parts = (
-        _fc(width, taps * target["hidden_size"]),
+        _fc(width, num_aux_layers * target["hidden_size"]),
         *attention_parts({**like, "model_type": "qwen3"}, shape, layers),
         *mlp_parts(like, shape, layers),
         norm("layernorms", 2 * width, layers),
         norm("norm, hidden_norm", 2 * width),
         *(() if not vocab or vocab == shape.vocab_size else (*_own_head(vocab, width), *_vocabulary_map(vocab, vocab))),
     )
-    return Drafter(method="dflash", parts=parts, shape=shape, config=like, taps=taps)
+    return Drafter(method="dflash", parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
 
 
 def _describe_dspark(target: Config, config: Config | None, k: int) -> Drafter:

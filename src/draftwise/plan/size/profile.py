@@ -48,13 +48,13 @@ def activations(
     """Return the peak of the profiled step on top of the weights."""
     forward, hidden = _forward(step, config, shape), _hidden(step, shape)
     passes = [
-        forward + drafter.taps * hidden,
-        _sampler(step, shape) + (1 + drafter.taps) * hidden,
+        forward + drafter.num_aux_layers * hidden,
+        _sampler(step, shape) + (1 + drafter.num_aux_layers) * hidden,
     ]
     if drafter.shape is not None:
         passes.append(2 * hidden + _forward(_draft_step(step, drafter), drafter.config, drafter.shape))
         if drafter.facts.network == "one_pass":
-            passes.append((drafter.taps + 3) * hidden + _block_head(step, drafter.config, drafter.shape))
+            passes.append((drafter.num_aux_layers + 3) * hidden + _block_head(step, drafter.config, drafter.shape))
     if step.enforce_eager or not step.cold_start or not step.rules.holds("size-cold-compile"):
         return max(passes) + overheads.workspace
     if not num_experts(config):  # while the first layer's kernels are timed, with a buffer that flushes the L2 cache
@@ -133,7 +133,7 @@ def _tuning(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overhead
     table = -(-shape.vocab_size // step.tensor_parallel_size) * shape.hidden_size * _BF16
     if drafter.shape is None or drafter.facts.drafts_from != "target_states" or drafter.facts.network != "chain":
         return table + 2 * _hidden(step, shape)
-    states = drafter.taps + (7 if step.runner == "V2" else 6)
+    states = drafter.num_aux_layers + (7 if step.runner == "V2" else 6)
     return table + states * _hidden(step, shape) + step.gpu.l2_bytes + overheads.workspace
 
 

@@ -198,7 +198,7 @@ def _rename_classes(context: Context, spec: Spec) -> Step[Spec]:
 
 def _rename(context: Context, spec: Spec, name: str, prefix: str) -> str:
     """Return a class's name with the method's before it, unless that is in it."""
-    several = spec.facts is not None and spec.facts.taps == "several"
+    several = spec.facts is not None and spec.facts.aux_states == "several"
     may_end = several and not context.rules.applies("eagle3-suffix-unknown", spec.method)
     if name.startswith(prefix) or (may_end and name.endswith(prefix)):
         return name

@@ -10,30 +10,30 @@ from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.train.target import Target
 
-__all__ = ["check_taps", "choose_mask_token", "even_taps", "usual_taps"]
+__all__ = ["check_aux_layers", "choose_mask_token", "even_aux_layers", "usual_aux_layers"]
 
 _MASK_OPTION = "mask_token_id"
 
 
-def usual_taps(num_layers: int) -> tuple[int, ...]:
+def usual_aux_layers(num_layers: int) -> tuple[int, ...]:
     """Return EAGLE-3's 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these."""
     usual = usual_layers(num_layers)
     return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)
 
 
-def even_taps(num_layers: int) -> tuple[int, ...]:
+def even_aux_layers(num_layers: int) -> tuple[int, ...]:
     """Return DFlash's five layers, evenly from the second to the third from the end."""
     first = min(2, num_layers)
     last = max(num_layers - 2, first)
     return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
 
 
-def check_taps(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """Return taps in ascending order without doubles, as vLLM hands their states over.
+def check_aux_layers(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
+    """Return aux_layers in ascending order without doubles, as vLLM hands their states over.
 
     Args:
-        wanted: numbered as `Proposer.taps`, up to the target's L layers.
-        target: whose states are tapped.
+        wanted: numbered as `Proposer.aux_layers`, up to the target's L layers.
+        target: whose states they are.
 
     Raises:
         InvalidSetup: the target has no such state.
