@@ -70,7 +70,8 @@ def conclude_run(run: Run) -> Conclusions:
 
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on."""
-    run, thresholds = set_aside_disturbed(run), get_thresholds(run)
+    thresholds = get_thresholds(run)
+    run = set_aside_disturbed(run, thresholds)
     lost = find_lost_pairs(run)
     found = compare_cells(run, lost, thresholds)
     checked = check_validity(run, found, lost, thresholds)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from draftwise.core import Answer, ClosedLoop, Counters, FirstPoint, Run, StepPoint, TurnRecord
 from draftwise.decide.disturbance import find_disturbances
+from draftwise.decide.thresholds import get_thresholds
 
 __all__ = ["count_steps", "find_firsts", "find_points"]
 
@@ -74,7 +75,7 @@ def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
 
 def _group(run: Run) -> Iterator[tuple[tuple[str, str, str], list[tuple[TurnRecord, Sequence[Answer]]]]]:
     """Yield server, load and workload with the turns that nothing disturbed and their answers."""
-    disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run)}
+    disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run, get_thresholds(run))}
     answers = {turn: list(each) for turn, each in groupby(sorted(run.answers, key=_turn_of), key=_turn_of)}
     conditions = {each.label for each in run.plan.conditions if isinstance(each.load, ClosedLoop)}
     counted = (turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed)
