@@ -30,6 +30,7 @@ from typing import Any
 from draftwise import __version__
 from draftwise.core import Prompt, Run
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.thresholds import get_thresholds
 from draftwise.machine.cores import cpu_name
 from draftwise.measure.load.requests import fill_streams
 from draftwise.report.estimates import find_undisturbed, hold_estimates
@@ -97,7 +98,7 @@ def follow(command: Sequence[str]) -> tuple[list[tuple[float, str]], int]:
 def describe(path: Path) -> dict[str, Any]:
     """Return the estimates of a run, what came of them, and what was measured."""
     whole = RunDirectory(path).read()
-    run = set_aside_disturbed(whole)
+    run = set_aside_disturbed(whole, get_thresholds(whole))
     undisturbed = find_undisturbed(run)
     held = [each.to_dict() for each in hold_estimates(run.estimates)]
     return {

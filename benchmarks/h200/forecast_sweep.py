@@ -53,6 +53,7 @@ from draftwise.core import (
 )
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.disturbance import find_disturbances
+from draftwise.decide.thresholds import get_thresholds
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.calibrate.points import find_firsts, find_points
 from draftwise.plan.forecast.forecast import forecast as make_forecast
@@ -226,7 +227,7 @@ def read_run(folder: Path) -> tuple[Run, str]:
         raise SystemExit("Nothing was measured: see what the servers say.")
     run = RunDirectory(folder).read()
     by_pace = replace(run, turns=tuple(replace(turn, device={}) for turn in run.turns))
-    found, left = (len(list(find_disturbances(each))) for each in (run, by_pace))
+    found, left = (len(list(find_disturbances(each, get_thresholds(each)))) for each in (run, by_pace))
     told = f"{len(run.turns)} turns, {found} of them disturbed"
     if 2 * found <= len(run.turns):
         return run, told

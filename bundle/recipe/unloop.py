@@ -11,7 +11,7 @@ from policy import SHARES, PromptPool
 from ragged import Ragged
 from training import LossLog, Optimizers, batch_loss, compile_layers, compiled, cross_entropy, mean_loss, unlikelihood
 
-from draftwise.decide.validity.outputs import find_loop
+from draftwise.decide.validity.texts import find_loop
 from train import Mixture, heldout_batches
 
 MIN_LOOP_TOKENS = 16

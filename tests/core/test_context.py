@@ -33,3 +33,9 @@ def test_what_is_known_has_a_field_and_the_rest_is_kept() -> None:
 def test_something_else_is_refused(row: object) -> None:
     with pytest.raises(TypeError):
         RunContext.from_dict(row)  # type: ignore[arg-type]
+
+
+def test_no_speculation_is_not_the_same_as_not_saying() -> None:
+    assert ServerRecord().speculative_config is None
+    assert ServerRecord(version={"speculative_config": None}).speculative_config == {}
+    assert ServerRecord(version={"speculative_config": {"method": "ngram"}}).speculative_config == {"method": "ngram"}

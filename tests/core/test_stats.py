@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.spec_stats import stats_of
 
-from draftwise.core import SpecStats
+from draftwise.core import Counters, SpecStats
 
 drafts = st.integers(0, 6).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, d)))
 stats = st.lists(drafts, max_size=8).map(
@@ -53,3 +53,11 @@ def test_no_data_is_none_not_zero() -> None:
 def test_more_accepted_than_drafted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0\.\.2"):
         stats_of(drafted=2, accepted=3)
+
+
+def test_what_one_turn_does_not_report_is_unknown_of_all() -> None:
+    one, other = Counters(spec=stats_of(drafted=2, accepted=1), generation_tokens=5, prefix_queries=8), Counters()
+    assert Counters.total([one, one]).generation_tokens == 10
+    assert Counters.total([one, one]).spec == one.spec + one.spec
+    assert Counters.total([one, other]).generation_tokens is None
+    assert Counters.total([]) == Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)

@@ -14,6 +14,7 @@ from draftwise.core import Answer, Arm, Run, Timing, TurnRecord
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.disturbance import find_disturbances, find_lost_pairs, set_aside_disturbed
+from draftwise.decide.thresholds import Thresholds
 
 ARMS = {"plain": Truth(), "ngram k=3": gains(1.3)}
 QUIET = {"busy_s": 1.0, "own_s": 1.0, "steal_s": 0.0, "quota_stopped_s": 0.0, "waited_s": 0.0}
@@ -51,22 +52,22 @@ def place(turn: TurnRecord) -> tuple[str, int, int]:
 
 def test_a_quiet_run_has_no_disturbance() -> None:
     for seed in range(20):
-        assert list(find_disturbances(make_run(ARMS, seed=seed))) == []
+        assert list(find_disturbances(make_run(ARMS, seed=seed), Thresholds())) == []
 
 
 def test_a_slow_turn_sets_its_block_aside_on_both_arms() -> None:
     run = make_run(ARMS)
     slowed = slow(run, 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 2, "code-5"))
-    (found,) = find_disturbances(slowed)
+    (found,) = find_disturbances(slowed, Thresholds())
     assert found.attempt_key == ("code", "c=1", 2, 5, 0)
     assert found.arm == "plain"
     assert re.fullmatch(
         r"the time of a decoding step was (1\.[89]|2\.[01])\dx that of the turns around it", found.reason
     )
-    counted = set_aside_disturbed(slowed)
+    counted = set_aside_disturbed(slowed, Thresholds())
     assert {place(turn) for turn in counted.set_aside} == {("plain", 2, 5), ("ngram k=3", 2, 5)}
     assert {each.turn for each in counted.answers} == {turn.turn for turn in counted.turns}
-    assert set_aside_disturbed(counted) is counted
+    assert set_aside_disturbed(counted, Thresholds()) is counted
     assert conclude_run(slowed).run == counted
 
 
@@ -77,7 +78,7 @@ def three_arms() -> Run:
 
 def test_a_slow_turn_of_a_candidate_costs_no_other_candidate_anything() -> None:
     run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=5", 2, "code-5"))
-    counted = set_aside_disturbed(run)
+    counted = set_aside_disturbed(run, Thresholds())
     assert {place(turn) for turn in counted.set_aside} == {("ngram k=5", 2, 5)}
     (lost,) = find_lost_pairs(counted)
     assert (lost.block, lost.candidate, lost.attempts) == (("code", "c=1", 2, 5), "ngram k=5", 1)
@@ -87,7 +88,7 @@ def test_a_slow_turn_of_a_candidate_costs_no_other_candidate_anything() -> None:
 
 def test_a_slow_turn_of_the_baseline_costs_all_candidates_the_block() -> None:
     run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 2, "code-5"))
-    counted = set_aside_disturbed(run)
+    counted = set_aside_disturbed(run, Thresholds())
     assert {turn.block_key for turn in counted.set_aside} == {("code", "c=1", 2, 5)}
     assert {each.candidate for each in find_lost_pairs(counted)} == {"ngram k=3", "ngram k=5"}
 
@@ -95,7 +96,7 @@ def test_a_slow_turn_of_the_baseline_costs_all_candidates_the_block() -> None:
 def test_each_candidate_is_compared_with_the_baseline_of_its_own_attempt() -> None:
     run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=5", 1, "code-5"))
     again = take_again(run, {5}, arms=("plain", "ngram k=5"))
-    counted = set_aside_disturbed(again)
+    counted = set_aside_disturbed(again, Thresholds())
     mine = [turn for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)]
     assert {(turn.arm, turn.attempt) for turn in mine} == {
         ("plain", 0),
@@ -112,15 +113,15 @@ def test_each_candidate_is_compared_with_the_baseline_of_its_own_attempt() -> No
 
 def test_a_turn_that_is_faster_than_its_neighbours_is_as_far_from_them() -> None:
     run = slow(make_run(ARMS), 0.5, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=3", 1, "code-7"))
-    (found,) = find_disturbances(run)
+    (found,) = find_disturbances(run, Thresholds())
     assert found.attempt_key == ("code", "c=1", 1, 7, 0)
     assert (found.arm, found.is_faster) == ("ngram k=3", True)
 
 
 def test_a_long_disturbance_is_found_though_most_neighbours_have_it() -> None:
     run = slow(make_run(ARMS), 1.6, lambda each: each.repeat == 2 and 2 <= int(each.prompt_id[5:]) < 10)
-    assert {each.block for each in find_disturbances(run) if each.repeat == 2} == set(range(2, 10))
-    assert {each.repeat for each in find_disturbances(run)} == {2}
+    assert {each.block for each in find_disturbances(run, Thresholds()) if each.repeat == 2} == set(range(2, 10))
+    assert {each.repeat for each in find_disturbances(run, Thresholds())} == {2}
 
 
 def test_a_late_compilation_is_seen_in_the_first_token() -> None:
@@ -132,13 +133,13 @@ def test_a_late_compilation_is_seen_in_the_first_token() -> None:
         return replace(answer, timing=replace(timing, chunks=chunks, finished=timing.finished + 2.0))
 
     run = make_run(ARMS)
-    (found,) = find_disturbances(replace(run, answers=tuple(map(stall, run.answers))))
+    (found,) = find_disturbances(replace(run, answers=tuple(map(stall, run.answers))), Thresholds())
     assert (found.block, "time to the first token" in found.reason) == (4, True)
 
 
 def test_a_prompt_that_is_slow_whenever_it_is_asked_counts() -> None:
     run = slow(make_run(ARMS), 3.0, lambda each: (each.arm, each.prompt_id) == ("ngram k=3", "code-3"))
-    assert list(find_disturbances(run)) == []
+    assert list(find_disturbances(run, Thresholds())) == []
 
 
 def test_a_prompt_for_which_nothing_is_drafted_is_compared_with_nothing_else() -> None:
@@ -151,22 +152,22 @@ def test_a_prompt_for_which_nothing_is_drafted_is_compared_with_nothing_else() -
         spec = replace(turn.counters.spec, num_draft_tokens=0)
         return replace(turn, counters=replace(turn.counters, spec=spec))
 
-    assert list(find_disturbances(replace(run, turns=tuple(map(without_drafts, run.turns))))) == []
+    assert list(find_disturbances(replace(run, turns=tuple(map(without_drafts, run.turns))), Thresholds())) == []
 
 
 def test_a_machine_that_slows_down_for_good_loses_only_the_blocks_of_the_change() -> None:
     run = slow(make_run(ARMS, workloads=[workload(num_prompts=20)], repeats=4), 4.0, lambda each: each.repeat > 2)
-    assert len({each.attempt_key for each in find_disturbances(run)}) <= 8
+    assert len({each.attempt_key for each in find_disturbances(run, Thresholds())}) <= 8
 
 
 def test_the_pace_of_a_drafting_server_without_counters_is_not_judged() -> None:
     run = slow(make_run(ARMS), 1.8, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=3", 1, "code-3"))
-    assert len(list(find_disturbances(run))) == 1
+    assert len(list(find_disturbances(run, Thresholds()))) == 1
 
     def uncounted(turn: TurnRecord) -> TurnRecord:
         return replace(turn, counters=replace(turn.counters, generation_tokens=None))
 
-    assert list(find_disturbances(replace(run, turns=tuple(map(uncounted, run.turns))))) == []
+    assert list(find_disturbances(replace(run, turns=tuple(map(uncounted, run.turns))), Thresholds())) == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_what_the_machine_says(used: Mapping[str, float], cores: int, words: str
     def in_one(turn: TurnRecord) -> Mapping[str, float]:
         return used if place(turn) == ("ngram k=3", 2, 4) else {}
 
-    found = list(find_disturbances(with_machine(make_run(ARMS), in_one, cores)))
+    found = list(find_disturbances(with_machine(make_run(ARMS), in_one, cores), Thresholds()))
     assert [each.attempt_key for each in found] == ([("code", "c=1", 2, 4, 0)] if words else [])
     assert all(words in each.reason for each in found if words)
 
@@ -197,7 +198,7 @@ def test_without_pressure_information_a_machine_with_an_idle_core_is_not_crowded
     for busy_s, count in ((1.5, 0), (2.0, 1)):
         run = with_machine(make_run(ARMS), lambda turn, busy_s=busy_s: used(turn, busy_s))
         turns = tuple(replace(t, device=t.device | {"cpu": without(t.device["cpu"], "waited_s")}) for t in run.turns)
-        assert len(list(find_disturbances(replace(run, turns=turns)))) == count
+        assert len(list(find_disturbances(replace(run, turns=turns), Thresholds()))) == count
 
 
 def without(row: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def take_again(run: Run, blocks: set[int], attempt: int = 1, arms: Sequence[str]
 
 def test_the_last_undisturbed_attempt_stands_for_a_block() -> None:
     run = slow(make_run(ARMS), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 1, "code-5"))
-    counted = set_aside_disturbed(take_again(run, {5}))
+    counted = set_aside_disturbed(take_again(run, {5}), Thresholds())
     assert {turn.attempt for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)} == {1}
     assert {turn.attempt_key for turn in counted.set_aside} == {("code", "c=1", 1, 5, 0)}
     assert len(counted.turns) == 2 * 12 * 3
@@ -227,14 +228,14 @@ def test_the_last_undisturbed_attempt_stands_for_a_block() -> None:
 def test_an_attempt_that_was_cut_off_does_not_replace_a_whole_one() -> None:
     again = take_again(make_run(ARMS), {5})
     cut = replace(again, turns=again.turns[:-1])
-    counted = set_aside_disturbed(cut)
+    counted = set_aside_disturbed(cut, Thresholds())
     assert {turn.attempt for turn in counted.turns} == {0}
 
 
 def test_a_block_that_was_never_undisturbed_counts_for_nothing_and_says_so() -> None:
     run = slow(make_run(ARMS), 2.0, lambda each: (each.repeat, each.prompt_id) == (1, "code-5"))
     run = replace(run, turns=tuple(t for t in run.turns if place(t)[1:] != (1, 5) or t.arm == "plain"))
-    counted = set_aside_disturbed(run)
+    counted = set_aside_disturbed(run, Thresholds())
     assert not [turn for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)]
     assert [each.block for each in counted.disturbances] == [5]
 

@@ -17,6 +17,7 @@ from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, V
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.thresholds import Thresholds
 from draftwise.measure.session import Session
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.runs import RunDirectory
@@ -101,7 +102,7 @@ def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_
     assert again == ordered[-len(again) :]
     # The last repetition ended with the baseline, which is up.
     assert [arm for arm, _ in groupby(again, key=lambda each: each.arm)] == ["plain", "candidate 1"]
-    (cell,) = make_cells(set_aside_disturbed(run))
+    (cell,) = make_cells(set_aside_disturbed(run, Thresholds()))
     assert len(cell.paired) == 3 * 16
     blocks = {each.candidate.turn: each.block for each in cell.paired}
     (block,) = {blocks[turn.turn] for turn in again if turn.arm == "candidate 1"}

@@ -98,6 +98,11 @@ class ServerRecord:
         release = self.version.get("version")
         return None if release is None else str(release)
 
+    @property
+    def speculative_config(self) -> Mapping[str, Any] | None:
+        """As its engine says it took it, empty for none; None where it does not say."""
+        return self.version["speculative_config"] or {} if "speculative_config" in self.version else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:

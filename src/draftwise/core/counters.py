@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 from draftwise.core.stats import SpecStats
@@ -29,6 +31,11 @@ class Counters:
         """
         per_pos = {name: tuple(row["spec"][name]) for name in ("accepted_per_pos", "drafted_per_pos")}
         return cls(**{**row, "spec": SpecStats(**{**row["spec"], **per_pos})})
+
+    @classmethod
+    def total(cls, counters: Iterable[Counters]) -> Counters:
+        """Return the sum of the growth over several turns; of none, 0 of everything."""
+        return reduce(add, counters, cls(generation_tokens=0, prefix_queries=0, prefix_hits=0))
 
     def __sub__(self, before: Counters) -> Counters:
         return self._combine(before, -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, takewhile
@@ -18,7 +19,6 @@ from draftwise.core import (
     Run,
     RunContext,
     Schedule,
-    Setup,
     SingleSetting,
     SpecConfig,
     Verdict,
@@ -26,7 +26,6 @@ from draftwise.core import (
 from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.comparisons import Estimates
 from draftwise.facts.vllm import history
-from draftwise.plan.check import check
 from draftwise.plan.schedule.judge import judge_schedule
 from draftwise.plan.schedule.ranges import KEY, join_ranges, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
@@ -326,21 +325,13 @@ def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] |
     unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
     if server.version.get("engine") == "draftwise":
         return (unmeasured,)
-    since = history("spec_fields", KEY)[0].since
-    setup = _find_setup(arm.setup, server.release, context.model.name)
-    if setup is None:
+    judged = None
+    if server.release is not None:
+        target = arm.setup.target or str(context.model.name)
+        with suppress(InvalidSetup):  # the catalogue does not cover the release
+            setup = replace(arm.setup, target=target, engine="vllm", engine_version=server.release, spec=spec)
+            judged = judge_schedule(setup)
+    if judged is None:
+        since = history("spec_fields", KEY)[0].since
         return (unmeasured, f"It needs vLLM {since} or newer.")
-    judged = judge_schedule(replace(setup, spec=spec))
     return (unmeasured, *judged.remarks) if judged.is_honoured else None
-
-
-def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:
-    """Return the measured setup on the version that its server tells; None where the catalogue does not cover it."""
-    if version is None:
-        return None
-    setup = replace(measured, target=measured.target or str(model), engine="vllm", engine_version=version)
-    try:
-        check(setup)
-    except InvalidSetup:
-        return None
-    return setup

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from draftwise.core import Comparison, Decision, Finding, Run
 from draftwise.core.comparison import ALL
 from draftwise.decide.bands import divide_loads
-from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace_acceptance
+from draftwise.decide.comparison.acceptance import Acceptance, Conversion, pool_acceptance, trace_conversion
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
 from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
@@ -16,7 +16,7 @@ from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 from draftwise.decide.validity.checks import check_validity
-from draftwise.decide.validity.outputs import TextQuality
+from draftwise.decide.validity.texts import TextQuality
 from draftwise.decide.verdict import judge_cell
 
 __all__ = ["Conclusions", "Evidence", "conclude_run", "gather_evidence"]
@@ -57,21 +57,21 @@ def conclude_run(run: Run) -> Conclusions:
     evidence = gather_evidence(run)
     cells = [each.cell for each in evidence.estimates]
     latencies = summarise_latencies(evidence.run, cells, evidence.thresholds)
-    acceptances, conversions = trace_acceptance(cells, evidence.comparisons)
     return Conclusions(
         run=evidence.run,
         decision=_decide(evidence, latencies),
         thresholds=evidence.thresholds,
         latencies=latencies,
-        acceptances=acceptances,
-        conversions=conversions,
+        acceptances=pool_acceptance(cells),
+        conversions=trace_conversion(evidence.comparisons),
         quality=evidence.quality,
     )
 
 
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on."""
-    run, thresholds = set_aside_disturbed(run), get_thresholds(run)
+    thresholds = get_thresholds(run)
+    run = set_aside_disturbed(run, thresholds)
     lost = find_lost_pairs(run)
     found = compare_cells(run, lost, thresholds)
     checked = check_validity(run, found, lost, thresholds)

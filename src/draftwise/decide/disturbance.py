@@ -22,7 +22,7 @@ from statistics import fmean, median
 
 from draftwise.core import Answer, Disturbance, Run, TurnRecord
 from draftwise.core.grouping import group_by
-from draftwise.decide.thresholds import Thresholds, get_thresholds
+from draftwise.decide.thresholds import Thresholds
 
 __all__ = [
     "LONGEST_GAP_S",
@@ -56,7 +56,7 @@ _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
 
-def set_aside_disturbed(run: Run) -> Run:
+def set_aside_disturbed(run: Run, thresholds: Thresholds) -> Run:
     """Return the run with the turns and answers that count: of every block and candidate the last undisturbed pair.
 
     Candidates without one lose the block, and `Run.disturbances` says why; so do turns that were never compared, as the
@@ -64,7 +64,7 @@ def set_aside_disturbed(run: Run) -> Run:
     """
     if run.disturbances or run.set_aside:
         return run
-    disturbances = tuple(find_disturbances(run))
+    disturbances = tuple(find_disturbances(run, thresholds))
     kept = _find_counting(run, {(each.attempt_key, each.arm) for each in disturbances})
     return replace(
         run,
@@ -75,13 +75,14 @@ def set_aside_disturbed(run: Run) -> Run:
     )
 
 
-def find_disturbances(run: Run) -> Iterator[Disturbance]:
+def find_disturbances(run: Run, thresholds: Thresholds) -> Iterator[Disturbance]:
     """Yield the disturbed turns in the order of the run.
 
     Args:
         run: as it is on disk, with every attempt.
+        thresholds: of the run.
     """
-    noted = _note_all(run, get_thresholds(run))
+    noted = _note_all(run, thresholds)
     for turn in sorted(run.turns, key=lambda each: each.turn):
         if (note := noted.get(turn.turn)) is not None:
             yield Disturbance(

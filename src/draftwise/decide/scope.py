@@ -18,7 +18,7 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
-from draftwise.decide.validity.window.server import UNPROVEN
+from draftwise.decide.validity.drafting import UNPROVEN
 from draftwise.runs.blocks import count_needed
 from draftwise.runs.schedule import list_planned
 

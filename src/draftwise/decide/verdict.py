@@ -21,10 +21,10 @@ from math import ceil
 from typing import Any
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, ReasonCode, Severity, Verdict
-from draftwise.decide.comparison.acceptance import name_losers
 from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.decide.comparison.losers import name_losers
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, settle
+from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude
 
 __all__ = ["UNSETTLING", "VOIDING", "find_signature", "judge", "judge_cell"]
 
@@ -56,23 +56,20 @@ def judge_cell(
     """
     if doubt := _find_doubt(found, findings, thresholds):
         return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
-    estimates = found.estimates
-    deciding, done = estimates.ratios.deciding, estimates.done
-    conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
     verdict, reason = judge(
         found.comparison,
         findings,
         thresholds,
         promise=found.promise,
         repetitions_needed=found.outlook.repetitions,
-        losers=name_losers(estimates.cell, estimates.ratios.speedup),
+        losers=name_losers(found.estimates.cell, found.estimates.ratios.speedup),
     )
-    is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
+    is_final = verdict is not Verdict.INCONCLUSIVE or found.conclusion is Conclusion.EQUAL
     return replace(
         found.comparison,
         verdict=verdict,
         reason=reason,
-        settled=conclusion is not None and is_final,
+        settled=found.conclusion is not None and is_final,
         findings=tuple(own),
     )
 
@@ -134,7 +131,7 @@ def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> Reason | Non
         return _reason(ReasonCode.FASTER_AT_TIMES, arm=loser, count=count)
     if doubt := _find_slow_server(found, loser, thresholds):
         return doubt
-    change = found.estimates.ratios.change
+    change = found.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
         return None
     return _reason(ReasonCode.PACE_CHANGED, lowest=change.lowest, highest=change.highest)

@@ -78,7 +78,8 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     """
     known = {condition.label for condition in run.conditions}
     found: dict[Condition, set[tuple[str, str]]] = {}
-    points_by_sweep = gather_load_points(estimate_cells(set_aside_disturbed(run), get_thresholds(run)))
+    thresholds = get_thresholds(run)
+    points_by_sweep = gather_load_points(estimate_cells(set_aside_disturbed(run, thresholds), thresholds))
     for (workload, candidate, temperature, axis), points in points_by_sweep.items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
-from draftwise.decide.validity.servers import find_same_servers
-from draftwise.decide.validity.window.server import ON_PURPOSE
+from draftwise.decide.validity.servers import ON_PURPOSE, find_same_servers
 from draftwise.facts.methods import find_method
 from draftwise.facts.server_metrics import counts_drafts
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from draftwise.core import Run
 from draftwise.core.grouping import group_by
 from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
+from draftwise.decide.thresholds import get_thresholds
 from draftwise.runs.schedule import Turn
 
 __all__ = ["LostBlock", "find_lost", "plan_retakes"]
@@ -41,7 +42,7 @@ def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
     """
     settled = {each.key for each in run.settled}
     again: dict[BlockKey, set[str]] = {}
-    for pair in find_lost_pairs(set_aside_disturbed(run)):
+    for pair in find_lost_pairs(set_aside_disturbed(run, get_thresholds(run))):
         workload, label, *_ = pair.block
         is_needed = label in labels and (workload, label, pair.candidate) not in settled
         if is_needed and pair.candidate not in run.plan.remembering and pair.attempts < _MOST_ATTEMPTS:

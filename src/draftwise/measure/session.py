@@ -13,6 +13,7 @@ from typing import Any
 from draftwise.backends import Backend, LineUp
 from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan, Severity
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.thresholds import get_thresholds
 from draftwise.decide.validity.servers import find_differences
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
@@ -282,8 +283,9 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
         self.progress.wait("looking at outputs that differ")
+        run = self.directory.read()
         await examine(
-            list_differences(set_aside_disturbed(self.directory.read()), clients),
+            list_differences(set_aside_disturbed(run, get_thresholds(run)), clients),
             clients,
             ends_at=budget.examination_end,
             keep=self.directory.add_divergence,

@@ -9,7 +9,7 @@ from draftwise.core import Comparison, Crossover, Interval
 from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
-from draftwise.decide.validity.outputs import TextQuality
+from draftwise.decide.validity.texts import TextQuality
 from draftwise.report.forecasts import Held
 from draftwise.report.reasons import describe_reason
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload

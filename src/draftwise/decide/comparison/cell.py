@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import groupby, product, takewhile
-from operator import add
 
 from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
 from draftwise.core.comparison import ALL
@@ -172,7 +170,6 @@ def _make_cell(
     stretches = _number_stretches(turns) if one_at_a_time else {}
     baseline, candidate = (_list_requests(turns, by_turn, arm) for arm in arms)
     answered, ours = _group_by_unit(baseline), _group_by_unit(candidate)
-    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
     outputs = {
         (arm, unit): [attempts[key] for key in sorted(attempts)]
         for arm, side in zip(arms, (answered, ours), strict=True)
@@ -193,7 +190,7 @@ def _make_cell(
         is_one_at_a_time=one_at_a_time,
         outputs=outputs,
         units=units,
-        counters={arm: reduce(add, (t.counters for t in turns if t.arm == arm), nothing) for arm in arms},
+        counters={arm: Counters.total(turn.counters for turn in turns if turn.arm == arm) for arm in arms},
         differences=_find_differences(units, outputs, arms) if comparable else None,
     )
 

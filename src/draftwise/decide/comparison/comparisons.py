@@ -12,12 +12,7 @@ import numpy as np
 
 from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
 from draftwise.core.comparison import ALL
-from draftwise.decide.comparison.cell import (
-    Cell,
-    PairedRequest,
-    Unit,
-    make_cells,
-)
+from draftwise.decide.comparison.cell import Cell, PairedRequest, Unit, make_cells
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.comparison.memory import Recall, divide_cell
 from draftwise.decide.disturbance import LostPair
@@ -26,6 +21,7 @@ from draftwise.runs.blocks import count_repetitions
 from draftwise.statistics import (
     Array,
     Change,
+    Conclusion,
     Design,
     Estimate,
     InterimAnalyses,
@@ -37,6 +33,7 @@ from draftwise.statistics import (
     percentile_ratios,
     prompt_ratio,
     server_ratio,
+    settle,
     total_ratio,
 )
 
@@ -60,15 +57,6 @@ class Ratios:
     """Output tokens per second of the server; None with one request in flight."""
     deciding: Estimate
     """The one that `Comparison.decided_by` names."""
-
-    @property
-    def change(self) -> Change | None:
-        """How the speed-up changed in the course of the run; None where it stayed the same."""
-        ordered = sorted(self.paired, key=lambda each: each.candidate.turn)
-        candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
-        design = Design.of([(each.unit, each.block) for each in ordered])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return find_change(np.log(candidate_N) - np.log(baseline_N), design)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +101,16 @@ class Unjudged:
     estimates: Estimates
     outlook: Outlook
     """Of the ratio that decides."""
+    change: Change | None = None
+    """How the speed-up changed in the course of the run; None where it stayed the same."""
     lost: Lost | None = None
     """None where every pair counts."""
     faster: Mapping[str, int] = field(default_factory=dict)
     """Pairs that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
-    family: int = 1
-    """Comparisons of the run that it is one of."""
+    conclusion: Conclusion | None = None
+    """At which it may stop, as one of the comparisons of the run; None: go on."""
 
 
 def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[Unjudged]:
@@ -146,7 +136,8 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
     is_helped = memory.recall is Recall.SHOWN and repeated is not None and repeated.units
     done = len(cell.repetitions)
     if run.plan.adaptive and repeated is None:
-        analyses = InterimAnalyses.planned(max(done, _count_repetitions(run, cell)))
+        planned = count_repetitions(run, cell.workloads, cell.condition, cell.candidate)
+        analyses = InterimAnalyses.planned(max(done, planned))
     else:
         analyses = InterimAnalyses((run.plan.repeats if repeated is None else done,))
     return Estimates(
@@ -161,12 +152,6 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
         done=done,
         level=analyses.level(done),
     )
-
-
-def _count_repetitions(run: Run, cell: Cell) -> int:
-    """Return how many repetitions were planned of all of a cell's workloads."""
-    members = (each for each in run.plan.workloads if each.name in cell.workloads)
-    return min(count_repetitions(run, each, cell.condition, cell.candidate) for each in members)
 
 
 def estimate_ratios(cell: Cell) -> Ratios:
@@ -268,8 +253,22 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    mine, faster = _sum_up(lost, run, estimates.whole), _count_faster(run, estimates.whole)
-    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=mine, faster=faster)
+    return Unjudged(
+        comparison=comparison,
+        estimates=estimates,
+        outlook=outlook,
+        change=_find_change(ratios.paired),
+        lost=_sum_up(lost, run, estimates.whole),
+        faster=_count_faster(run, estimates.whole),
+    )
+
+
+def _find_change(paired: Sequence[PairedRequest]) -> Change | None:
+    ordered = sorted(paired, key=lambda each: each.candidate.turn)
+    candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
+    design = Design.of([(each.unit, each.block) for each in ordered])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return find_change(np.log(candidate_N) - np.log(baseline_N), design)
 
 
 def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> Lost | None:
@@ -365,8 +364,12 @@ def _correct_for_number(found: Sequence[Unjudged], thresholds: Thresholds) -> li
         places = [place for place, each in enumerate(found) if (each.comparison.workload == ALL) is pooled]
         adjusted = adjust_family([found[place].comparison.p_value for place in places])
         for place, p in zip(places, adjusted, strict=True):
-            each, family = found[place], len(places)
-            promise = _estimate_goodput(each.estimates.ratios, thresholds, 1 - each.estimates.level / family)[1]
-            comparison = replace(each.comparison, adjusted_p=p)
-            corrected[place] = replace(each, comparison=comparison, promise=promise, family=family)
+            comparison, estimates, family = found[place].comparison, found[place].estimates, len(places)
+            ratios, analyses, done = estimates.ratios, estimates.analyses, estimates.done
+            corrected[place] = replace(
+                found[place],
+                comparison=replace(comparison, adjusted_p=p),
+                promise=_estimate_goodput(ratios, thresholds, 1 - estimates.level / family)[1],
+                conclusion=settle(ratios.deciding, analyses, done, margin=thresholds.margin, family=family),
+            )
     return corrected

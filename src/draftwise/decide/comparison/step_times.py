@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import add
 
-from draftwise.core import Arm, Run, Timing, TurnRecord
+from draftwise.core import Arm, Counters, Run, Timing, TurnRecord
 from draftwise.core.grouping import group_by
 
 __all__ = ["trace_step_times"]
@@ -40,7 +38,7 @@ def _trace(
     for count, turns in sorted(groups.items()):
         known = [timing for turn in turns for timing in timings.get(turn.turn, ()) if timing.num_tokens > 1]
         tokens = sum(timing.num_tokens - 1 for timing in known)
-        per_step = 1.0 if arm.spec is None else reduce(add, (turn.counters for turn in turns)).tokens_per_step
+        per_step = 1.0 if arm.spec is None else Counters.total(turn.counters for turn in turns).tokens_per_step
         seconds = sum(timing.chunks[-1][0] - timing.chunks[0][0] for timing in known)
         if tokens and per_step is not None and seconds > 0:
             yield float(count), 1000 * per_step * seconds / tokens

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
-from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
+from draftwise.core import Answer, Counters, Finding, Run, Severity
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.disturbance import LostPair
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.load import check_load, check_requests
-from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_servers, gather_drafting_evidence
-from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.server import check_counters
+from draftwise.decide.validity.client import check_client
+from draftwise.decide.validity.drafting import check_drafting
+from draftwise.decide.validity.load import check_load
+from draftwise.decide.validity.machine import check_machine
+from draftwise.decide.validity.outputs import check_outputs
+from draftwise.decide.validity.servers import check_servers
+from draftwise.decide.validity.texts import TextQuality, check_texts
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
@@ -70,11 +70,10 @@ def check_validity(run: Run, found: Sequence[Unjudged], lost: Sequence[LostPair]
 
 def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
-    comparison, cell = found.comparison, found.estimates.cell
-    evidence = gather_drafting_evidence(run, cell)
+    cell = found.estimates.cell
     return [
-        *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
-        *check_requests(run, cell, thresholds),
+        *check_drafting(run, cell, found.comparison, thresholds),
+        *check_client(run, cell, thresholds),
         *check_outputs(run, found, thresholds),
         *_memory(run, found.estimates, thresholds),
         *_prompts(run, cell),
@@ -141,7 +140,7 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
     for cell in cells:
         mine = [turn for turn in cell.turns if turn.arm == cell.baseline]
         first, later = (
-            _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
+            Counters.total(turn.counters for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
             for is_first in (True, False)
         )
         before, after = first.prefix_hit_rate, later.prefix_hit_rate
@@ -149,11 +148,6 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
             yield Finding.info("prefix-cache-warm", f"{text}cached one.")
             return
-
-
-def _sum_counters(turns: Iterable[TurnRecord]) -> Counters:
-    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
-    return reduce(add, (turn.counters for turn in turns), nothing)
 
 
 def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
-from operator import add
 from typing import Any
 
-from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig, TurnRecord
 from draftwise.core.finding import join_names
 from draftwise.core.grouping import group_by
-from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
-from draftwise.facts.server_metrics import counts_drafts
 
-__all__ = [
-    "check_servers",
-    "find_differences",
-    "find_resolved_config",
-    "find_same_servers",
-    "gather_drafting_evidence",
-]
+__all__ = ["ON_PURPOSE", "check_servers", "find_differences", "find_same_servers"]
 
 
+ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
+"""Options with which an engine drafts less under load because it was asked to."""
 _AFTERWARDS = 16
 """Tokens that a server may still write for a request that was withdrawn, until it notices."""
 _SAME = ("engine", "version", "dtype", "device")
@@ -49,7 +41,6 @@ _OWN = (
 )
 """Arguments that may differ from arm to arm (beginnings of their names); the last three are those of containers."""
 _LESS_CACHE = 0.9
-_NOTHING = Counters(generation_tokens=0)
 
 
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
@@ -183,22 +174,17 @@ def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
     """Whether an arm ran the speculative config that was asked for, alone, and drafted as it says under every load."""
     mine = [turn for turn in run.turns if turn.arm == arm.name]
     if arm.spec is not None:
-        yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
-    yield from check_server(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
+        yield from _check_config(arm.name, arm.spec, run.context.server(arm.name).speculative_config)
+    yield from _foreign_requests(arm.name, mine, thresholds)
+    if arm.spec is not None:
+        yield from _draft_lengths(arm.name, arm.spec, mine)
+        yield from _drafting_under_load(run, arm.name, arm.spec, thresholds)
     if arm.name in run.plan.synthetic:
         text = (
             "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
             "not compared, as they are not the model's."
         )
         yield Finding.info("acceptance-drawn", text, where=arm.name)
-
-
-def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
-    """Return the speculative config as the server says it took it; None where it does not say."""
-    version = run.context.server(arm).version
-    if "speculative_config" not in version:
-        return None
-    return version["speculative_config"] or {}
 
 
 def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -222,48 +208,73 @@ def _is_same_method(asked: str, took: str) -> bool:
     return asked == took or asked.endswith(f"_{took}") or took.endswith(f"_{asked}")
 
 
-def _group_by_sweep(run: Run, arm: str) -> list[list[LoadCounters]]:
-    """Return an arm's counters under each load, by workload, temperature and kind of load."""
-    groups: dict[tuple[str, float, str], list[LoadCounters]] = {}
+def _foreign_requests(arm: str, turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a server that was busy before turns, when nothing of the run was on it."""
+    loads = [(turn.before.running or 0.0, turn.before.waiting or 0.0) for turn in turns]
+    busy = [load for load in loads if sum(load) > 0]
+    if loads and len(busy) > thresholds.busy_turns * len(loads):
+        running, waiting = (max(values) for values in zip(*busy, strict=True))
+        text = (
+            f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
+            f"{waiting:.0f} waiting)"
+        )
+        yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that nothing else talks to.")
+
+
+def _draft_lengths(arm: str, asked: SpecConfig, turns: Iterable[TurnRecord]) -> Iterator[Finding]:
+    """Yield drafts that are always the same smaller number: that is another k than was asked for.
+
+    Methods that look up text draft less than k at times.
+    """
+    stats = (turn.counters.spec for turn in turns)
+    lengths = {round(each.num_draft_tokens / each.num_drafts, 2) for each in stats if each.num_drafts}
+    k = asked.num_speculative_tokens
+    if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
+        text = f"every draft has {length:.0f} tokens, asked for were {k}."
+        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name it by the k that it drafts.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drafting:
+    """How much a server drafted under one load."""
+
+    label: str
+    load: float
+    per_step: float
+    """Draft tokens per decoding step of a sequence."""
+
+
+def _drafting_under_load(run: Run, arm: str, asked: SpecConfig, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a server that drafts less per step under load: switched off by batch size, or out of token budget."""
+    falls = []
+    for sweep in _trace_drafting(run, arm):
+        first, *heavier = sorted(sweep, key=lambda each: each.load)
+        low = min(heavier, key=lambda each: each.per_step, default=first)
+        falls += [(low.per_step / first.per_step, first, low)] if first.per_step else []
+    if not falls:
+        return
+    share, first, low = min(falls, key=lambda each: each[0])
+    if share >= thresholds.drafting_left:
+        return
+    text = f"it drafts {low.per_step:.2f} tokens per step at {low.label}, {first.per_step:.2f} at {first.label}"
+    if given := [name for name in ON_PURPOSE if name in asked.options]:
+        yield Finding.info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
+    else:
+        fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
+        yield Finding.warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", where=arm, fix=fix)
+
+
+def _trace_drafting(run: Run, arm: str) -> Iterable[Sequence[_Drafting]]:
+    """Return how much an arm drafted under each load, by workload, temperature and kind of load."""
+    sweeps: dict[tuple[str, float, str], list[_Drafting]] = {}
     for condition, workload in product(run.conditions, run.plan.workloads):
         if (place := condition.place) is not None:
             axis, load = place
             mine = (arm, workload.name, condition.label)
             turns = [turn for turn in run.turns if (turn.arm, turn.workload, turn.condition) == mine]
-            counters = reduce(add, (turn.counters for turn in turns), _NOTHING)
-            row = LoadCounters(label=condition.label, load=load, counters=counters)
-            groups.setdefault((workload.name, condition.temperature, axis), []).append(row)
-    return list(groups.values())
-
-
-def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
-    """Return the evidence on the two arms of a cell."""
-    arm = cell.candidate
-    counters = [turn.counters for turn in run.turns if turn.arm == arm]
-    seen, usual = (_measure_events(cell.requests[each]) for each in (arm, cell.baseline))
-    measured = {turn.condition for turn in run.turns if turn.arm == arm}
-    greedy = any(each.temperature == 0 and each.label in measured for each in run.conditions)
-    return DraftingEvidence(
-        baseline=cell.counters[cell.baseline],
-        candidate=cell.counters[arm],
-        num_requests=(len(cell.requests[cell.baseline]), len(cell.requests[arm])),
-        elsewhere=reduce(add, counters, Counters(generation_tokens=0)),
-        resolved=find_resolved_config(run, arm),
-        is_counted=_is_counted(run, arm, counters),
-        text_per_event=seen / usual if usual else None,
-        outputs_compared=greedy and arm not in run.plan.synthetic,
-    )
-
-
-def _is_counted(run: Run, arm: str, counters: Sequence[Counters]) -> bool:
-    """Return whether an arm's drafts would be counted; a server that was read once is held to what it counts."""
-    engine = run.context.server(arm).metric_names
-    readable = any(each.generation_tokens is not None for each in counters)
-    return readable and (engine is None or counts_drafts(engine))
-
-
-def _measure_events(answers: Sequence[Answer]) -> float:
-    """Return the mean characters of an event that brought tokens, 0 without any."""
-    whole = [answer for answer in answers if answer.error is None]
-    events = sum(len(answer.timing.chunks) for answer in whole)
-    return sum(len(answer.text) for answer in whole) / events if events else 0.0
+            counters = Counters.total(turn.counters for turn in turns)
+            steps = (counters.generation_tokens or 0) - counters.spec.num_accepted_tokens
+            if steps > 0:
+                row = _Drafting(label=condition.label, load=load, per_step=counters.spec.num_draft_tokens / steps)
+                sweeps.setdefault((workload.name, condition.temperature, axis), []).append(row)
+    return sweeps.values()

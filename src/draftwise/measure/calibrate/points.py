@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import groupby, pairwise
 from math import sqrt
-from operator import add
 from statistics import mean, stdev
 
 import numpy as np
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from draftwise.core import Answer, ClosedLoop, Counters, FirstPoint, Run, StepPoint, TurnRecord
 from draftwise.decide.disturbance import find_disturbances
+from draftwise.decide.thresholds import get_thresholds
 
 __all__ = ["count_steps", "find_firsts", "find_points"]
 
@@ -76,7 +75,7 @@ def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
 
 def _group(run: Run) -> Iterator[tuple[tuple[str, str, str], list[tuple[TurnRecord, Sequence[Answer]]]]]:
     """Yield server, load and workload with the turns that nothing disturbed and their answers."""
-    disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run)}
+    disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run, get_thresholds(run))}
     answers = {turn: list(each) for turn, each in groupby(sorted(run.answers, key=_turn_of), key=_turn_of)}
     conditions = {each.label for each in run.plan.conditions if isinstance(each.load, ClosedLoop)}
     counted = (turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed)
@@ -92,7 +91,7 @@ def _make_first(
     waits = [each.timing.ttft_s for each in measured if each.timing.ttft_s is not None]
     if not waits:
         return None
-    counters = reduce(add, (turn.counters for turn, _ in turns))
+    counters = Counters.total(turn.counters for turn, _ in turns)
     steps, emitted = count_steps(counters, _count_answers(turns))
     return FirstPoint(
         setting=place[0],
@@ -130,7 +129,7 @@ def _make_points(
         turns: with their answers.
     """
     streams = [list(gaps) for _, answers in turns for gaps in _find_gaps(answers)]
-    counters = reduce(add, (turn.counters for turn, _ in turns))
+    counters = Counters.total(turn.counters for turn, _ in turns)
     prompt_tokens = _mean_prompt(answer for _, answers in turns for answer in answers)
     drafted = _mean_draft(counters, count_steps(counters, _count_answers(turns))[0], most)
     kinds = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draftwise.decide.comparison.acceptance import find_split, group_ratios
+from draftwise.decide.comparison.losers import find_split, group_ratios
 
 
 def made(count: int, seed: int = 0) -> tuple[list[float], dict[str, list[float]]]:

@@ -1,129 +1,29 @@
-"""What a server's counters and gauges say over a stretch of time: whose requests, drafts, and prefix-cache hits."""
+"""Whether drafts, and nothing else, made the difference between the two servers of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log
 from typing import Any
 
-from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, Severity, SpecConfig, TurnRecord
+from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
+from draftwise.facts.server_metrics import counts_drafts
 
-__all__ = [
-    "ON_PURPOSE",
-    "UNPROVEN",
-    "DraftingEvidence",
-    "LoadCounters",
-    "check_counters",
-    "check_server",
-]
+__all__ = ["UNPROVEN", "check_drafting"]
 
 UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
 _BLOCK = 16
 """Tokens of the smallest block that engines cache by default."""
 _NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
-ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
-"""Options with which an engine drafts less under load because it was asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCounters:
-    """What a server's counters grew by under one load."""
-
-    label: str
-    load: float
-    counters: Counters
-
-    @property
-    def drafted_per_step(self) -> float | None:
-        """Draft tokens per decoding step of a sequence."""
-        steps = (self.counters.generation_tokens or 0) - self.counters.spec.num_accepted_tokens
-        return self.counters.spec.num_draft_tokens / steps if steps > 0 else None
-
-
-def check_server(
-    arm: str,
-    asked: SpecConfig | None,
-    windows: Sequence[TurnRecord],
-    sweeps: Iterable[Sequence[LoadCounters]],
-    thresholds: Thresholds,
-) -> list[Finding]:
-    """Return whether a server had requests of others, and where it drafts less than it was asked to.
-
-    Args:
-        asked: its speculative config, None for none.
-        windows: stretches of time with its gauges just before each.
-        sweeps: its counters under each load of a sweep (one workload at one temperature), in any order.
-    """
-    found = list(_foreign_requests(arm, [each.before for each in windows], thresholds))
-    if asked is not None:
-        found += _draft_lengths(arm, asked, [each.counters for each in windows])
-        found += _drafting_under_load(arm, asked, sweeps, thresholds)
-    return found
-
-
-def _foreign_requests(arm: str, before: Sequence[ServerLoad], thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield a server that was busy before turns, when nothing of the run was on it.
-
-    Args:
-        before: its gauges before each turn.
-    """
-    loads = [(each.running or 0.0, each.waiting or 0.0) for each in before]
-    busy = [load for load in loads if sum(load) > 0]
-    if loads and len(busy) > thresholds.busy_turns * len(loads):
-        running, waiting = (max(values) for values in zip(*busy, strict=True))
-        text = (
-            f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
-            f"{waiting:.0f} waiting)"
-        )
-        yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that nothing else talks to.")
-
-
-def _draft_lengths(arm: str, asked: SpecConfig, windows: Iterable[Counters]) -> Iterator[Finding]:
-    """Yield drafts that are always the same smaller number: that is another k than was asked for.
-
-    Methods that look up text draft less than k at times.
-    """
-    lengths = {round(each.spec.num_draft_tokens / each.spec.num_drafts, 2) for each in windows if each.spec.num_drafts}
-    k = asked.num_speculative_tokens
-    if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
-        text = f"every draft has {length:.0f} tokens, asked for were {k}."
-        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name it by the k that it drafts.")
-
-
-def _drafting_under_load(
-    arm: str, asked: SpecConfig, sweeps: Iterable[Sequence[LoadCounters]], thresholds: Thresholds
-) -> Iterator[Finding]:
-    """Yield a server that drafts less per step under load: switched off by batch size, or out of token budget."""
-    ends = (each for sweep in sweeps for each in _find_ends(sweep))
-    falls = [(fewest / most, first, low) for most, first, fewest, low in ends if most]
-    share, first, low = min(falls, key=lambda each: each[0], default=(1.0, None, None))
-    if first is None or low is None or share >= thresholds.drafting_left:
-        return
-    text = (
-        f"it drafts {low.drafted_per_step:.2f} tokens per step at {low.label}, {first.drafted_per_step:.2f} at "
-        f"{first.label}"
-    )
-    if given := [name for name in ON_PURPOSE if name in asked.options]:
-        yield Finding.info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
-    else:
-        fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
-        yield Finding.warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", where=arm, fix=fix)
-
-
-def _find_ends(sweep: Sequence[LoadCounters]) -> Iterator[tuple[float, LoadCounters, float, LoadCounters]]:
-    """Yield the smallest load and the one with the least drafting, each behind its draft tokens per step."""
-    found = [(per_step, each) for each in sweep if (per_step := each.drafted_per_step) is not None]
-    known = sorted(found, key=lambda each: each[1].load)
-    if len(known) > 1:
-        yield (*known[0], *min(known[1:], key=lambda each: each[0]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftingEvidence:
-    """What shows whether the servers of a comparison drafted."""
+class _Evidence:
+    """What shows whether the two servers drafted."""
 
     baseline: Counters
     candidate: Counters
@@ -131,14 +31,14 @@ class DraftingEvidence:
     """The candidate's, under all loads together."""
     resolved: Mapping[str, Any] | None
     """The candidate's speculative config as its server says it took it; None where it does not say."""
-    num_requests: tuple[int, int] = (0, 0)
+    num_requests: tuple[int, int]
     """That the baseline and the candidate answered."""
-    is_counted: bool = True
+    is_counted: bool
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
-    text_per_event: float | None = None
+    text_per_event: float | None
     """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
     what a decoding step brought as one event, so that the events of a server that drafts hold more."""
-    outputs_compared: bool = True
+    outputs_compared: bool
     """Whether outputs of both servers at temperature 0 were compared: they tell another model."""
 
     @property
@@ -155,28 +55,53 @@ class DraftingEvidence:
         return self.text_per_event
 
 
-def check_counters(
-    evidence: DraftingEvidence,
-    speedup: Interval,
-    ttft: Interval | None,
-    condition: Condition,
-    thresholds: Thresholds,
-) -> list[Finding]:
-    """Return what speaks against speculation, and nothing else, having made the difference between two servers.
+def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thresholds) -> list[Finding]:
+    """Return what speaks against speculation, and nothing else, having made the difference.
 
     Args:
-        speedup: ratio of the tokens per second.
-        ttft: ratio of the times to the first token.
+        cell: of the comparison.
     """
-    alone = condition.concurrency == 1
+    evidence = _gather_evidence(run, cell)
     return [
-        *_speculation(evidence, speedup, condition, thresholds),
-        *_prefix_cache(evidence, ttft, thresholds, alone=alone),
+        *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
+        *_prefix_cache(evidence, comparison.ttft, thresholds, alone=cell.condition.concurrency == 1),
     ]
 
 
+def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
+    arm = cell.candidate
+    counters = [turn.counters for turn in run.turns if turn.arm == arm]
+    seen, usual = (_measure_events(cell.requests[each]) for each in (arm, cell.baseline))
+    measured = {turn.condition for turn in run.turns if turn.arm == arm}
+    greedy = any(each.temperature == 0 and each.label in measured for each in run.conditions)
+    return _Evidence(
+        baseline=cell.counters[cell.baseline],
+        candidate=cell.counters[arm],
+        num_requests=(len(cell.requests[cell.baseline]), len(cell.requests[arm])),
+        elsewhere=Counters.total(counters),
+        resolved=run.context.server(arm).speculative_config,
+        is_counted=_is_counted(run, arm, counters),
+        text_per_event=seen / usual if usual else None,
+        outputs_compared=greedy and arm not in run.plan.synthetic,
+    )
+
+
+def _is_counted(run: Run, arm: str, counters: Sequence[Counters]) -> bool:
+    """Return whether an arm's drafts would be counted; a server that was read once is held to what it counts."""
+    engine = run.context.server(arm).metric_names
+    readable = any(each.generation_tokens is not None for each in counters)
+    return readable and (engine is None or counts_drafts(engine))
+
+
+def _measure_events(answers: Sequence[Answer]) -> float:
+    """Return the mean characters of an event that brought tokens, 0 without any."""
+    whole = [answer for answer in answers if answer.error is None]
+    events = sum(len(answer.timing.chunks) for answer in whole)
+    return sum(len(answer.text) for answer in whole) / events if events else 0.0
+
+
 def _speculation(
-    evidence: DraftingEvidence, speedup: Interval, condition: Condition, thresholds: Thresholds
+    evidence: _Evidence, speedup: Interval, condition: Condition, thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
@@ -203,7 +128,7 @@ def _speculation(
             yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would tell.")
 
 
-def _judge_stream(evidence: DraftingEvidence, thresholds: Thresholds) -> Finding:
+def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
     """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
     text, seen = "there is no proof that it speculated: its counters cannot be read", evidence.text_per_event
     if evidence.resolved is not None and not evidence.resolved:
@@ -218,7 +143,7 @@ def _judge_stream(evidence: DraftingEvidence, thresholds: Thresholds) -> Finding
     return Finding.warning(UNPROVEN, f"{text}; {why}.", fix=_NAME_COUNTERS)
 
 
-def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster: bool) -> Finding:
+def _find_no_drafts(evidence: _Evidence, condition: Condition, *, faster: bool) -> Finding:
     """Tell a server that never speculates from one that stops under this load."""
     candidate, elsewhere, resolved = evidence.candidate, evidence.elsewhere, evidence.resolved
     if elsewhere.spec.num_drafts and candidate.generation_tokens:
@@ -239,7 +164,7 @@ def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster:
 
 
 def _prefix_cache(
-    evidence: DraftingEvidence, ttft: Interval | None, thresholds: Thresholds, *, alone: bool
+    evidence: _Evidence, ttft: Interval | None, thresholds: Thresholds, *, alone: bool
 ) -> Iterator[Finding]:
     """What prefix caches and first tokens lost or gained beside the baseline."""
     before, after = evidence.baseline.prefix_hit_rate, evidence.candidate.prefix_hit_rate
@@ -264,7 +189,7 @@ def _prefix_cache(
         yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 
 
-def _hits_per_request(evidence: DraftingEvidence) -> float | None:
+def _hits_per_request(evidence: _Evidence) -> float | None:
     """Return how many more tokens of a request the baseline found in its cache."""
     if not all(evidence.num_requests):
         return None

@@ -1,1 +1,0 @@
-"""Validity checks of counters and gauges alone: functions over turns or live windows, whoever sent the requests."""
