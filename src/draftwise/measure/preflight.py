@@ -68,9 +68,11 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
                 "counters-missing", text, where=arm.name, fix="Name the page that has them: --metrics-url."
             )
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
-            text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up."
+            text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up"
+            always = _always_drafts(arm)
+            text += "." if always else ", where it may have found none to make."
+            severity = Severity.ERROR if always else Severity.WARNING
             fix = "Look at its start-up log for the speculative config that it took."
-            severity = Severity.ERROR if _always_drafts(arm) else Severity.WARNING
             yield Finding(code="not-speculating", severity=severity, message=text, where=arm.name, fix=fix)
 
 

@@ -29,7 +29,7 @@ def even_aux_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def check_aux_layers(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """Return aux_layers in ascending order without doubles, as vLLM hands their states over.
+    """Return the layers in ascending order without doubles, as vLLM hands their states over.
 
     Args:
         wanted: numbered as `Proposer.aux_layers`, up to the target's L layers.

@@ -81,7 +81,7 @@ def write_states(
 ) -> None:
     """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
 
-    A token takes (number of aux_layers + 1) * H values of the target's type.
+    A token takes (auxiliary states + 1) * H values of the target's type.
 
     Raises:
         InvalidSetup: the disk has too little free space.

@@ -45,7 +45,7 @@ def save_tiny(tmp_path):
 
 @pytest.fixture
 def run_paged():
-    """Run sequences through a model in chunks; returns per sequence (hidden, aux_layers) of all its tokens."""
+    """Run sequences through a model in chunks; returns per sequence (hidden, auxiliary) states of all its tokens."""
 
     def run(model, sequences: list[list[int]], chunks: list[list[int]], *, aux_layers=(), block_size: int = 4):
         pages_each = max(-(-len(tokens) // block_size) for tokens in sequences)

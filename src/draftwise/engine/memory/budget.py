@@ -191,7 +191,7 @@ def activation_bytes(
         rows: tokens computed in one step at most (max_num_batched_tokens).
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
         bytes_per_value: of an activation.
-        num_aux_layers: layers whose hidden states a proposer aux_layers.
+        num_aux_layers: layers whose hidden states a proposer reads.
         mlp_values: that a token takes in the MLP; None: three times the intermediate size.
     """
     hidden = shape.hidden_size
