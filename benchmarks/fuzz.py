@@ -392,6 +392,8 @@ def main() -> None:
     parser.add_argument("--replay", type=Path, help="run one kept input again, with its traceback")
     options = parser.parse_args()
     if options.replay:
+        if not options.replay.is_dir():
+            parser.error(f"there is no folder {options.replay}")
         replay(options.replay, options.only)
         return
 

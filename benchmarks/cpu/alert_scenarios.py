@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "alert_scenarios.json")
     given = parser.parse_args()
+    if shutil.which("promtool") is None:
+        parser.error("there is no program promtool")
     version = subprocess.run(["promtool", "--version"], capture_output=True, text=True, check=True)
     counted = [row for row in json.loads((RESULTS / "real_diagnoses.json").read_text())["faults"] if row.get("good")]
     measured = [row["expected"] for row in counted if row["expected"]["break_even"]]

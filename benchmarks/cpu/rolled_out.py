@@ -28,6 +28,10 @@ import torch
 from guarded_service import free_port
 from real_diagnoses import STREAMS, Lab, traffic
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 from draftwise import __version__
 from draftwise.core import SpecConfig
 from draftwise.machine.cores import cpu_name
@@ -162,7 +166,7 @@ async def run(given: argparse.Namespace) -> None:
         async with AsyncExitStack() as stack:
             lab = Lab(Path(folder), stack)
             noised = lab.copy_head("noised", lambda each: each * (1 + 0.15 * torch.randn_like(each)))
-            service = Service(lab, given.vllm)
+            service = Service(lab, given.vllm or "")
             await stack.enter_async_context(service.record(given.prometheus))
             for name, wanted in CASES.items():
                 if given.only in (None, name):
@@ -185,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prometheus", type=Path, required=True, help="program")
     parser.add_argument("--only", choices=list(CASES))
-    parser.add_argument("--vllm", default="", help="command of a vLLM for CPU, up to `serve`")
+    parser.add_argument("--vllm", type=command_line, help="command of a vLLM for CPU, up to `serve`")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if shutil.which(given.prometheus) is None:

@@ -25,6 +25,10 @@ from pathlib import Path
 import numpy as np
 from provenance import provenance, write
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 DEPTH, CACHED_REQUESTS, K = 24, 10_000, 24  # vLLM's defaults
 TIMES = ("admit", "step", "release")
 
@@ -228,7 +232,7 @@ def compile_seconds() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arctic-python", help="interpreter that can import arctic_inference")
+    parser.add_argument("--arctic-python", type=command_line, help="interpreter that can import arctic_inference")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "suffix_vs_arctic.json")
     parser.add_argument("--side", choices=("ours", "arctic"), help=argparse.SUPPRESS)

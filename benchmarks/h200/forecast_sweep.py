@@ -409,6 +409,9 @@ def main() -> None:
     other.add_argument("--run", type=Path, help="the unpacked calibration run, to read its steps anew")
     args = parser.parse_args()
     if args.mode == "again":
+        needed = [args.folder / name for name in (FORECAST, RESULT, "profile.json", "calibration.json")]
+        if missing := [str(path) for path in (*needed, args.run) if path and not path.exists()]:
+            parser.error(f"there is no {', '.join(missing)}")
         again(args)
         return
     if args.mode == "table":

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -126,6 +127,8 @@ def main() -> None:
     if args.mode == "work":
         work(args.methods, eager=args.eager)
         return
+    if shutil.which("compute-sanitizer") is None:
+        parser.error("there is no program compute-sanitizer")
     began, found = time.monotonic(), list[dict[str, Any]]()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout.split("\n")

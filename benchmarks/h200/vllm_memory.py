@@ -449,6 +449,8 @@ def main() -> None:
     if given.what == "list":
         print("\n".join(every))
     elif given.what == "pack":
+        if missing := [str(path) for path in given.files if not path.is_file()]:
+            parser.error(f"there is no {', '.join(missing)}")
         pack(given.files, given.out)
     elif given.what == "case":
         run_case(given.name, given.models, given.scale, given.go, given.out)

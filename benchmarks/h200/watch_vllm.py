@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 from real_diagnoses import Lab, add_rules, judge, traffic
+from record import command_line
 from watch_vllm_cpu import VllmLab
 
 from draftwise import __version__
@@ -353,7 +354,7 @@ async def run(given: argparse.Namespace) -> None:
             lab = GpuLab(
                 folder,
                 stack,
-                vllm=given.vllm,
+                vllm=given.vllm or "",
                 flags=shlex.split(given.flags),
                 target=given.target,
                 head=given.head,
@@ -397,7 +398,7 @@ async def run(given: argparse.Namespace) -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", default="", help="command of vLLM, up to `serve`")
+    parser.add_argument("--vllm", type=command_line, help="command of vLLM, up to `serve`")
     parser.add_argument("--flags", default=FLAGS, help="of vLLM, as one argument")
     parser.add_argument("--loads", type=int, nargs="+", default=[8, 32, 128], help="requests at once; first: usual")
     parser.add_argument("--seconds", type=float, default=460, help="limit of it all")

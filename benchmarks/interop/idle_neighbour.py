@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
 
 from draftwise import __version__
 from draftwise.backends import VllmBackend
@@ -76,7 +81,7 @@ class Pair:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--vllm", required=True, help="Command of a vLLM for CPU, up to `serve`.")
+    parser.add_argument("--vllm", type=command_line, required=True, help="Command of a vLLM for CPU, up to `serve`.")
     parser.add_argument("--out", type=Path, default=HERE / "results/idle_neighbour.json")
     parser.add_argument("--rounds", type=int, default=30)
     given = parser.parse_args()

@@ -28,6 +28,10 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
+
+from record import command_line
+
 from draftwise import __version__
 
 HERE = Path(__file__).parent
@@ -77,7 +81,7 @@ class Outcome:
 def main() -> None:
     """Run, check, print, write."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--vllm", required=True, help="Command of a vLLM for CPU, up to `serve`.")
+    parser.add_argument("--vllm", type=command_line, required=True, help="Command of a vLLM for CPU, up to `serve`.")
     parser.add_argument("--out", type=Path, default=HERE / "results/measure_vllm_cpu.json")
     parser.add_argument("--concurrency", default="1,2,4")
     parser.add_argument("--prompts", type=int, default=6)

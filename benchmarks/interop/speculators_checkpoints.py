@@ -260,6 +260,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if not (args.target / "config.json").exists():
+        parser.error(f"--target: there is no target in {args.target}")
     prompts = ["def add(a, b):", "The quick brown fox", "import os\n\n\ndef main():"][: args.prompts]
     llm = LLM(str(args.target), dtype="float64", device="cpu", max_num_seqs=1)
     plain = [each.outputs[0].token_ids for each in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))]

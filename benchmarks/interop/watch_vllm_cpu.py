@@ -25,8 +25,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
+sys.path.append(str(Path(__file__).parents[1] / "h200"))
 
 from real_diagnoses import STREAMS, Lab, judge, put_row, traffic
+from record import command_line
 
 from draftwise import __version__
 from draftwise.backends import VllmBackend
@@ -181,7 +183,7 @@ async def run(vllm: str, names: list[str], out: Path, keep: Path | None) -> None
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True, help="Command of a vLLM for CPU, up to `serve`.")
+    parser.add_argument("--vllm", type=command_line, required=True, help="Command of a vLLM for CPU, up to `serve`.")
     parser.add_argument("--only", action="append", default=[], choices=[case.name for case in CASES])
     parser.add_argument("--out", type=Path, default=HERE / "results/watch_vllm_cpu.json")
     parser.add_argument(

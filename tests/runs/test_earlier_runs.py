@@ -62,9 +62,11 @@ def test_its_context_has_what_the_operator_told(directory: RunDirectory) -> None
 
 
 def test_it_is_gone_on_with_and_reported(directory: RunDirectory) -> None:
+    (directory.path / "ballast").write_bytes(b"\0")  # disk space that such a run reserved, and left when it was killed
     before = directory.read()
     assert len(before.answers) == 5
     go_on(directory, before)
+    assert not {"ballast", "reserved"} & {each.name for each in directory.path.iterdir()}
     after = directory.read()
     assert after.answers[:5] == before.answers
     assert len(after.answers) == 8

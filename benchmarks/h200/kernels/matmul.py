@@ -215,6 +215,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=16, help="processes that compile")
     args = parser.parse_args()
+    if args.configs and not args.configs.is_file():
+        parser.error(f"there is no {args.configs}")
     deadline = time.monotonic() + args.seconds
     candidates = read_candidates(args.configs) if args.configs else ways if args.of == ["tuned"] else early_ways
     products, sizes = products_of(args.of), list(dict.fromkeys(r for kind in args.of for r in ROWS[kind]))

@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument("--pack", nargs=2, type=Path, metavar=("MEASURED", "OUT"))
     args = parser.parse_args()
     if args.pack:
+        if not args.pack[0].is_file():
+            parser.error(f"there is no {args.pack[0]}")
         measured = json.loads(args.pack[0].read_text(encoding="utf-8"))
         write(pack_products(measured) if "rows" in measured else pack_attention(measured), args.pack[1])
         return

@@ -55,6 +55,8 @@ _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.json
 _OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
 _STRUCK = {"struck": True}
 _RESERVED = "reserved"
+_EARLIER_RESERVED = "ballast"
+"""Its name in runs from before 2026-11-24; what a killed one left is freed when the run is continued."""
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -125,6 +127,7 @@ class RunDirectory:
         """Reserve the space that is freed when the disk is full; reserve none where there is not even that much."""
         path = self.path / _RESERVED
         try:
+            (self.path / _EARLIER_RESERVED).unlink(missing_ok=True)
             with path.open("wb") as file:
                 file.write(b"\0" * _RESERVED_BYTES)
                 os.fsync(file.fileno())

@@ -114,7 +114,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
     assert "at most 4 tokens, num_speculative_tokens is 5" in refusal(path, target, k=5)
 
 
-def test_the_state_after_the_final_norm_is_tapped(tmp_path, target):
+def test_heads_read_the_state_after_the_final_norm(tmp_path, target):
     proposer = MedusaProposer.load(save_drafter(tmp_path / "d", make_config(target), make_tensors(target)), target)
     assert proposer.aux_layers == (target.shape.num_layers + 1,)
     assert proposer.kv_bytes_per_token == 0
