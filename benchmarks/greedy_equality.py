@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,21 @@ Row = dict[str, Any]
 Prompts = list[list[int]]
 
 
+def add_bundle(parser: argparse.ArgumentParser) -> None:
+    """Add the folders of the models and of the prompts, which have to be there."""
+
+    def folder(text: str, holds: str = "") -> Path:
+        if not (inside := Path(text) / holds).exists():
+            raise argparse.ArgumentTypeError(f"there is no {inside}")
+        return Path(text)
+
+    parser.add_argument("--bundle", type=partial(folder, holds="target/config.json"), default="bundle")
+    parser.add_argument("--workloads", type=folder, default="src/draftwise/workloads/bundled")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
+    add_bundle(parser)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=TIE_GAP)
     parser.add_argument("--methods", nargs="+", choices=["plain", *METHODS], default=["plain", *METHODS])
@@ -64,8 +76,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further method after so long")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
-        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
     began, rows = time.monotonic(), list[Row]()
     about = provenance(args)
     for dtype in args.dtype:

@@ -20,7 +20,7 @@ from provenance import provenance, write
 
 sys.path.append(str(Path(__file__).parents[1] / "h200"))
 
-from record import command_line
+from record import command_line, existing_path
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 SHARED_SETTINGS = {"max_model_len": 1024, "new_tokens": 128}
@@ -86,7 +86,7 @@ def measure(peers: list[Peer], prompts: list[list[int]], rounds: int) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundle/target")
-    parser.add_argument("--prompts", type=Path, default=Path("src/draftwise/workloads/bundled/code.jsonl"))
+    parser.add_argument("--prompts", type=existing_path, default="src/draftwise/workloads/bundled/code.jsonl")
     parser.add_argument(
         "--vllm-python", type=command_line, help="python of an environment with vLLM for CPU; left out when not given"
     )
@@ -95,8 +95,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not args.prompts.exists():
-        parser.error(f"there is no {args.prompts}")
     peers = [Peer(name, sys.executable, args.model, args.dtype) for name in ("draftwise", "transformers")]
     if args.vllm_python:
         peers.append(Peer("vllm", args.vllm_python, args.model, args.dtype))

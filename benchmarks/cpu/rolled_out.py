@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -86,7 +85,7 @@ class Service:
         self._port, self._recorder = free_port(), free_port()
         self.url, self.prometheus = (f"http://127.0.0.1:{port}" for port in (self._port, self._recorder))
 
-    def record(self, program: Path) -> Any:
+    def record(self, program: str) -> Any:
         """Return what runs Prometheus."""
         folder, every = self.lab.folder, f"{SCRAPE_S}s"
         job = {"job_name": "llm", "static_configs": [{"targets": [f"127.0.0.1:{self._port}"]}]}
@@ -187,14 +186,11 @@ def write(out: Path, engine: str, row: dict[str, Any]) -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prometheus", type=Path, required=True, help="program")
+    parser.add_argument("--prometheus", type=command_line, required=True, help="program")
     parser.add_argument("--only", choices=list(CASES))
     parser.add_argument("--vllm", type=command_line, help="command of a vLLM for CPU, up to `serve`")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    if shutil.which(given.prometheus) is None:
-        parser.error(f"there is no program {given.prometheus}")
-    asyncio.run(run(given))
+    asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

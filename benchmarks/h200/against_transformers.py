@@ -25,6 +25,9 @@ from traffic import read_texts
 
 from draftwise import LLM, SamplingParams, __version__
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from greedy_equality import add_bundle
+
 MOST = 3.0
 """A wrong position, scale or layer gives errors a hundred times as large; another order of summing does not."""
 DRAFTERS = {
@@ -77,16 +80,13 @@ def _rms(errors: list[Tensor]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
+    add_bundle(parser)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--methods", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     parser.add_argument("--prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
-        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
     target, rows = args.bundle / "target", list[dict[str, Any]]()
     exact = score_with_transformers(target, "float64", args.device)
     for dtype in args.dtype:

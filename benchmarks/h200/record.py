@@ -17,7 +17,7 @@ from typing import Any
 
 from cases import PER_TOKEN_ACCEPTANCE
 
-__all__ = ["Record", "about", "command_line", "result_file"]
+__all__ = ["Record", "about", "command_line", "existing_path", "result_file"]
 
 _SHOWN = (
     "engine",
@@ -42,6 +42,13 @@ def command_line(text: str) -> str:
     if not words or shutil.which(words[0]) is None:
         raise argparse.ArgumentTypeError(f"there is no program {text!r}")
     return text
+
+
+def existing_path(text: str) -> Path:
+    """Return an argument that is a file or a folder which is there."""
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"there is no {text}")
+    return Path(text)
 
 
 def result_file(text: str) -> Path:

@@ -34,7 +34,7 @@ from draftwise.engine.core import Engine, Pending
 from draftwise.engine.outputs import Delta
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from greedy_equality import MAY_TIE, METHODS, NEAR, TIE_GAP, gap_below_best
+from greedy_equality import MAY_TIE, METHODS, NEAR, TIE_GAP, add_bundle, gap_below_best
 
 MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_PAGES = 640, 16, 220
 MOST_OPEN = 40
@@ -318,16 +318,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--switch-s", type=float, help="seconds an engine lives; left out: three rounds, 60 at most")
     parser.add_argument("--methods", nargs="+", choices=["plain", *METHODS], default=["plain", *METHODS])
-    parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
+    add_bundle(parser)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=TIE_GAP)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    if not (args.bundle / "target/config.json").exists() or not args.workloads.is_dir():
-        parser.error(f"--bundle, --workloads: there is no target in {args.bundle}, or no folder {args.workloads}")
-    soak = Soak(args)
+    soak = Soak(parser.parse_args())
     result = soak.run()
     print(json.dumps({"counts": result["counts"], "failures": result["failures"][:10]}, indent=1))
     sys.exit(bool(result["failures"]))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from record import existing_path
 from safetensors.torch import save_file
 
 from draftwise.engine.models.gguf import checkpoint_of
@@ -72,9 +73,11 @@ class Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=Path, help="for the bundled model: a .jsonl.gz file; none: no eagle3")
-    parser.add_argument("--smollm2", type=Path, help="the GGUF file; none: no p_eagle")
-    parser.add_argument("--smollm2-prompts", type=Path, help="a .jsonl.gz file")
+    parser.add_argument(
+        "--prompts", type=existing_path, help="for the bundled model: a .jsonl.gz file; none: no eagle3"
+    )
+    parser.add_argument("--smollm2", type=existing_path, help="the GGUF file; none: no p_eagle")
+    parser.add_argument("--smollm2-prompts", type=existing_path, help="a .jsonl.gz file")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", nargs="+", help="only these")
@@ -84,9 +87,6 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=10000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    given = (args.prompts, args.smollm2, args.smollm2_prompts)
-    if missing := [str(path) for path in given if path and not path.exists()]:
-        parser.error(f"there is no {', '.join(missing)}")
     if bool(args.smollm2) != bool(args.smollm2_prompts):
         parser.error("--smollm2 and --smollm2-prompts belong together")
     args.work.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 from real_diagnoses import Lab, add_rules, judge, traffic
-from record import command_line
+from record import command_line, existing_path
 from watch_vllm_cpu import VllmLab
 
 from draftwise import __version__
@@ -402,14 +402,12 @@ def main() -> None:
     parser.add_argument("--flags", default=FLAGS, help="of vLLM, as one argument")
     parser.add_argument("--loads", type=int, nargs="+", default=[8, 32, 128], help="requests at once; first: usual")
     parser.add_argument("--seconds", type=float, default=460, help="limit of it all")
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--head", type=Path, required=True, help="EAGLE-3 head of the target")
-    parser.add_argument("--heldout", type=Path, required=True, help="folder of requests, .jsonl")
+    parser.add_argument("--target", type=existing_path, required=True)
+    parser.add_argument("--head", type=existing_path, required=True, help="EAGLE-3 head of the target")
+    parser.add_argument("--heldout", type=existing_path, required=True, help="folder of requests, .jsonl")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="folder for logs, weights and baselines")
     given = parser.parse_args()
-    if missing := [str(path) for path in (given.target, given.head, given.heldout) if not path.exists()]:
-        parser.error(f"there is no {', '.join(missing)}")
     if given.keep:
         given.keep.mkdir(exist_ok=True, parents=True)
     asyncio.run(run(given))
