@@ -56,13 +56,14 @@ Prompts = list[list[int]]
 def add_bundle(parser: argparse.ArgumentParser) -> None:
     """Add the folders of the models and of the prompts, which have to be there."""
 
-    def folder(text: str, holds: str = "") -> Path:
-        if not (inside := Path(text) / holds).exists():
-            raise argparse.ArgumentTypeError(f"there is no {inside}")
+    def folder(text: str, holds: str) -> Path:
+        if next(Path(text).glob(holds), None) is None:
+            raise argparse.ArgumentTypeError(f"there is no {Path(text) / holds}")
         return Path(text)
 
+    workloads = "src/draftwise/workloads/bundled"
     parser.add_argument("--bundle", type=partial(folder, holds="target/config.json"), default="bundle")
-    parser.add_argument("--workloads", type=folder, default="src/draftwise/workloads/bundled")
+    parser.add_argument("--workloads", type=partial(folder, holds="*.jsonl"), default=workloads)
 
 
 def main() -> None:

@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if not args.prompts.is_file() or not args.prompts.read_text().strip():
+        parser.error(f"argument --prompts: there are no prompts in {args.prompts}")
     peers = [Peer(name, sys.executable, args.model, args.dtype) for name in ("draftwise", "transformers")]
     if args.vllm_python:
         peers.append(Peer("vllm", args.vllm_python, args.model, args.dtype))
