@@ -12,6 +12,7 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
+from draftwise.engine.kernels.cuda import floors  # noqa: E402
 from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.proposers.base import Draft  # noqa: E402
@@ -230,13 +231,51 @@ def test_floors_equal_torch(shape: tuple[torch.dtype, int], settings: dict[str, 
     logits[3, :, 2:] = -torch.inf  # a grammar leaves few
     t = Tempering.of(params, device)
     tempered = sampling.temper(logits, t.temperature_B)
-    floors = kernels.find_floors(logits, *settings_of(t)), sampling.find_floors(logits, t)
-    kept = [tempered >= floor.unsqueeze(2) for floor in floors]
+    found = kernels.find_floors(logits, *settings_of(t)), sampling.find_floors(logits, t)
+    kept = [tempered >= floor.unsqueeze(2) for floor in found]
     if "top_p" not in settings:
         assert torch.equal(*kept)
     # Sums are rounded otherwise, so tokens at the edge of a nucleus may differ, but only such as weigh nothing.
     probs = tempered.double().softmax(-1)
     torch.testing.assert_close(*[(probs * each).sum(2) for each in kept], rtol=0, atol=1e-5)
+
+
+LANES: dict[str, tuple[dict[str, Any], Any]] = {
+    "one lane has the likeliest": (
+        {"top_k": 6},
+        lambda logits: logits + 20 * (torch.arange(4000, device=logits.device) % 64 == 3),
+    ),
+    "one lane has the four likeliest": (
+        {"top_k": 3},
+        lambda logits: logits + 20 * (torch.arange(4000, device=logits.device) % 1024 == 3),
+    ),
+    "ties": ({"top_k": 50, "top_p": 0.9}, lambda logits: logits.round()),
+    "a flat nucleus": ({"top_p": 0.95}, lambda logits: logits / 50),
+    "a flat nucleus without the least": ({"top_p": 0.95, "min_p": 0.9}, lambda logits: logits / 50),
+    "a peaked nucleus": ({"top_p": 0.95}, lambda logits: logits * 3),
+    "nothing but one": (
+        {"top_k": 50},
+        lambda logits: logits.masked_fill(logits < logits.amax(2, keepdim=True), -torch.inf),
+    ),
+}
+"""Rows of lanes of many logits: most are not searched among copies alone."""
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("case", LANES)
+def test_floors_of_lanes_with_more_logits_than_slots(
+    case: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floors, "_BLOCK", 64)
+    monkeypatch.setattr(floors, "_FEW", 16.0)
+    settings, change = LANES[case]
+    logits = change(random_logits(1, 2, 4000, seed=3).to(device, torch.bfloat16))
+    t = Tempering.of([SamplingParams(temperature=0.8, **settings)], device)
+    tempered = sampling.temper(logits, t.temperature_B)
+    found = [kernels.find_floors(logits, *settings_of(t)), sampling.find_floors(logits, t)]
+    probs = tempered.double().softmax(-1)
+    kept = [(probs * (tempered >= floor.unsqueeze(2))).sum(2) for floor in found]
+    torch.testing.assert_close(*kept, rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_kernels")
