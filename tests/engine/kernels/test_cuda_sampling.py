@@ -253,12 +253,10 @@ LANES: dict[str, tuple[dict[str, Any], Any]] = {
     "a flat nucleus": ({"top_p": 0.95}, lambda logits: logits / 50),
     "a flat nucleus without the least": ({"top_p": 0.95, "min_p": 0.9}, lambda logits: logits / 50),
     "a peaked nucleus": ({"top_p": 0.95}, lambda logits: logits * 3),
-    "nothing but one": (
-        {"top_k": 50},
-        lambda logits: logits.masked_fill(logits < logits.amax(2, keepdim=True), -torch.inf),
-    ),
+    "a peaked nucleus without the least": ({"top_p": 0.5, "min_p": 0.1}, lambda logits: logits),
+    "nothing but one": ({"top_k": 50}, lambda logits: logits.where(logits == logits.amax(2, keepdim=True), -torch.inf)),
 }
-"""Rows of lanes of many logits: most are not searched among copies alone."""
+"""Rows whose lanes have many logits: some are searched among copies, some as a whole."""
 
 
 @pytest.mark.usefixtures("no_kernels")
