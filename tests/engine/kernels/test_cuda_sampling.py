@@ -265,7 +265,6 @@ def test_floors_of_lanes_with_more_logits_than_slots(
     case: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(floors, "_BLOCK", 64)
-    monkeypatch.setattr(floors, "_FEW", 16.0)
     settings, change = LANES[case]
     logits = change(random_logits(1, 2, 4000, seed=3).to(device, torch.bfloat16))
     t = Tempering.of([SamplingParams(temperature=0.8, **settings)], device)

@@ -5,10 +5,10 @@ mass(x >= T) >= p. Both are found from their bits, two a pass, the highest first
 above three candidates. Half precision has fewer bits to find. One program does all passes of a row; sums are rounded
 alike however many rows there are.
 
-Few passes are over the whole row. The first keeps the largest logit of each of N lanes (columns that are equal modulo
-N). The k-th largest of those is at most the k-th largest logit, and not far from it. The second pass copies the logits
-from there on, of each lane up to four, and adds up the weight of the rest; the searches are among the copies. A row is
-searched as a whole if one of its lanes has more, or if its nucleus goes on below them.
+For a small top_k two passes are over the whole row. The first keeps the largest logit of each of N lanes (columns that
+are equal modulo N). The k-th largest of those is at most the k-th largest logit, and not far from it. The second pass
+copies the logits from there on, of each lane up to four, and the searches are among the copies. A row is searched as a
+whole if one of its lanes has more.
 
 A row takes two searches only if it asks for top-k and top-p; the second is then among what the first left.
 
@@ -33,8 +33,8 @@ _BLOCK, _BLOCKS, _WARPS = 4096, 4, 32
 """Columns that are loaded at once (8 bytes a thread of half precision), how often before they are looked at."""
 _SLOTS = tl.constexpr(4)
 """Copies of a lane's logits."""
-_FEW = 512.0
-"""Lanes whose largest logits are copied at least, to search a nucleus among them."""
+_MOST_COPIED = 256.0
+"""Of a larger top_k a lane has often more logits than slots."""
 _NUM_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """Leading bits of a float32 in which two values of the type can differ (1 + 8 + 10 for float16, made even)."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
@@ -64,7 +64,7 @@ def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_
         PASSES=_NUM_BITS[logits_BSV.dtype] // 2,
         BLOCK=_BLOCK,
         BLOCKS=_BLOCKS,
-        FEW=_FEW,
+        MOST=_MOST_COPIED,
         EXACT=not interpreted(),
         PDL=pdl(),
         launch_pdl=pdl(),
@@ -88,7 +88,7 @@ def _find_floor(
     PASSES: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
-    FEW: tl.constexpr,
+    MOST: tl.constexpr,
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -105,32 +105,24 @@ def _find_floor(
         largest = tl.max(largest_N, 0)
         if min_p > 0:
             floor = tl.div_rn(largest, scale) + log(min_p, EXACT)
-        if counts | weighs:
-            likely, bar = floor * scale, tl.full([], _LOWEST, tl.float32)
-            tl.store(copies + tl.arange(0, BLOCK), largest_N)
-            tl.debug_barrier()
-            lanes = tl.where(counts, top_k, FEW)
-            reached = _search(copies, largest, 0.0, bar, lanes, 0.0, True, BLOCK, PASSES, BLOCK, BLOCKS)
-            tl.debug_barrier()
-            rate = _LOG2_E / scale
-            slots, rest = _copy(copies, logits, reached, largest, rate, likely, V, BLOCK, BLOCKS)
-            tl.debug_barrier()
-            source, width = logits, V
-            if slots <= _SLOTS:
-                source, width = copies, slots * BLOCK
-            else:
-                rest = tl.full([], 0, tl.float32)
-            if counts:  # all logits but those of -inf
-                rest = tl.full([], 0, tl.float32)
-                bar = _search(source, largest, 0.0, bar, top_k, rest, True, width, PASSES, BLOCK, BLOCKS)
-                floor = tl.maximum(floor, tl.div_rn(tl.minimum(bar, largest), scale))
-            if weighs:
-                bar = tl.maximum(bar, likely)
-                least = _search(source, largest, rate, bar, top_p, rest, False, width, PASSES, BLOCK, BLOCKS)
-                if (slots <= _SLOTS) & (rest > 0) & (least < reached):
-                    rest = tl.full([], 0, tl.float32)
-                    least = _search(logits, largest, rate, bar, top_p, rest, False, V, PASSES, BLOCK, BLOCKS)
-                floor = tl.maximum(floor, tl.div_rn(tl.minimum(least, largest), scale))
+        likely, bar = floor * scale, tl.full([], _LOWEST, tl.float32)
+        source, width = logits, V
+        if counts:  # all logits but those of -inf
+            if top_k <= MOST:
+                tl.store(copies + tl.arange(0, BLOCK), largest_N)
+                tl.debug_barrier()
+                reached = _search(copies, largest, 0.0, bar, top_k, True, BLOCK, PASSES, BLOCK, BLOCKS)
+                tl.debug_barrier()
+                slots = _copy(copies, logits, reached, V, BLOCK, BLOCKS)
+                tl.debug_barrier()
+                if slots <= _SLOTS:
+                    source, width = copies, slots * BLOCK
+            bar = _search(source, largest, 0.0, bar, top_k, True, width, PASSES, BLOCK, BLOCKS)
+            floor = tl.maximum(floor, tl.div_rn(tl.minimum(bar, largest), scale))
+        if weighs:
+            bar = tl.maximum(bar, likely)
+            least = _search(source, largest, _LOG2_E / scale, bar, top_p, False, width, PASSES, BLOCK, BLOCKS)
+            floor = tl.maximum(floor, tl.div_rn(tl.minimum(least, largest), scale))
     tl.store(floors + row, floor)
 
 
@@ -148,38 +140,33 @@ def _find_largest(logits, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _copy(copies, logits, reached, largest, rate, bar, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Copy the logits from `reached` on, of each lane the last four.
-
-    Returns the most of one lane, and the weight of the logits from `bar` on that are below.
-    """
+def _copy(copies, logits, reached, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Copy the logits from `reached` on, of each lane the last four; return the most of one lane."""
     none_N = tl.full([BLOCK], float("-inf"), tl.float32)
-    found = (none_N, none_N, none_N, none_N, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32))
+    found = (none_N, none_N, none_N, none_N, tl.zeros([BLOCK], tl.int32))
     whole = V // (BLOCK * BLOCKS) * (BLOCK * BLOCKS)
     for first in range(0, whole, BLOCK * BLOCKS):
         for i in tl.static_range(BLOCKS):
-            value_N = _load(logits, first + i * BLOCK, V, BLOCK, False)
-            found = _push(found, value_N, reached, largest, rate, bar)
+            found = _push(found, _load(logits, first + i * BLOCK, V, BLOCK, False), reached)
     for first in range(whole, V, BLOCK):
-        found = _push(found, _load(logits, first, V, BLOCK, True), reached, largest, rate, bar)
-    last_N, second_N, third_N, fourth_N, number_N, rest_N = found
+        found = _push(found, _load(logits, first, V, BLOCK, True), reached)
+    last_N, second_N, third_N, fourth_N, number_N = found
     copies += tl.arange(0, BLOCK)
     tl.store(copies, last_N)
     tl.store(copies + BLOCK, second_N)
     tl.store(copies + 2 * BLOCK, third_N)
     tl.store(copies + 3 * BLOCK, fourth_N)
-    return tl.max(number_N, 0), tl.sum(rest_N, 0)
+    return tl.max(number_N, 0)
 
 
 @triton.jit
-def _push(found, value_N, reached, largest, rate, bar):
-    """Return each lane's last four logits from `reached` on, their number and the others' weight, with a block's."""
-    last_N, second_N, third_N, fourth_N, number_N, rest_N = found
+def _push(found, value_N, reached):
+    """Return each lane's last four logits from `reached` on and their number, with those of a block."""
+    last_N, second_N, third_N, fourth_N, number_N = found
     pushed_N = value_N >= reached
     fourth_N, third_N = tl.where(pushed_N, third_N, fourth_N), tl.where(pushed_N, second_N, third_N)
     second_N, last_N = tl.where(pushed_N, last_N, second_N), tl.where(pushed_N, value_N, last_N)
-    rest_N += tl.where((value_N >= bar) & (value_N < reached), tl.exp2((value_N - largest) * rate), 0.0)
-    return last_N, second_N, third_N, fourth_N, number_N + pushed_N.to(tl.int32), rest_N
+    return last_N, second_N, third_N, fourth_N, number_N + pushed_N.to(tl.int32)
 
 
 @triton.jit
@@ -189,7 +176,6 @@ def _search(
     rate,
     bar,
     target,
-    rest,
     COUNTED: tl.constexpr,
     V,
     PASSES: tl.constexpr,
@@ -201,7 +187,6 @@ def _search(
     Args:
         rate: weights are 2 ** ((logit - largest) * rate).
         target: a count where COUNTED, else a share of the total weight.
-        rest: weight that belongs to the total and is not among these logits.
     """
     key = tl.full([], 0, tl.int64)
     whole = V // (BLOCK * BLOCKS) * (BLOCK * BLOCKS)
@@ -220,7 +205,7 @@ def _search(
             value_N = _load(logits, first, V, BLOCK, True)
             sums = _add(sums, value_N, largest, rate, bar, low, middle, high, COUNTED)
         above_low_N, above_middle_N, above_high_N, total_N = sums
-        wanted = target if COUNTED else target * (tl.sum(total_N, 0) + rest)
+        wanted = target if COUNTED else target * tl.sum(total_N, 0)
         reached = (tl.sum(above_low_N, 0) >= wanted).to(tl.int64)
         reached += (tl.sum(above_middle_N, 0) >= wanted).to(tl.int64) + (tl.sum(above_high_N, 0) >= wanted)
         key += reached * step
