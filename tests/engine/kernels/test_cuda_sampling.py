@@ -250,10 +250,7 @@ LANES: dict[str, tuple[dict[str, Any], Any]] = {
         lambda logits: logits + 20 * (torch.arange(4000, device=logits.device) % 1024 == 3),
     ),
     "ties": ({"top_k": 50, "top_p": 0.9}, lambda logits: logits.round()),
-    "a flat nucleus": ({"top_p": 0.95}, lambda logits: logits / 50),
-    "a flat nucleus without the least": ({"top_p": 0.95, "min_p": 0.9}, lambda logits: logits / 50),
-    "a peaked nucleus": ({"top_p": 0.95}, lambda logits: logits * 3),
-    "a peaked nucleus without the least": ({"top_p": 0.5, "min_p": 0.1}, lambda logits: logits),
+    "a nucleus among them": ({"top_k": 12, "top_p": 0.6, "min_p": 0.02}, lambda logits: logits),
     "nothing but one": ({"top_k": 50}, lambda logits: logits.where(logits == logits.amax(2, keepdim=True), -torch.inf)),
 }
 """Rows whose lanes have many logits: some are searched among copies, some as a whole."""

@@ -52,10 +52,10 @@ def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_
     num_rows, vocab_size = logits_BSV.shape[1:]
     rows_RV = logits_BSV.reshape(-1, vocab_size)
     floor_BS = torch.empty(logits_BSV.shape[:2], dtype=torch.float32, device=logits_BSV.device)
-    copies_R = torch.empty(len(rows_RV), _SLOTS.value * _BLOCK, dtype=logits_BSV.dtype, device=logits_BSV.device)
+    copies_RN = torch.empty(len(rows_RV), _SLOTS.value * _BLOCK, dtype=logits_BSV.dtype, device=logits_BSV.device)
     _find_floor[(len(rows_RV),)](
         floor_BS,
-        copies_R,
+        copies_RN,
         rows_RV,
         rows_RV.stride(0),
         *(each.contiguous() for each in (temperature_B, top_k_B, top_p_B, min_p_B)),
