@@ -12,6 +12,7 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
+from draftwise.engine.kernels.constants import GROUP  # noqa: E402
 from draftwise.engine.kernels.cuda import floors  # noqa: E402
 from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
@@ -77,10 +78,10 @@ def test_penalties_are_those_of_torch(
     penalties = Penalties.of(params, slots, counts, device)
     assert penalties is not None
     logits = random_logits(4, num_drafted + 1, vocab_size).to(device)
-    both = [logits.clone(), logits.clone()]
-    for module, each in zip((kernels, None), both, strict=True):
+    both = []
+    for module in (kernels, None):
         monkeypatch.setattr(counting, "kernels_for", lambda _, module=module: module)
-        penalties.apply(each, drafts[:, 1:])
+        both.append(penalties.apply(logits, drafts[:, 1:]))
     torch.testing.assert_close(*both)
     assert torch.equal(both[0][0], logits[0])
     assert not torch.equal(both[0][1:], logits[1:])
@@ -116,7 +117,7 @@ def test_argmax_is_translated(device: torch.device) -> None:
 def test_a_row_does_not_depend_on_how_many_there_are(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows mean fewer parts of each."""
     monkeypatch.setattr(kernels, "_PROGRAMS", 9)
-    logits = random_logits(9, 1, 2100).to(device)
+    logits = random_logits(9, 1, GROUP + 100).to(device)
     temperature = torch.full((9,), 0.9, device=device)
     together = kernels.draw_rows(logits, temperature, lane=Lane.TOKEN, **counters(9, device))
     for b in (0, 7):
@@ -184,12 +185,26 @@ def test_draws_equal_torch(dtype: torch.dtype, lane: Lane, cuts: bool, device: t
     row = torch.arange(3, device=device)
     seeds, positions = arguments["seeds_B"].unsqueeze(1), arguments["positions_B"].unsqueeze(1) + row
     tempered = sampling.temper(logits, tempering.temperature_B)
-    score = tempered + noise.gumbel(seeds, positions, 1300, lane)
+    score = tempered + noise.gumbel(seeds, positions, torch.arange(1300, device=device), lane)
     greedy = torch.tensor([p.greedy for p in MIXED])
     assert_same_draws(got[~greedy], expected[~greedy], score[~greedy])
     assert torch.equal(got[greedy], logits[greedy].argmax(-1))
     if floor is not None:
         assert (tempered.gather(2, got.unsqueeze(2)).squeeze(2) >= floor).all()
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("cuts", [False, True])
+def test_draws_from_groups_equal_torch(cuts: bool, device: torch.device) -> None:
+    """Three groups, the last one cut short; the second is the likeliest and beyond some rows' floors."""
+    logits = random_logits(len(MIXED), 2, 2 * GROUP + 300).to(device, torch.bfloat16)
+    logits[:, 1, GROUP : 2 * GROUP] = -torch.inf
+    tempering = Tempering.of(MIXED, device)
+    floor = sampling.find_floors(logits, tempering) if cuts else None
+    arguments = counters(len(MIXED), device) | {"lane": Lane.TOKEN, "floor_BS": floor}
+    got = kernels.draw_rows(logits, tempering.temperature_B, **arguments)
+    assert torch.equal(got, sampling.draw(logits, tempering.temperature_B, **arguments))
+    assert len(set((got // GROUP).flatten().tolist())) > 1
 
 
 @pytest.mark.usefixtures("no_kernels")

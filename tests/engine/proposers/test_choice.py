@@ -71,7 +71,7 @@ def test_a_draw_depends_on_seed_and_position_alone_and_not_on_the_verdicts_noise
     )
     assert one.tolist() == tokens[5:6].tolist()
     flat, positions = torch.zeros(64, 50), torch.full((64,), 3)
-    noise = {lane: gumbel(torch.arange(100, 164), positions, 50, lane).argmax(-1) for lane in Lane}
+    noise = {lane: gumbel(torch.arange(100, 164), positions, torch.arange(50), lane).argmax(-1) for lane in Lane}
     assert torch.equal(draw(flat, temperature=1.0)[0], noise[Lane.DRAFT])
     assert (noise[Lane.DRAFT] != noise[Lane.TOKEN]).float().mean() > 0.8
     assert (draw(flat, temperature=1.0, positions=[4] * 64)[0] != noise[Lane.DRAFT]).float().mean() > 0.8

@@ -42,17 +42,17 @@ def test_mix_equals_the_reference_on_all_64_bits(values: list[int]) -> None:
 
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**31), lane=st.sampled_from(Lane))
 def test_a_row_does_not_depend_on_the_batch(seed: int, position: int, lane: Lane) -> None:
-    alone = gumbel(torch.tensor([seed]), torch.tensor([position]), 33, lane)
+    alone = gumbel(torch.tensor([seed]), torch.tensor([position]), rows(33), lane)
     seeds, positions = torch.tensor([7, seed, 2**63 - 1]), torch.tensor([0, position, 5])
-    assert torch.equal(gumbel(seeds, positions, 33, lane)[1], alone[0])
+    assert torch.equal(gumbel(seeds, positions, rows(33), lane)[1], alone[0])
     # A longer vocabulary only adds tokens.
-    assert torch.equal(gumbel(seeds, positions, 50, lane)[1, :33], alone[0])
+    assert torch.equal(gumbel(seeds, positions, rows(50), lane)[1, :33], alone[0])
     assert uniform(seeds, positions, lane)[1] == uniform(torch.tensor([seed]), torch.tensor([position]), lane)[0]
 
 
 def test_inputs_are_left_alone() -> None:
     seeds, positions = rows(4), rows(4)
-    gumbel(seeds, positions, 8)
+    gumbel(seeds, positions, rows(8))
     uniform(seeds, positions, Lane.ACCEPT)
     assert seeds.tolist() == positions.tolist() == [0, 1, 2, 3]
 
@@ -62,9 +62,9 @@ def test_inputs_are_left_alone() -> None:
 def test_gumbel_distribution(vary: str, lane: Lane) -> None:
     n, zeros = 200_000, torch.zeros(200_000, dtype=torch.long)
     sample = {
-        "seed": lambda: gumbel(rows(n), zeros, 1, lane)[:, 0],
-        "position": lambda: gumbel(zeros, rows(n), 1, lane)[:, 0],
-        "token": lambda: gumbel(zeros[:1], zeros[:1], n, lane)[0],
+        "seed": lambda: gumbel(rows(n), zeros, rows(1), lane)[:, 0],
+        "position": lambda: gumbel(zeros, rows(n), rows(1), lane)[:, 0],
+        "token": lambda: gumbel(zeros[:1], zeros[:1], rows(n), lane)[0],
     }[vary]()
     assert stats.kstest(sample.double().numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
 
@@ -85,7 +85,7 @@ def test_extreme_bits_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert u.min() > 0
     assert u.max() < 1
     monkeypatch.setattr(noise, "_mix", lambda bits: extremes.clone().view(1, 4) if bits.dim() == 2 else bits)
-    g = gumbel(rows(1), rows(1), 4)
+    g = gumbel(rows(1), rows(1), rows(4))
     assert g.isfinite().all()
     assert g.max() > 22  # the winning tail reaches probability 2^-32
 
@@ -101,9 +101,9 @@ def pairs(kind: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     if kind == "lanes":
         return uniform(rows(n), zeros, Lane.TOKEN), uniform(rows(n), zeros, Lane.ACCEPT)
     if kind == "coin against draft":
-        return uniform(rows(n), zeros, Lane.ACCEPT), gumbel(rows(n), zeros, 1, Lane.DRAFT)[:, 0]
+        return uniform(rows(n), zeros, Lane.ACCEPT), gumbel(rows(n), zeros, rows(1), Lane.DRAFT)[:, 0]
     if kind == "neighbouring tokens":
-        both = gumbel(rows(n), zeros, 2)
+        both = gumbel(rows(n), zeros, rows(2))
         return both[:, 0], both[:, 1]
     raise AssertionError(kind)
 
@@ -161,7 +161,7 @@ def test_avalanche(argument: int) -> None:
 def test_argmax_of_noisy_logits_samples_the_softmax() -> None:
     logits = torch.tensor([2.0, 0.0, -1.0, 1.5, -torch.inf])
     n = 200_000
-    chosen = (logits + gumbel(rows(n), torch.full((n,), 11), 5)).argmax(-1)
+    chosen = (logits + gumbel(rows(n), torch.full((n,), 11), rows(5))).argmax(-1)
     counts = torch.bincount(chosen, minlength=5)
     assert counts[4] == 0
     assert stats.chisquare(counts[:4].numpy(), n * logits.double().softmax(-1)[:4].numpy()).pvalue > 1e-3

@@ -216,10 +216,30 @@ def test_a_draw_is_the_argmax_of_tempered_logits_and_noise() -> None:
     temperature = torch.tensor([0.0, 0.5, 1.0, 2.0], device=DEVICE)
     got = draw(logits, temperature, seeds_B=seeds, positions_B=positions, lane=Lane.DRAFT)
     for b, s in product(range(NUM_SEQS), range(NUM_DRAFTED + 1)):
-        noise = gumbel(seeds[b : b + 1], positions[b : b + 1] + s, VOCAB, Lane.DRAFT)[0]
+        noise = gumbel(seeds[b : b + 1], positions[b : b + 1] + s, torch.arange(VOCAB, device=DEVICE), Lane.DRAFT)[0]
         row = logits[b, s].float()
         score = row if b == 0 else row / temperature[b] + noise
         assert got[b, s] == score.argmax()
+
+
+def test_draws_from_groups_follow_the_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four groups: one whose tokens have no probability, and one that is cut short by the end of the vocabulary."""
+    monkeypatch.setattr(sampling, "GROUP", 3)
+    row = torch.tensor([1.0, -2.0, 0.3, *[-torch.inf] * 3, 0.9, -torch.inf, 0.1, 1.7, -0.4], device=DEVICE)
+    num_draws, temperature = 100_000, 0.8
+    counters = {"seeds_B": torch.arange(num_draws, device=DEVICE), "positions_B": torch.tensor(5, device=DEVICE)}
+    counters["positions_B"] = counters["positions_B"].expand(num_draws)
+    warm = torch.full((num_draws,), temperature, device=DEVICE)
+    tokens = draw(row.expand(num_draws, 1, -1), warm, lane=Lane.TOKEN, **counters)
+    distribution = (row.double() / temperature).softmax(0).cpu()
+    counts = torch.bincount(tokens.flatten().cpu(), minlength=len(row))
+    allowed = distribution > 0
+    assert counts[~allowed].sum() == 0
+    # Chi-square with 6 degrees of freedom: 22.5 is passed once in a thousand.
+    expected = num_draws * distribution[allowed]
+    assert ((counts[allowed] - expected) ** 2 / expected).sum() < 22.5
+    cold = draw(row.expand(num_draws, 1, -1), warm * 0, lane=Lane.TOKEN, **counters)
+    assert (cold == row.argmax()).all()
 
 
 def test_draws_keep_to_the_floor() -> None:

@@ -85,7 +85,7 @@ def make_draft(last: Tensor, seeds: Tensor, positions: Tensor, scenario: Scenari
     tokens, probs = [], []
     for j in range(K):
         logq = scenario.drafter[last]
-        noise = gumbel(seeds, positions + j, VOCAB, Lane.DRAFT) if scenario.probabilistic else 0.0
+        noise = gumbel(seeds, positions + j, torch.arange(VOCAB), Lane.DRAFT) if scenario.probabilistic else 0.0
         last = (logq + noise).argmax(-1)
         tokens.append(last)
         probs.append(logq.exp())
@@ -285,12 +285,12 @@ def test_verdict_sharing_noise_with_the_drafter_is_seen(lane: Lane, monkeypatch:
     assert pvalue(decode(verify, scenario), target) > 1e-3
     if lane is Lane.TOKEN:
         monkeypatch.setattr(
-            sampling, "gumbel", lambda *row_and_vocab_and_lane: gumbel(*row_and_vocab_and_lane[:3], Lane.DRAFT)
+            sampling, "gumbel", lambda seeds, positions, ids, lane: gumbel(seeds, positions, ids, Lane.DRAFT)
         )
     else:
         # The coin is then a function of token 0's noise, which had its part in what was drafted.
         monkeypatch.setattr(
-            module, "uniform", lambda *row_and_lane: gumbel_cdf(gumbel(*row_and_lane[:2], 1, Lane.DRAFT))
+            module, "uniform", lambda *row_and_lane: gumbel_cdf(gumbel(*row_and_lane[:2], torch.arange(1), Lane.DRAFT))
         )
     assert pvalue(decode(verify, scenario), target) < 1e-9
 
@@ -430,7 +430,8 @@ def test_a_drafter_identical_to_the_target_loses_nothing() -> None:
     n = 20_000
     logits = torch.randn(1, VOCAB).expand(n, 2, VOCAB)
     q = logits[:, :1].softmax(-1)
-    tokens = (logits[:, 0] + gumbel(torch.arange(n), torch.ones(n).long(), VOCAB, Lane.DRAFT)).argmax(-1, keepdim=True)
+    noise = gumbel(torch.arange(n), torch.ones(n).long(), torch.arange(VOCAB), Lane.DRAFT)
+    tokens = (logits[:, 0] + noise).argmax(-1, keepdim=True)
     draft = Draft(tokens_BK=tokens, lengths_B=torch.ones(n).long(), probs_BKV=q)
     assert (judge(logits, draft, Standard(), torch.zeros(n).bool()).num_accepted_B == 1).all()
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["GOLDEN", "LANE", "MIN_TEMPERATURE", "MIX_1", "MIX_2", "POSITION", "Lane"]
+__all__ = ["GOLDEN", "GROUP", "GROUPS", "LANE", "MIN_TEMPERATURE", "MIX_1", "MIX_2", "POSITION", "Lane"]
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
+
+GROUP = 2048
+"""Neighbouring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
+GROUPS = 2**40
+"""Beyond all token ids: group g has the noise of this id plus g."""
 
 # The multipliers of the hash behind all random numbers (`sampling.random`), modulo 2^64.
 GOLDEN = 0x9E3779B97F4A7C15

@@ -61,22 +61,18 @@ def adjust(
         draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
         penalties: of the sequences that have some.
     """
-    num_rows = logits_BSV.shape[1]
     needed = (
         (partial(_forbid_bad_words, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.bad_words]),
         (_forbid_ending, [b for b, row in enumerate(rows) if row.params.min_tokens > len(row.output_ids)]),
         (_add_bias, [b for b, row in enumerate(rows) if row.params.logit_bias]),
     )
-    if penalties is None and not any(members for _, members in needed):
-        return logits_BSV
-    assert draft_tokens_BK.shape == (len(rows), num_rows - 1)
-    adjusted_BSV = _widened(logits_BSV, copy=True)
+    assert draft_tokens_BK.shape == (len(rows), logits_BSV.shape[1] - 1)
+    if any(members for _, members in needed):
+        logits_BSV = _widened(logits_BSV)
     for change, members in needed:
         if members:
-            change(adjusted_BSV, rows, members)
-    if penalties is not None:
-        penalties.apply(adjusted_BSV, draft_tokens_BK)
-    return adjusted_BSV
+            change(logits_BSV, rows, members)
+    return logits_BSV if penalties is None else penalties.apply(logits_BSV, draft_tokens_BK)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
@@ -121,10 +117,9 @@ def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -
     return tuple(encoded)
 
 
-def _widened(logits: Tensor, *, copy: bool = False) -> Tensor:
-    """Return float32 for half precision, otherwise the same type."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return logits.to(wide, copy=copy)
+def _widened(logits: Tensor) -> Tensor:
+    """Return a copy: float32 for half precision, otherwise the same type."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
 def _forbid_bad_words(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
@@ -174,4 +169,4 @@ def _add_bias(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int
         upload(token, device).unsqueeze(1),
     )
     bias_N1 = upload(bias, device, np.float64).to(logits_BSV.dtype).unsqueeze(1)
-    logits_BSV.index_put_(index, bias_N1, accumulate=True)
+    logits_BSV[index] = logits_BSV[index] + bias_N1  # no place comes twice; accumulating would sort them

@@ -68,6 +68,8 @@ class Penalties:
     counts: TokenCounts
     members_N: Tensor
     """int64, which of the B sequences."""
+    member_B: Tensor
+    """int64, which of these a sequence is; -1: none."""
     slots_N: Tensor
     """int64."""
     settings_N3: Tensor
@@ -90,34 +92,35 @@ class Penalties:
             return None
         chosen = [params[b] for b in members]
         settings = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in chosen]
-        members_N, slots_N = upload([members, [slots[b] for b in members]], device)
+        unused = [-1] * (len(params) - len(members))
+        places = np.full(len(params), -1)
+        places[members] = np.arange(len(members))
+        members_B, slots_B, member_B = upload(
+            [members + unused, [slots[b] for b in members] + unused, places.tolist()], device
+        )
         return cls(
             counts=counts,
-            members_N=members_N,
-            slots_N=slots_N,
+            members_N=members_B[: len(members)],
+            member_B=member_B,
+            slots_N=slots_B[: len(members)],
             settings_N3=upload(settings, device, np.float64),
         )
 
-    def apply(self, logits_BSV: Tensor, draft_BK: Tensor) -> None:
-        """Change logits in place: repetition for tokens of prompt and output, the others for those of the output alone.
+    def apply(self, logits_BSV: Tensor, draft_BK: Tensor) -> Tensor:
+        """Return the changed logits: repetition for tokens of prompt and output, the others for those of the output.
 
         Args:
-            logits_BSV: float32 or float64.
+            logits_BSV: any float type; half precision is widened. Sequences past the B-th have no penalties.
             draft_BK: int64; row s counts draft tokens 0..s-1 as output.
         """
         in_prompt_TV, num_output_TV = self.counts.tables
         if kernels := kernels_for(logits_BSV):
-            kernels.penalise(
-                logits_BSV,
-                draft_BK,
-                self.members_N,
-                self.slots_N,
-                self.settings_N3.float(),
-                in_prompt_TV,
-                num_output_TV,
+            settings_N3 = self.settings_N3.float()
+            return kernels.penalise(
+                logits_BSV, draft_BK, self.member_B, self.slots_N, settings_N3, in_prompt_TV, num_output_TV
             )
-            return
-        logits_NSV = logits_BSV[self.members_N]
+        changed_BSV = logits_BSV.to(torch.promote_types(logits_BSV.dtype, torch.float32), copy=True)
+        logits_NSV = changed_BSV[self.members_N]
         count_NSV = torch.zeros_like(logits_NSV)
         count_NSV[:, 1:].scatter_(2, draft_BK[self.members_N].unsqueeze(2), 1)
         count_NSV = count_NSV.cumsum_(1).add_(num_output_TV[self.slots_N].unsqueeze(1))
@@ -127,7 +130,8 @@ class Penalties:
         logits_NSV = torch.where(seen_NSV, scaled_NSV, logits_NSV)
         logits_NSV -= frequency * count_NSV
         logits_NSV -= presence * (count_NSV > 0)
-        logits_BSV[self.members_N] = logits_NSV
+        changed_BSV[self.members_N] = logits_NSV
+        return changed_BSV
 
     def count(self, tokens_BS: Tensor) -> None:
         """Take note of what a step emitted: int64, -1 after the end."""

@@ -1,17 +1,16 @@
-"""Counter-based noise: a pure function of (seed, position, lane, token id), so no generator has a state to lose.
+"""Counter-based noise: a pure function of (seed, position, lane, id), so no generator has a state to lose.
 
 A token's noise depends on nothing else: not on the batch it was computed in, not on preemption, not on how many
 tokens were verified together. The hash is SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable
 pseudorandom number generators"): rows are SplitMix64 streams whose start is hashed from seed, position and lane.
 
-Shape letters: R rows (several dimensions may stand for R; seeds and positions broadcast), V vocabulary.
+Shape letters: R rows (several dimensions may stand for R; seeds and positions broadcast), N ids.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
-import torch
 from torch import Tensor
 
 from draftwise.engine.kernels.constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
@@ -59,20 +58,25 @@ def uniform(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
     return bits_R.double().add_(0.5).mul_(2.0**-52)
 
 
-def gumbel(seeds_R: Tensor, positions_R: Tensor, vocab_size: int, lane: int = Lane.TOKEN) -> Tensor:
-    """Return standard Gumbel noise for every token: argmax(logits + noise) samples from softmax(logits).
+def gumbel(seeds_R: Tensor, positions_R: Tensor, ids_RN: Tensor, lane: int = Lane.TOKEN) -> Tensor:
+    """Return standard Gumbel noise for each id: argmax(logits + noise) samples from softmax(logits).
 
-    Arguments as for `uniform`. The noise is -log(-log1p(-u)): the tokens that win have u near 0, where a float32
-    is fine-grained, so the upper tail is exact down to probability 2^-32.
+    The noise is -log(-log1p(-u)): the tokens that win have u near 0, where a float32 is fine-grained, so the upper tail
+    is exact down to probability 2^-32.
+
+    Args:
+        seeds_R: as for `uniform`, like the next and `lane`.
+        positions_R: see there.
+        ids_RN: int64, not negative; of tokens, or of whatever is chosen from. [N]: the same for all rows.
+        lane: see there.
 
     Returns:
-        float32 [R, V], finite.
+        float32 [R, N], finite.
     """
-    tokens_V = torch.arange(1, vocab_size + 1, device=seeds_R.device).mul_(_int64(GOLDEN))
-    bits_RV = _mix(_row_bits(seeds_R, positions_R, lane).unsqueeze(-1) + tokens_V)
-    u_RV = _shift_right(bits_RV, 33).float().add_(0.5).mul_(2.0**-31)
-    u_RV.clamp_(max=1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite
-    return u_RV.neg_().log1p_().neg_().log_().neg_()
+    bits_RN = _mix(_row_bits(seeds_R, positions_R, lane).unsqueeze(-1) + (ids_RN + 1) * _int64(GOLDEN))
+    u_RN = _shift_right(bits_RN, 33).float().add_(0.5).mul_(2.0**-31)
+    u_RN.clamp_(max=1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite
+    return u_RN.neg_().log1p_().neg_().log_().neg_()
 
 
 def request_seed(engine_seed: int, request_id: str, index: int) -> int:

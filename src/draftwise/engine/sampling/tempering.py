@@ -4,22 +4,24 @@ Everything here has static shapes and never waits for the device, so that a step
 On CUDA the Triton kernels of `kernels.cuda.sampling` do the work in one pass over the logits; the plain torch below
 is the contract, and what runs elsewhere.
 
-Shape letters: B sequences, S rows of logits a sequence, V vocabulary, U tokens that a drafter can name, M = B * S.
+Shape letters: B sequences, S rows of logits a sequence, V vocabulary, U tokens that a drafter can name, M = B * S,
+G groups of N neighbouring tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from draftwise.engine.kernels.constants import MIN_TEMPERATURE
+from draftwise.engine.kernels.constants import GROUP, GROUPS, MIN_TEMPERATURE
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import gumbel
@@ -98,6 +100,10 @@ def draw(
 ) -> Tensor:
     """Return a token of each row drawn from softmax(logits / temperature), by the Gumbel-max trick.
 
+    In two draws: first the group of `GROUP` neighbouring tokens, by what their probabilities add up to, then the token
+    among them. That is the same distribution, and noise is needed for one group instead of a whole vocabulary: making
+    it takes far longer than reading the logits.
+
     Args:
         logits_BSV: any float type; computed in float32 at least.
         temperature_B: float32; rows at 0 take their likeliest token. None: the logits are used as they are.
@@ -112,14 +118,27 @@ def draw(
     counters = {"seeds_B": seeds_B, "positions_B": positions_B, "lane": int(lane)}
     if kernels := kernels_for(logits_BSV):
         return kernels.draw_rows(logits_BSV, temperature_B, floor_BS=floor_BS, **counters)
-    num_rows, vocab_size = logits_BSV.shape[1:]
+    is_greedy_B11 = torch.zeros_like(seeds_B, dtype=torch.bool).view(-1, 1, 1)
+    if temperature_B is not None:
+        logits_BSV, is_greedy_B11 = temper(logits_BSV, temperature_B), (temperature_B == 0).view(-1, 1, 1)
+    groups_BSGN = _group(_cut(logits_BSV, floor_BS))
+    num_rows, num_groups, size = groups_BSGN.shape[1:]
     row_S = torch.arange(num_rows, device=logits_BSV.device)
-    noise_BSV = gumbel(seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S, vocab_size, lane)
-    if temperature_B is None:
-        return (logits_BSV + noise_BSV).argmax(-1)
-    tempered_BSV = _cut(temper(logits_BSV, temperature_B), floor_BS)
-    greedy_B11 = (temperature_B == 0).view(-1, 1, 1)
-    return torch.where(greedy_B11, tempered_BSV, tempered_BSV + noise_BSV).argmax(-1)
+    noise = partial(gumbel, seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S, lane=lane)
+    group_G = torch.arange(num_groups, device=logits_BSV.device)
+    noisy_BSG = groups_BSGN.logsumexp(-1) + noise(GROUPS + group_G)
+    group_BS1 = torch.where(is_greedy_B11, groups_BSGN.amax(-1), noisy_BSG).argmax(-1, keepdim=True)
+    ids_BSN = group_BS1 * size + torch.arange(size, device=logits_BSV.device)
+    logits_BSN = groups_BSGN.take_along_dim(group_BS1.unsqueeze(3), 2).squeeze(2)
+    best_BS1 = torch.where(is_greedy_B11, logits_BSN, logits_BSN + noise(ids_BSN)).argmax(-1, keepdim=True)
+    return ids_BSN.gather(2, best_BS1).squeeze(2)
+
+
+def _group(logits_BSV: Tensor) -> Tensor:
+    """Return the logits in groups of neighbours [B, S, G, N], N the whole vocabulary where that is less."""
+    size = min(GROUP, logits_BSV.shape[-1])
+    padded_BSX = pad(logits_BSV, (0, -logits_BSV.shape[-1] % size), value=-torch.inf)
+    return padded_BSX.unflatten(2, (-1, size))
 
 
 def temper_and_truncate(logits_BSV: Tensor, tempering: Tempering) -> Tensor:

@@ -1,7 +1,8 @@
-"""Log-probabilities of a chosen token and of the likeliest ones, in one pass over the logits.
+"""Log-probabilities of a chosen token and of the likeliest ones, in one pass over the logits and a look at few blocks.
 
-A program looks at a block of a row: what its exponentials add up to, how many logits reach the chosen one, and which
-are its largest. A second kernel joins the blocks of each row.
+A program sums up a block of a row: its largest logit, its exponentials, how many logits reach the chosen one. The k
+likeliest tokens lie in the k blocks with the largest logits: a program for each of these finds its likeliest. A third
+kernel joins the blocks of each row.
 
 Shape letters: R rows, V vocabulary, C blocks of a row, N columns of a block, T = 1 + k: the chosen token and the k
 likeliest, K room for k.
@@ -21,9 +22,9 @@ from draftwise.engine.kernels.cuda.maths import log
 __all__ = ["MOST_RANKED", "rank"]
 
 MOST_RANKED = 32
-"""Tokens that can be asked for; a block gives each of them a turn."""
+"""Tokens that can be asked for; each has a turn in a block."""
 _FEW = 8
-_BLOCK = 4096
+_BLOCK = 1024
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -39,41 +40,25 @@ def rank(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> tuple[Tensor, Tensor
     blocks, room = triton.cdiv(vocab_size, _BLOCK), _FEW if k <= _FEW else MOST_RANKED
     device = logits_RV.device
     sums_RC3 = torch.empty(num_rows, blocks, 3, dtype=torch.float32, device=device)
-    best_RCK = torch.empty(num_rows, blocks, room, dtype=torch.int64, device=device)
+    best_RKK = torch.empty(num_rows, room, room, dtype=torch.int64, device=device)
     ids_RT = torch.empty(num_rows, 1 + k, dtype=torch.long, device=device)
     logprobs_RT = torch.empty(num_rows, 1 + k, dtype=torch.float32, device=device)
     ranks_R = torch.empty(num_rows, dtype=torch.long, device=device)
-    parts = logits_RV, logits_RV.stride(0), token_ids_R, sums_RC3, best_RCK
-    form = {"ROOM": room, "PDL": pdl(), "launch_pdl": pdl()}
-    _rank_block[(num_rows, blocks)](*parts, vocab_size, k, BLOCK=_BLOCK, num_warps=8, **form)
-    _join_blocks[(num_rows,)](
-        *parts,
-        ids_RT,
-        logprobs_RT,
-        ranks_R,
-        blocks,
-        k,
-        BLOCKS=triton.next_power_of_2(blocks),
-        EXACT=not interpreted(),
-        num_warps=4,
-        **form,
-    )
+    rows = logits_RV, logits_RV.stride(0)
+    form = {"PDL": pdl(), "launch_pdl": pdl(), "num_warps": 4}
+    width = {"ROOM": room, "BLOCKS": triton.next_power_of_2(blocks)}
+    _sum_block[(num_rows, blocks)](*rows, vocab_size, token_ids_R, sums_RC3, BLOCK=_BLOCK, **form)
+    if k:
+        found = sums_RC3, blocks, best_RKK, k
+        _find_likeliest[(num_rows, min(k, blocks))](*rows, vocab_size, *found, BLOCK=_BLOCK, **width, **form)
+    results = ids_RT, logprobs_RT, ranks_R
+    exact = not interpreted()
+    _join_blocks[(num_rows,)](*rows, token_ids_R, sums_RC3, blocks, best_RKK, k, *results, EXACT=exact, **width, **form)
     return ids_RT, logprobs_RT, ranks_R
 
 
-@triton.jit(do_not_specialize=["V", "k"])
-def _rank_block(
-    logits,
-    row_stride,
-    chosen_ids,
-    sums,
-    best,
-    V,
-    k,
-    BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-    PDL: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["V"])
+def _sum_block(logits, row_stride, V, chosen_ids, sums, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Look at one block of one row."""
     wait(PDL)
     launch_next(PDL)
@@ -84,15 +69,48 @@ def _rank_block(
     value_N = tl.load(logits + index_N, mask=index_N < V, other=float("-inf")).to(tl.float32)
     largest = tl.max(value_N, 0)
     total = tl.sum(tl.exp2((value_N - tl.where(largest == float("-inf"), 0.0, largest)) * _LOG2_E), 0)
-    place = row * tl.num_programs(1) + part
-    tl.store(sums + place * 3, largest)
-    tl.store(sums + place * 3 + 1, total)
-    tl.store(sums + place * 3 + 2, tl.sum(((value_N >= chosen) & (index_N < V)).to(tl.int32), 0).to(tl.float32))
+    sums += (row * tl.num_programs(1) + part) * 3
+    tl.store(sums, largest)
+    tl.store(sums + 1, total)
+    tl.store(sums + 2, tl.sum(((value_N >= chosen) & (index_N < V)).to(tl.int32), 0).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["V", "blocks", "k"])
+def _find_likeliest(
+    logits,
+    row_stride,
+    V,
+    sums,
+    blocks,
+    best,
+    k,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the likeliest tokens of one of the k blocks of a row that have the largest logits: of the i-th, k - i."""
+    wait(PDL)
+    launch_next(PDL)
+    row, place = tl.program_id(0), tl.program_id(1)
+    part_C = tl.arange(0, BLOCKS)
+    largest_C = tl.load(sums + (row * blocks + part_C) * 3, mask=part_C < blocks, other=0.0)
+    key_C = tl.where(part_C < blocks, to_key(largest_C, part_C), LOWEST)
+    before = 0
+    while before < place:
+        key_C = tl.where(key_C == tl.max(key_C, 0), LOWEST, key_C)
+        before += 1
+    part = to_index(tl.max(key_C, 0)).to(tl.int32)
+    index_N = part * BLOCK + tl.arange(0, BLOCK)
+    value_N = tl.load(logits + row.to(tl.int64) * row_stride + index_N, mask=index_N < V, other=0.0).to(tl.float32)
     key_N = tl.where(index_N < V, to_key(value_N, index_N), LOWEST)
-    for i in range(k):
+    best += (row * ROOM + place) * ROOM
+    i = 0
+    while i < k - place:
         key = tl.max(key_N, 0)
-        tl.store(best + place * ROOM + i, key)
+        tl.store(best + i, key)
         key_N = tl.where(key_N == key, LOWEST, key_N)
+        i += 1
 
 
 @triton.jit(do_not_specialize=["blocks", "k"])
@@ -101,15 +119,15 @@ def _join_blocks(
     row_stride,
     chosen_ids,
     sums,
+    blocks,
     best,
+    k,
     ids,
     logprobs,
     ranks,
-    blocks,
-    k,
-    BLOCKS: tl.constexpr,
     EXACT: tl.constexpr,
     ROOM: tl.constexpr,
+    BLOCKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write what is asked of one row."""
@@ -130,9 +148,9 @@ def _join_blocks(
     logprobs += row * (k + 1)
     tl.store(ids, chosen_id)
     tl.store(logprobs, chosen - largest - total)
-    index_M = tl.arange(0, BLOCKS * ROOM)
-    exists_M = (index_M // ROOM < blocks) & (index_M % ROOM < k)
-    key_M = tl.load(best + row * blocks * ROOM + index_M, mask=exists_M, other=LOWEST)
+    index_M = tl.arange(0, ROOM * ROOM)
+    exists_M = (index_M // ROOM < blocks) & (index_M // ROOM + index_M % ROOM < k)
+    key_M = tl.load(best + row * ROOM * ROOM + index_M, mask=exists_M, other=LOWEST)
     for i in range(k):
         key = tl.max(key_M, 0)
         tl.store(ids + 1 + i, to_index(key))

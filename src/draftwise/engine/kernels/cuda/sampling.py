@@ -1,7 +1,8 @@
-"""Picks tokens from logits on the GPU: likeliest, drawn with counter-based noise that is never stored, and verified.
+"""Picks tokens from logits on the GPU: the likeliest of each row, and what a sequence emits.
 
-Each function equals the plain torch of `sampling.tempering` and `sampling.verify`, which define it; only the order of
-sums and the last bit of logarithms may differ. A row's result does not depend on the other rows.
+What else picks tokens there is named here too (`tempering.kernels_for`). Each function equals the plain torch of
+`sampling.tempering` and `sampling.verify`, which define it; only the order of sums and the last bit of logarithms may
+differ. A row's result does not depend on the other rows.
 
 A vocabulary is too long for one program, and rows are few. So `_best_part` takes the best of each part of a row, as a
 key that orders by value and then by lowest index, and `_best_of_parts` takes the best key of each row.
@@ -17,11 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
+from draftwise.engine.kernels.constants import Lane
+from draftwise.engine.kernels.cuda.drawing import draw_rows
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
-from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
+from draftwise.engine.kernels.cuda.launch import launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.noise import row_bits, to_uniform
 from draftwise.engine.kernels.cuda.penalties import penalise
 from draftwise.engine.kernels.cuda.ranking import MOST_RANKED, rank
 from draftwise.engine.kernels.cuda.rejection import reject
@@ -33,30 +35,13 @@ _BLOCK = 1024
 _MAX_PARTS = 128
 _PROGRAMS = 1056
 """About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
-_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
     """Return the likeliest token of each row, see `tempering.argmax`."""
-    keys_RC = _find_best(logits_RV, 1)
+    keys_RC = _find_best(logits_RV)
     return _decode_best(keys_RC, ids_U).view(logits_RV.shape[:-1])
-
-
-def draw_rows(
-    logits_BSV: Tensor,
-    temperature_B: Tensor | None,
-    *,
-    seeds_B: Tensor,
-    positions_B: Tensor,
-    lane: int,
-    floor_BS: Tensor | None = None,
-) -> Tensor:
-    """Return a token of each row drawn from softmax(logits / temperature), see `tempering.draw`."""
-    keys_RC = _find_best(
-        logits_BSV, logits_BSV.shape[1], (seeds_B, positions_B, temperature_B, floor_BS), lane=lane, draws=True
-    )
-    return _decode_best(keys_RC, None).view(logits_BSV.shape[:-1])
 
 
 def emit(
@@ -92,23 +77,8 @@ def emit(
     return tokens_BS, accepted_B
 
 
-def _find_best(
-    logits: Tensor,
-    num_rows: int,
-    noise: tuple[Tensor | None, ...] = (None,) * 4,
-    *,
-    lane: int = 0,
-    draws: bool = False,
-) -> Tensor:
-    """Return the best key of each part of each row [R, C].
-
-    Args:
-        logits: [..., V].
-        num_rows: S, rows that share the settings of a sequence.
-        noise: seeds_B, positions_B, temperature_B and floor_BS.
-        lane: of the noise.
-        draws: whether to add noise at all.
-    """
+def _find_best(logits: Tensor) -> Tensor:
+    """Return the best key of each part of each row [R, C]."""
     vocab_size = logits.shape[-1]
     rows_RV = logits.reshape(-1, vocab_size)
     count = len(rows_RV)
@@ -116,15 +86,9 @@ def _find_best(
     part_size = triton.cdiv(triton.cdiv(vocab_size, parts), _BLOCK) * _BLOCK
     parts = triton.cdiv(vocab_size, part_size)
     keys_RC = torch.empty(count, parts, dtype=torch.long, device=logits.device)
-    settings = [each if each is None else each.contiguous() for each in noise]
     _best_part[(count, parts)](
-        *(rows_RV, keys_RC, *settings, rows_RV.stride(0), vocab_size, part_size, num_rows),
-        LANE=lane,
-        DRAWS=draws,
-        TEMPERED=noise[2] is not None,
-        CUTS=noise[3] is not None,
+        *(rows_RV, keys_RC, rows_RV.stride(0), vocab_size, part_size),
         BLOCK=_BLOCK,
-        EXACT=not interpreted(),
         PDL=pdl(),
         num_warps=4,
         launch_pdl=pdl(),
@@ -148,36 +112,11 @@ def _decode_best(keys_RC: Tensor, ids_U: Tensor | None) -> Tensor:
 
 
 @triton.jit
-def _best_part(
-    logits,
-    keys,
-    seeds,
-    positions,
-    temperatures,
-    floors,
-    row_stride,
-    V,
-    part_size,
-    S,
-    LANE: tl.constexpr,
-    DRAWS: tl.constexpr,
-    TEMPERED: tl.constexpr,
-    CUTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EXACT: tl.constexpr,
-    PDL: tl.constexpr,
-):
+def _best_part(logits, keys, row_stride, V, part_size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Write the key of the best token of one part of one row."""
     wait(PDL)
     launch_next(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
-    scale, noisy, bits = 1.0, DRAWS, tl.full([], 0, tl.uint64)
-    if DRAWS:
-        bits = row_bits(tl.load(seeds + row // S), tl.load(positions + row // S) + row % S, LANE)
-    if TEMPERED:
-        temperature = tl.load(temperatures + row // S)
-        noisy = temperature != 0
-        scale = tl.where(noisy, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
     lane = tl.arange(0, BLOCK)
     first = tl.multiple_of(part * part_size, BLOCK)
     end = tl.minimum((part + 1) * part_size, V)
@@ -187,12 +126,6 @@ def _best_part(
         index = tl.multiple_of(first, BLOCK) + lane
         value = tl.load(logits + row.to(tl.int64) * row_stride + index, mask=index < V, other=float("-inf"))
         value = value.to(tl.float32)
-        if TEMPERED:
-            value = tl.div_rn(value, scale)
-        if CUTS:
-            value = tl.where(value < tl.load(floors + row), float("-inf"), value)
-        if noisy:
-            value += to_gumbel(token_bits(bits, index), EXACT)
         better = value > best
         best = tl.where(better, value, best)
         where = tl.where(better, index, where)
