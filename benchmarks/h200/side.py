@@ -90,6 +90,8 @@ class Side:
         if self._scale.noise:
             fill_with_noise(engine.runner.model, self._scale.noise)
         self.frontend = OurFrontend(engine)
+        gc.collect()
+        gc.freeze()  # as the process of a server does: collecting objects of the start-up again pauses steps
         return {
             "version": __version__,
             "ready_s": round(time.perf_counter() - start, 2),
@@ -102,6 +104,7 @@ class Side:
     def close(self) -> dict[str, Any]:
         """Let go of the engine and its memory."""
         self.frontend = None
+        gc.unfreeze()
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()

@@ -95,15 +95,8 @@ class Inputs:
     def draw(self) -> Tensor:
         if self.tempering.all_greedy:
             return self.argmax()
-        floor_BS = sampling.find_floors(self.logits_BSV, self.tempering) if self.tempering.truncates else None
-        return sampling.draw(
-            self.logits_BSV,
-            self.tempering.temperature_B,
-            seeds_B=self.seeds_B,
-            positions_B=self.positions_B,
-            lane=Lane.TOKEN,
-            floor_BS=floor_BS,
-        )
+        counters = {"seeds_B": self.seeds_B, "positions_B": self.positions_B, "lane": Lane.TOKEN}
+        return sampling.sample(self.logits_BSV, self.tempering, **counters)
 
     def find_floors(self) -> Tensor:
         return sampling.find_floors(self.logits_BSV, self.tempering)

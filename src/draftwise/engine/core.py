@@ -9,7 +9,8 @@ from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.admission import Admission
 from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats, Logprob, LogprobsOfToken
+from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
+from draftwise.engine.sampling.logprobs import Row, parse
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
@@ -223,14 +224,18 @@ class Engine:
     def _delta(
         self, sequence: Sequence, emitted: list[int], text: str, outcome: Outcome, stop: Stop | None, *, first: bool
     ) -> Delta:
-        wants_prompt = first and sequence.index == 0 and sequence.params.prompt_logprobs is not None
+        logprobs, prompt_logprobs = None, None
+        if outcome.ranked is not None:
+            logprobs = self._parse(outcome.ranked[: len(emitted)], sequence.params.logprobs)
+        if first and sequence.index == 0 and sequence.params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *self._parse(sequence.prompt_ranks, sequence.params.prompt_logprobs)]
         return Delta(
             request_id=sequence.request.request_id,
             index=sequence.index,
             token_ids=emitted,
             text=text,
-            logprobs=None if outcome.logprobs is None else self._named(outcome.logprobs[: len(emitted)]),
-            prompt_logprobs=[None, *self._named(sequence.prompt_logprobs)] if wants_prompt else None,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             finish_reason=stop.finish_reason if stop else None,
             stop_reason=stop.stop_reason if stop else None,
             num_cached_tokens=sequence.num_cached or 0,
@@ -246,10 +251,5 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.request_id]
 
-    def _named(self, positions: list[LogprobsOfToken]) -> list[LogprobsOfToken]:
-        """Return log-probabilities with each candidate's text filled in."""
-        decode = self.tokenizer.token_text
-        return [
-            {token: Logprob(entry.logprob, entry.rank, decode(token)) for token, entry in candidates.items()}
-            for candidates in positions
-        ]
+    def _parse(self, rows: list[Row], k: int | None) -> list[LogprobsOfToken]:
+        return parse(rows, k or 0, self.tokenizer.token_text)

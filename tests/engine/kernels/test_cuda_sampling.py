@@ -214,6 +214,31 @@ def test_draws_from_logits_as_they_are(device: torch.device) -> None:
     assert torch.equal(kernels.draw_rows(logits, None, **arguments), sampling.draw(logits, None, **arguments))
 
 
+NUCLEI = (
+    SamplingParams(temperature=0.9, top_p=0.6),
+    SamplingParams(temperature=0.7, top_p=0.1),  # few attempts are in it
+    SamplingParams(temperature=0, top_p=0.5),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.8, top_k=40, top_p=0.8, min_p=0.01),
+    SamplingParams(temperature=0.8, top_p=1e-6),  # one token
+    SamplingParams(temperature=0.8, min_p=0.2),
+)
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("vocab_size", [900, 2 * GROUP + 300])
+def test_draws_from_nuclei_equal_torch(vocab_size: int, device: torch.device) -> None:
+    logits = random_logits(len(NUCLEI), 3, vocab_size).to(device, torch.bfloat16)
+    t, arguments = Tempering.of(NUCLEI, device), counters(len(NUCLEI), device) | {"lane": Lane.TOKEN}
+    got = kernels.sample_rows(logits, *settings_of(t), **arguments)
+    assert torch.equal(got, sampling.sample(logits, t, **arguments))
+    tempered = sampling.temper(logits, t.temperature_B)
+    assert (tempered.gather(2, got.unsqueeze(2)).squeeze(2) >= sampling.find_floors(logits, t)).all()
+    assert torch.equal(got[5], logits[5].argmax(-1))
+    # The same tokens as without any other row that has a nucleus.
+    assert torch.equal(got[2:4], kernels.draw_rows(logits, t.temperature_B, **arguments)[2:4])
+
+
 # Truncation.
 
 

@@ -18,7 +18,7 @@ GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
 def test_one_batch_equals_vllm() -> None:
     logits = torch.tensor([case["logits"] for case in GOLDEN])
     chosen = torch.tensor([case["output"][0] for case in GOLDEN])
-    for case, row in zip(GOLDEN, parse(rank_tokens(logits, chosen, 3).rows(), 3), strict=True):
+    for case, row in zip(GOLDEN, parse(rank_tokens(logits, chosen, 3).rows(), 3, str), strict=True):
         # vLLM's own rule for the dictionary: the sampled token first, overwritten by its entry among the top.
         ranks = dict(zip(case["top_ids"], [case["rank"], 1, 2, 3], strict=True))
         assert list(row) == list(dict.fromkeys(case["top_ids"]))
@@ -31,7 +31,7 @@ def test_one_batch_equals_vllm() -> None:
 def test_ranks_under_ties(scores: list[int], data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(scores) - 1))
     k = data.draw(st.integers(0, len(scores) + 2))
-    (row,) = parse(rank_tokens(torch.tensor([scores]).float(), torch.tensor([token]), k).rows(), k)
+    (row,) = parse(rank_tokens(torch.tensor([scores]).float(), torch.tensor([token]), k).rows(), k, str)
     assert token in row
     num_top = min(k, len(scores))
     assert sorted(entry.rank for entry in row.values())[:num_top] == list(range(1, num_top + 1))
@@ -43,7 +43,7 @@ def test_ranks_under_ties(scores: list[int], data: st.DataObject) -> None:
 
 def test_no_candidates_asked_for() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]).log()
-    rows = parse(rank_tokens(logits, torch.tensor([0, 2]), 0).rows(), 0)
+    rows = parse(rank_tokens(logits, torch.tensor([0, 2]), 0).rows(), 0, str)
     assert [list(row) for row in rows] == [[0], [2]]
     assert [row[token].rank for row, token in zip(rows, (0, 2), strict=True)] == [3, 3]
 
@@ -53,7 +53,7 @@ def test_rows_of_one_batch_may_want_different_counts() -> None:
     rows = rank_tokens(logits, chosen, 5).rows()
     for row, k in ((0, 5), (2, 2), (3, 1)):  # row 1 was not emitted: nobody reads what stands there
         alone = rank_tokens(logits[row : row + 1], chosen[row : row + 1], k)
-        assert parse(rows[row : row + 1], k) == parse(alone.rows(), k)
+        assert parse(rows[row : row + 1], k, str) == parse(alone.rows(), k, str)
 
 
 def test_half_precision_is_ranked_in_single() -> None:

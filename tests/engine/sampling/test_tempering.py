@@ -121,6 +121,7 @@ def steps(device: torch.device | str, given: dict[str, Any]) -> Iterator[tuple[s
 def test_nothing_comes_from_the_host(device: str, probabilistic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors have no values, so that shapes which depend on them raise."""
     monkeypatch.setattr(sampling, "_sort_descending", lambda x: x.sort(1, descending=True).values)  # not numpy's
+    monkeypatch.setattr(sampling, "_is_known_to_be_none", lambda _: False)  # on the CPU it looks
     for name, step in steps(device, inputs(device, probabilistic=probabilistic)):
         with NothingFromTheHost():
             result = step()
@@ -240,6 +241,25 @@ def test_draws_from_groups_follow_the_softmax(monkeypatch: pytest.MonkeyPatch) -
     assert ((counts[allowed] - expected) ** 2 / expected).sum() < 22.5
     cold = draw(row.expand(num_draws, 1, -1), warm * 0, lane=Lane.TOKEN, **counters)
     assert (cold == row.argmax()).all()
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.75, 0.97])
+def test_draws_from_a_nucleus_follow_its_distribution(top_p: float) -> None:
+    """Few attempts are in the smallest one, so that many rows find its least token after all."""
+    row = torch.tensor([1.0, -2.0, 0.3, 0.9, -torch.inf, 0.1, 1.7, 1.7, -0.4], device=DEVICE)
+    num_draws = 60_000
+    counters = {name: torch.arange(num_draws, device=DEVICE) for name in ("seeds_B", "positions_B")}
+    tempering = Tempering.of([SamplingParams(temperature=0.8, top_p=top_p)] * num_draws, DEVICE)
+    tokens = sampling.sample(row.expand(num_draws, 1, -1), tempering, lane=Lane.TOKEN, **counters)
+    likely = (row.double() / 0.8).softmax(0).cpu()
+    ordered = likely.sort(descending=True).values
+    least = ordered[((ordered.cumsum(0) - ordered) < top_p).sum() - 1]
+    expected = num_draws * likely.where(likely >= least, 0) / likely[likely >= least].sum()
+    counts = torch.bincount(tokens.flatten().cpu(), minlength=len(row))
+    allowed = expected > 0
+    assert counts[~allowed].sum() == 0
+    # Chi-square with 1 to 6 degrees of freedom: 22.5 is passed at most once in a thousand.
+    assert ((counts[allowed] - expected[allowed]) ** 2 / expected[allowed]).sum() < 22.5
 
 
 def test_draws_keep_to_the_floor() -> None:

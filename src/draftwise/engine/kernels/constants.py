@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["GOLDEN", "GROUP", "GROUPS", "LANE", "MIN_TEMPERATURE", "MIX_1", "MIX_2", "POSITION", "Lane"]
+__all__ = [
+    "ATTEMPT",
+    "ATTEMPTS",
+    "GOLDEN",
+    "GROUP",
+    "GROUPS",
+    "LANE",
+    "MIN_TEMPERATURE",
+    "MIX_1",
+    "MIX_2",
+    "POSITION",
+    "Lane",
+]
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
@@ -13,6 +25,10 @@ GROUP = 2048
 """Neighbouring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
 GROUPS = 2**40
 """Beyond all token ids: group g has the noise of this id plus g."""
+ATTEMPTS = 8
+"""Draws of a token that may lie outside of the nucleus, before the nucleus is looked for."""
+ATTEMPT = 2**41
+"""Beyond all ids of groups: attempt i has the noise of ids i times this further on."""
 
 # The multipliers of the hash behind all random numbers (`sampling.random`), modulo 2^64.
 GOLDEN = 0x9E3779B97F4A7C15

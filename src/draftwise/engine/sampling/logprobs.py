@@ -7,7 +7,7 @@ Shape letters: R rows, V vocabulary, T = 1 + k: the chosen token and the k likel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwise.engine.outputs import Logprob, LogprobsOfToken
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["Ranked", "parse", "rank_tokens"]
+__all__ = ["Ranked", "Row", "parse", "rank_tokens"]
 
 Row = tuple[list[int], list[float], int]
 """Candidates, their log-probabilities, and the rank of the first."""
@@ -61,7 +61,7 @@ def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
     )
 
 
-def parse(rows: Iterable[Row], k: int) -> list[LogprobsOfToken]:
+def parse(rows: Iterable[Row], k: int, text_of: Callable[[int], str]) -> list[LogprobsOfToken]:
     """Return for each row the chosen token and the k likeliest ones, as token id -> Logprob.
 
     A candidate's rank is its place in the sorted order; any other token's rank is `ranks_R`.
@@ -69,10 +69,11 @@ def parse(rows: Iterable[Row], k: int) -> list[LogprobsOfToken]:
     Args:
         rows: of `Ranked.rows`.
         k: candidates of every row; at most those that were asked of `rank_tokens`.
+        text_of: a token's text.
     """
     return [
         {
-            token: Logprob(value, place or rank)
+            token: Logprob(value, place or rank, text_of(token))
             for place, (token, value) in enumerate(zip(ids[: k + 1], values, strict=False))
         }
         for ids, values, rank in rows

@@ -10,7 +10,7 @@ G groups of N neighbouring tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwise.engine.kernels.constants import GROUP, GROUPS, MIN_TEMPERATURE
+from draftwise.engine.kernels.constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import gumbel
@@ -32,6 +32,7 @@ __all__ = [
     "draw",
     "find_floors",
     "kernels_for",
+    "sample",
     "sharpen",
     "temper",
     "temper_and_truncate",
@@ -115,23 +116,74 @@ def draw(
     Returns:
         int64 [B, S].
     """
-    counters = {"seeds_B": seeds_B, "positions_B": positions_B, "lane": int(lane)}
     if kernels := kernels_for(logits_BSV):
+        counters = {"seeds_B": seeds_B, "positions_B": positions_B, "lane": lane}
         return kernels.draw_rows(logits_BSV, temperature_B, floor_BS=floor_BS, **counters)
-    is_greedy_B11 = torch.zeros_like(seeds_B, dtype=torch.bool).view(-1, 1, 1)
+    is_greedy_B = torch.zeros_like(seeds_B, dtype=torch.bool)
     if temperature_B is not None:
-        logits_BSV, is_greedy_B11 = temper(logits_BSV, temperature_B), (temperature_B == 0).view(-1, 1, 1)
-    groups_BSGN = _group(_cut(logits_BSV, floor_BS))
-    num_rows, num_groups, size = groups_BSGN.shape[1:]
-    row_S = torch.arange(num_rows, device=logits_BSV.device)
-    noise = partial(gumbel, seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S, lane=lane)
-    group_G = torch.arange(num_groups, device=logits_BSV.device)
-    noisy_BSG = groups_BSGN.logsumexp(-1) + noise(GROUPS + group_G)
+        logits_BSV, is_greedy_B = temper(logits_BSV, temperature_B), temperature_B == 0
+    noise = _noise_of(seeds_B, positions_B, lane, logits_BSV.shape[1])
+    return _draw(_cut(logits_BSV, floor_BS), is_greedy_B, noise)
+
+
+def sample(logits_BSV: Tensor, tempering: Tempering, *, seeds_B: Tensor, positions_B: Tensor, lane: int) -> Tensor:
+    """Return a token of each row, int64 [B, S], drawn from the distribution that its request asked for.
+
+    Drawn from a nucleus (top-p) is by rejection: a token drawn from all that top-k and min_p leave is in it if what is
+    likelier weighs less than p. One look at the logits tells; to find the least token of a nucleus takes many. When
+    `ATTEMPTS` tokens were not in it, it is found after all, and the next one drawn from it alone.
+
+    Args:
+        logits_BSV: any float type.
+        tempering: see there; not all rows are greedy.
+        seeds_B: as for `draw`, like the next two.
+        positions_B: see there.
+        lane: see there.
+    """
+    t, counters = tempering, {"seeds_B": seeds_B, "positions_B": positions_B, "lane": lane}
+    if kernels := kernels_for(logits_BSV):
+        if not t.truncates:
+            return kernels.draw_rows(logits_BSV, t.temperature_B, **counters)
+        return kernels.sample_rows(logits_BSV, t.temperature_B, t.top_k_B, t.top_p_B, t.min_p_B, **counters)
+    logits_BSV, is_greedy_B = temper(logits_BSV, t.temperature_B), t.temperature_B == 0
+    noise = _noise_of(seeds_B, positions_B, lane, logits_BSV.shape[1])
+    if not t.truncates:
+        return _draw(logits_BSV, is_greedy_B, noise)
+    bound_BS, floor_BS = _find_bounds(logits_BSV, t)
+    bounded_BSV = _cut(logits_BSV, bound_BS)
+    tokens_BS = _draw(bounded_BSV, is_greedy_B, noise)
+    for attempt in range(1, ATTEMPTS + 1):
+        is_out_BS = logits_BSV.gather(2, tokens_BS.unsqueeze(2)).squeeze(2) < floor_BS
+        if _is_known_to_be_none(is_out_BS):
+            break
+        last_BSV = _cut(logits_BSV, floor_BS) if attempt == ATTEMPTS else bounded_BSV
+        tokens_BS = torch.where(is_out_BS, _draw(last_BSV, is_greedy_B, noise, attempt), tokens_BS)
+    return tokens_BS
+
+
+def _is_known_to_be_none(is_out_BS: Tensor) -> bool:
+    """Return whether no row is out; False where asking would wait for the device."""
+    return is_out_BS.device.type == "cpu" and not is_out_BS.any()
+
+
+def _draw(logits_BSV: Tensor, is_greedy_B: Tensor, noise: Callable[[Tensor], Tensor], attempt: int = 0) -> Tensor:
+    """Return a token of each row drawn from the softmax of its logits; attempts share no noise."""
+    groups_BSGN, is_greedy_B11 = _group(logits_BSV), is_greedy_B.view(-1, 1, 1)
+    num_groups, size = groups_BSGN.shape[2:]
+    id_G = torch.arange(num_groups, device=logits_BSV.device) + (GROUPS + attempt * ATTEMPT)
+    noisy_BSG = groups_BSGN.logsumexp(-1) + noise(id_G)
     group_BS1 = torch.where(is_greedy_B11, groups_BSGN.amax(-1), noisy_BSG).argmax(-1, keepdim=True)
     ids_BSN = group_BS1 * size + torch.arange(size, device=logits_BSV.device)
     logits_BSN = groups_BSGN.take_along_dim(group_BS1.unsqueeze(3), 2).squeeze(2)
-    best_BS1 = torch.where(is_greedy_B11, logits_BSN, logits_BSN + noise(ids_BSN)).argmax(-1, keepdim=True)
+    noisy_BSN = logits_BSN + noise(ids_BSN + attempt * ATTEMPT)
+    best_BS1 = torch.where(is_greedy_B11, logits_BSN, noisy_BSN).argmax(-1, keepdim=True)
     return ids_BSN.gather(2, best_BS1).squeeze(2)
+
+
+def _noise_of(seeds_B: Tensor, positions_B: Tensor, lane: int, num_rows: int) -> Callable[[Tensor], Tensor]:
+    """Return the noise of ids [B, S, N], row s one position after row s - 1."""
+    row_S = torch.arange(num_rows, device=seeds_B.device)
+    return partial(gumbel, seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S, lane=lane)
 
 
 def _group(logits_BSV: Tensor) -> Tensor:
@@ -177,8 +229,13 @@ def find_floors(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
     if kernels := kernels_for(logits_BSV):
         t = tempering
         return kernels.find_floors(logits_BSV, t.temperature_B, t.top_k_B, t.top_p_B, t.min_p_B)
-    num_rows, vocab_size = logits_BSV.shape[1:]
-    logits_MV = temper(logits_BSV, tempering.temperature_B).flatten(0, 1)
+    return _find_bounds(temper(logits_BSV, tempering.temperature_B), tempering)[1]
+
+
+def _find_bounds(tempered_BSV: Tensor, tempering: Tempering) -> tuple[Tensor, Tensor]:
+    """Return [B, S] the least logits that min_p and top-k leave, and the least that top-p leaves of those."""
+    num_seqs, num_rows, vocab_size = tempered_BSV.shape
+    logits_MV = tempered_BSV.flatten(0, 1)
     greedy_B = tempering.temperature_B == 0
 
     def setting(values_B: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,13 +246,14 @@ def find_floors(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
     sorted_MV = _sort_descending(logits_MV.masked_fill(logits_MV < least_M1, -torch.inf))
     off_B = greedy_B | (tempering.top_k_B <= 0)
     kept_M1 = setting(tempering.top_k_B.masked_fill(off_B, vocab_size).clamp(max=vocab_size), torch.long)
-    floor_M1 = torch.maximum(least_M1, sorted_MV.gather(1, kept_M1 - 1))
+    bound_M1 = torch.maximum(least_M1, sorted_MV.gather(1, kept_M1 - 1))
     # A top_p of 1 must keep even tokens that rounding pushes past a cumulated probability of 1.
     mass_M1 = setting(tempering.top_p_B.masked_fill(greedy_B | (tempering.top_p_B >= 1), 2), logits_MV.dtype)
-    probs_MV = sorted_MV.masked_fill(sorted_MV < floor_M1, -torch.inf).softmax(1)
+    probs_MV = sorted_MV.masked_fill(sorted_MV < bound_M1, -torch.inf).softmax(1)
     before_MV = probs_MV.cumsum(1) - probs_MV
     count_M1 = (before_MV < mass_M1).sum(1, keepdim=True).clamp_(min=1)
-    return torch.maximum(floor_M1, sorted_MV.gather(1, count_M1 - 1)).view(-1, num_rows)
+    floor_M1 = torch.maximum(bound_M1, sorted_MV.gather(1, count_M1 - 1))
+    return bound_M1.view(num_seqs, num_rows), floor_M1.view(num_seqs, num_rows)
 
 
 def kernels_for(logits: Tensor) -> ModuleType | None:

@@ -24,6 +24,7 @@ from draftwise.engine.sampling.tempering import (
     draw,
     find_floors,
     kernels_for,
+    sample,
     sharpen,
     temper_and_truncate,
 )
@@ -109,8 +110,7 @@ def verify(
     elif isinstance(acceptance, Standard) and draft.probs_BKV is not None:
         accept_BK, next_BS = _sample_rejections(logits_BSV, draft, draft.probs_BKV, tempering, counters, kernels)
     else:
-        floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
-        next_BS = counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
+        next_BS = sample(logits_BSV, tempering, lane=Lane.TOKEN, **counters._asdict())
     if forced_BS is not None:
         next_BS, accept_BK = _force(forced_BS, draft.tokens_BK, next_BS, accept_BK)
     rates_K = acceptance.conditional_K if isinstance(acceptance, SyntheticRates) else None
@@ -132,9 +132,9 @@ class _Counters(NamedTuple):
         row_S = torch.arange(num_rows, device=self.seeds_B.device)
         return uniform(self.seeds_B.unsqueeze(1), self.positions_B.unsqueeze(1) + row_S, Lane.ACCEPT)
 
-    def draw(self, logits_BSV: Tensor, temperature_B: Tensor | None = None, floor_BS: Tensor | None = None) -> Tensor:
+    def draw(self, logits_BSV: Tensor) -> Tensor:
         """Return a token for each row, see `tempering.draw`."""
-        return draw(logits_BSV, temperature_B, floor_BS=floor_BS, lane=Lane.TOKEN, **self._asdict())
+        return draw(logits_BSV, None, lane=Lane.TOKEN, **self._asdict())
 
 
 def _sample_rejections(

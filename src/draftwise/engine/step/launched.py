@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.transfer import Readback
-from draftwise.engine.outputs import LogprobsOfToken
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.logprobs import Ranked, parse
+from draftwise.engine.sampling.logprobs import Ranked, Row
 from draftwise.engine.sampling.verify import Accepted
 from draftwise.engine.step.host_part import PromptRanks
 from draftwise.engine.step.sequence import Sequence
@@ -31,8 +30,8 @@ class Outcome:
     emitted: list[int]
     """Accepted drafts and the token after them."""
     drafted: list[int]
-    logprobs: list[LogprobsOfToken] | None = None
-    """Of the emitted tokens, if asked for."""
+    ranked: list[Row] | None = None
+    """Of the emitted tokens, if their log-probabilities are asked for."""
 
 
 def pack(draft: Draft, accepted: Accepted) -> Tensor:
@@ -79,14 +78,13 @@ class Launched:
         ranked = every.pop(0).rows() if self._has_ranks else None
         for (sequence, life), prompt_ranks in zip(self._prompts, every, strict=True):
             if sequence.life == life:  # neither aborted nor preempted since
-                sequence.prompt_logprobs += parse(prompt_ranks.rows(), sequence.params.prompt_logprobs or 0)
+                sequence.prompt_ranks += prompt_ranks.rows()
         num_rows = (packed_BC.shape[1] - 1) // 2  # C = 2 + S + (S - 1)
         for b, ((sequence, life), row) in enumerate(zip(self._owners, packed_BC.tolist(), strict=False)):
             if sequence.life == life:
                 emitted = row[2 : 2 + row[0]]
-                logprobs = None
+                mine = None
                 if ranked is not None and sequence.params.logprobs is not None:
-                    rows = slice(b * num_rows, b * num_rows + len(emitted))
-                    logprobs = parse(ranked[rows], sequence.params.logprobs)
+                    mine = ranked[b * num_rows : b * num_rows + len(emitted)]
                 drafted = row[2 + num_rows : 2 + num_rows + row[1]]
-                yield Outcome(sequence=sequence, emitted=emitted, drafted=drafted, logprobs=logprobs)
+                yield Outcome(sequence=sequence, emitted=emitted, drafted=drafted, ranked=mine)

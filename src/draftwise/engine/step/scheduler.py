@@ -259,7 +259,7 @@ class Scheduler:
         sequence.pages += pages
 
     def _preempt(self, sequence: Sequence) -> None:
-        sequence.prompt_logprobs.clear()  # its prompt is computed again
+        sequence.prompt_ranks.clear()  # its prompt is computed again
         self._give_up(sequence)
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)

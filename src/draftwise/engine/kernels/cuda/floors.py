@@ -44,10 +44,28 @@ _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor) -> Tensor:
+def find_floors(
+    logits_BSV: Tensor,
+    temperature_B: Tensor,
+    top_k_B: Tensor,
+    top_p_B: Tensor,
+    min_p_B: Tensor,
+    *,
+    nucleus: bool = True,
+    pending_BS: Tensor | None = None,
+) -> Tensor:
     """Return [B, S] the least logit over temperature that may be drawn, see `tempering.find_floors`.
 
     Sums of probabilities are rounded differently there, so a token at the very edge of top_p may differ.
+
+    Args:
+        logits_BSV: any float type but float64.
+        temperature_B: see `Tempering`, like the next three.
+        top_k_B: see there.
+        top_p_B: see there.
+        min_p_B: see there.
+        nucleus: whether top-p counts.
+        pending_BS: int32; rows at 0 get no floor. None: all get one.
     """
     num_rows, vocab_size = logits_BSV.shape[1:]
     rows_RV = logits_BSV.reshape(-1, vocab_size)
@@ -61,6 +79,9 @@ def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_
         *(each.contiguous() for each in (temperature_B, top_k_B, top_p_B, min_p_B)),
         vocab_size,
         num_rows,
+        pending_BS,
+        NUCLEUS=nucleus,
+        SKIPS=pending_BS is not None,
         PASSES=_NUM_BITS[logits_BSV.dtype] // 2,
         BLOCK=_BLOCK,
         BLOCKS=_BLOCKS,
@@ -85,6 +106,9 @@ def _find_floor(
     min_ps,
     V,
     S,
+    pending,
+    NUCLEUS: tl.constexpr,
+    SKIPS: tl.constexpr,
     PASSES: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -100,7 +124,11 @@ def _find_floor(
     copies += row.to(tl.int64) * (_SLOTS * BLOCK)
     scale, counts, weighs, top_k, top_p, min_p = _load_settings(temperatures, top_ks, top_ps, min_ps, row // S, V)
     floor = tl.full([], float("-inf"), tl.float32)
-    if counts | weighs | (min_p > 0):
+    weighs &= NUCLEUS
+    wanted = counts | weighs | (min_p > 0)
+    if SKIPS:
+        wanted &= tl.load(pending + row) != 0
+    if wanted:
         largest_N = _find_largest(logits, V, BLOCK, BLOCKS)
         largest = tl.max(largest_N, 0)
         if min_p > 0:

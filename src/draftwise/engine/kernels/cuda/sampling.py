@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwise.engine.kernels.constants import Lane
-from draftwise.engine.kernels.cuda.drawing import draw_rows
+from draftwise.engine.kernels.cuda.drawing import draw_rows, sample_rows
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import launch_next, pdl, wait
@@ -28,7 +28,17 @@ from draftwise.engine.kernels.cuda.penalties import penalise
 from draftwise.engine.kernels.cuda.ranking import MOST_RANKED, rank
 from draftwise.engine.kernels.cuda.rejection import reject
 
-__all__ = ["MOST_RANKED", "argmax_rows", "draw_rows", "emit", "find_floors", "penalise", "rank", "reject"]
+__all__ = [
+    "MOST_RANKED",
+    "argmax_rows",
+    "draw_rows",
+    "emit",
+    "find_floors",
+    "penalise",
+    "rank",
+    "reject",
+    "sample_rows",
+]
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
