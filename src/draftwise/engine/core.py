@@ -9,8 +9,8 @@ from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.admission import Admission
 from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
-from draftwise.engine.sampling.logprobs import Row, parse
+from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
+from draftwise.engine.sampling.logprobs import parse
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
@@ -251,5 +251,5 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.request_id]
 
-    def _parse(self, rows: list[Row], k: int | None) -> list[LogprobsOfToken]:
+    def _parse(self, rows: list[RankedRow], k: int | None) -> list[LogprobsOfToken]:
         return parse(rows, k or 0, self.tokenizer.token_text)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from draftwise.core import SpecStats
 
-__all__ = ["CompletionOutput", "Delta", "EngineStats", "Logprob", "LogprobsOfToken", "RequestOutput"]
+__all__ = ["CompletionOutput", "Delta", "EngineStats", "Logprob", "LogprobsOfToken", "RankedRow", "RequestOutput"]
 
 
 class Logprob(NamedTuple):
@@ -18,6 +18,9 @@ class Logprob(NamedTuple):
     """1 is the most likely token of the vocabulary."""
     decoded_token: str = ""
 
+
+RankedRow = tuple[list[int], list[float], int]
+"""Candidates at one position, their log-probabilities, and the rank of the first, as the device tells them."""
 
 LogprobsOfToken = dict[int, Logprob]
 """Candidates at one position by token id: the sampled (or prompt) token and the top ones."""

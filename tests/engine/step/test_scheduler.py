@@ -291,7 +291,7 @@ def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
 def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> None:
     scheduler = make_scheduler(10, budget=20)
     old, young = start(scheduler, [[1] * 4] * 2)
-    young.prompt_logprobs.append(None)
+    young.prompt_ranks.append(None)
     for of_old in (9, 9, 2):
         assert launch_next(scheduler, k=8) == {}
         assert len(young.pages) == 4, "a draft has its pages while some are free"
@@ -300,6 +300,6 @@ def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> Non
     scheduler.add(make_sequence("late", [1] * 30))
     queries = scheduler.num_cache_queries
     assert launch_next(scheduler) == {}, "its pages would last: it held some for a draft"
-    assert (scheduler.num_preemptions, young.slot, young.prompt_logprobs) == (1, None, [])
+    assert (scheduler.num_preemptions, young.slot, young.prompt_ranks) == (1, None, [])
     assert launch_next(scheduler) == {"1": 4}, "its other page was kept"
     assert scheduler.num_cache_queries == queries, "what is computed again was asked for once"

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.engine.outputs import Logprob, LogprobsOfToken
+from draftwise.engine.outputs import Logprob, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["Ranked", "Row", "parse", "rank_tokens"]
-
-Row = tuple[list[int], list[float], int]
-"""Candidates, their log-probabilities, and the rank of the first."""
+__all__ = ["Ranked", "parse", "rank_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +30,7 @@ class Ranked:
     ranks_R: Tensor
     """int64, how many tokens are at least as likely as the chosen one, itself included (so ties count, as in vLLM)."""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RankedRow]:
         """Return all of it as Python's numbers; on the device, that waits for it."""
         return list(zip(self.ids_RT.tolist(), self.logprobs_RT.tolist(), self.ranks_R.tolist(), strict=True))
 
@@ -61,7 +58,7 @@ def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
     )
 
 
-def parse(rows: Iterable[Row], k: int, text_of: Callable[[int], str]) -> list[LogprobsOfToken]:
+def parse(rows: Iterable[RankedRow], k: int, text_of: Callable[[int], str]) -> list[LogprobsOfToken]:
     """Return for each row the chosen token and the k likeliest ones, as token id -> Logprob.
 
     A candidate's rank is its place in the sorted order; any other token's rank is `ranks_R`.

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.transfer import Readback
+from draftwise.engine.outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.logprobs import Ranked, Row
+from draftwise.engine.sampling.logprobs import Ranked
 from draftwise.engine.sampling.verify import Accepted
 from draftwise.engine.step.host_part import PromptRanks
 from draftwise.engine.step.sequence import Sequence
@@ -30,7 +31,7 @@ class Outcome:
     emitted: list[int]
     """Accepted drafts and the token after them."""
     drafted: list[int]
-    ranked: list[Row] | None = None
+    ranked: list[RankedRow] | None = None
     """Of the emitted tokens, if their log-probabilities are asked for."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from draftwise.engine.sampling.logprobs import Row
+from draftwise.engine.outputs import RankedRow
 from draftwise.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Sequence:
     """Token sequences that the output must not contain."""
     grammar: Grammar | None = None
     """What the output must match, where it stands after all of `tokens`."""
-    prompt_ranks: list[Row] = field(default_factory=list)
+    prompt_ranks: list[RankedRow] = field(default_factory=list)
     """Of prompt tokens 1, 2, ..., as far as computed, if their log-probabilities are asked for."""
 
     num_computed: int = 0

@@ -28,8 +28,9 @@ from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, token_bits
 
 __all__ = ["draw_rows", "group_noise", "sample_rows", "temper"]
 
-_BLOCK, _BLOCKS = 512, 16
-"""Columns that are compared with all attempts at once, and how often before they are summed up."""
+_BLOCK, _BLOCKS = 1024, 8
+"""Columns that are compared with each attempt at once, and how often before they are summed up."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _GROUPS, _ATTEMPT, _ATTEMPTS = tl.constexpr(GROUPS), tl.constexpr(ATTEMPT), tl.constexpr(ATTEMPTS)
 
@@ -66,11 +67,11 @@ def sample_rows(
     settings = temperature_B, top_k_B, top_p_B.contiguous(), min_p_B
     draws = _Draws(logits_BSV, temperature_B, seeds_B, positions_B, lane)
     tokens_BS, pending_BS = draws.empty(torch.long), draws.empty(torch.int32)
-    tokens_RA, scores_RA = draws.empty(torch.long, ATTEMPTS), draws.empty(torch.float32, ATTEMPTS)
+    tokens_RA, drawn_RA = draws.empty(torch.long, ATTEMPTS), draws.empty(torch.float32, ATTEMPTS)
     bound_BS = find_floors(logits_BSV, *settings, nucleus=False)
     weights_RG = draws.weigh(bound_BS)
-    draws.draw(weights_RG, bound_BS, tokens_RA, scores_RA=scores_RA, top_p_B=settings[2])
-    draws.choose(weights_RG, bound_BS, tokens_RA, scores_RA, settings[2], tokens_BS, pending_BS)
+    draws.draw(weights_RG, bound_BS, tokens_RA, drawn_RA=drawn_RA, top_p_B=settings[2])
+    draws.choose(weights_RG, tokens_RA, drawn_RA, settings[2], tokens_BS, pending_BS)
     floor_BS = find_floors(logits_BSV, *settings, pending_BS=pending_BS)
     weights_RG = draws.weigh(floor_BS, pending_BS)
     draws.draw(weights_RG, floor_BS, tokens_BS, pending_BS=pending_BS, first=ATTEMPTS)
@@ -121,16 +122,16 @@ class _Draws:
         floor_BS: Tensor | None,
         tokens_RA: Tensor,
         *,
-        scores_RA: Tensor | None = None,
+        drawn_RA: Tensor | None = None,
         top_p_B: Tensor | None = None,
         pending_BS: Tensor | None = None,
         first: int = 0,
     ) -> None:
-        """Write a token of each row, `ATTEMPTS` of those with a nucleus if `top_p_B` is given."""
+        """Write a token of each row; with `top_p_B` all attempts of rows with a nucleus, and their logits beside them."""
         attempts = 1 if top_p_B is None else ATTEMPTS
         _draw_of_group[(self._num_rows, attempts)](
             *(*self._rows, floor_BS, pending_BS, weights_RG, self._num_groups, *self._noise, top_p_B),
-            *(tokens_RA, scores_RA),
+            *(tokens_RA, drawn_RA),
             LANE=self._lane,
             FIRST=first,
             GROUP=GROUP,
@@ -146,19 +147,18 @@ class _Draws:
     def choose(
         self,
         weights_RG: Tensor,
-        bound_BS: Tensor,
         tokens_RA: Tensor,
-        scores_RA: Tensor,
+        drawn_RA: Tensor,
         top_p_B: Tensor,
         tokens_BS: Tensor,
         pending_BS: Tensor,
     ) -> None:
         """Write the first token of each row that is in its nucleus, and whether there is none."""
-        above_RCA = self.empty(torch.float32, self._num_parts, ATTEMPTS)
-        judged = (weights_RG, self._num_groups, top_p_B, above_RCA)
+        sums_RCA = self.empty(torch.float32, self._num_parts, ATTEMPTS)
+        judged = (weights_RG, self._num_groups, top_p_B, sums_RCA)
         form = {"G_PADDED": triton.next_power_of_2(self._num_groups), "num_warps": 4, **self._form}
         _weigh_above[(self._num_rows, self._num_parts)](
-            *(*self._rows, *judged, bound_BS, scores_RA), BLOCK=_BLOCK, BLOCKS=_BLOCKS, **form
+            *(*self._rows, *judged, drawn_RA), BLOCK=_BLOCK, BLOCKS=_BLOCKS, **form
         )
         _choose_attempt[(self._num_rows,)](
             *(*self._rows[3:], *judged, self._num_parts, tokens_RA, tokens_BS, pending_BS),
@@ -214,7 +214,7 @@ def _draw_of_group(
     positions,
     top_ps,
     tokens,
-    scores,
+    drawn,
     LANE: tl.constexpr,
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
@@ -250,8 +250,7 @@ def _draw_of_group(
         place = row * tl.num_programs(1) + tl.program_id(1)
         tl.store(tokens + place, token)
         if NUCLEUS:
-            score = temper(logits + row.to(tl.int64) * row_stride, token, V, temperature, floors, row, CUTS)
-            tl.store(scores + place, score)
+            tl.store(drawn + place, tl.load(logits + row.to(tl.int64) * row_stride + token).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["G"])
@@ -264,9 +263,8 @@ def _weigh_above(
     weights,
     G,
     top_ps,
-    above,
-    bounds,
-    scores,
+    sums,
+    drawn,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     G_PADDED: tl.constexpr,
@@ -276,18 +274,39 @@ def _weigh_above(
     """Write, of one part of one row, what the tokens weigh that are likelier than each attempt's."""
     wait(PDL)
     launch_next(PDL)
-    row, part, attempt_A = tl.program_id(0), tl.program_id(1), tl.arange(0, _ATTEMPTS)
+    row, part = tl.program_id(0), tl.program_id(1)
     temperature = _temperature_of(temperatures, row, S, TEMPERED)
     if _has_nucleus(temperature, top_ps, row, S):
         most, _ = _total(weights, row, G, G_PADDED)
+        rate = _LOG2_E / tl.maximum(temperature, _MIN_TEMPERATURE)
         logits += row.to(tl.int64) * row_stride
-        score_A1 = tl.load(scores + row * _ATTEMPTS + attempt_A)[:, None]
-        above_AN = tl.zeros([_ATTEMPTS, BLOCK], tl.float32)
+        drawn += row * _ATTEMPTS
+        no_N = tl.zeros([BLOCK], tl.float32)
+        above = (no_N, no_N, no_N, no_N, no_N, no_N, no_N, no_N)
         for block in tl.static_range(BLOCKS):
-            index_1N = ((part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK))[None, :]
-            value_1N = temper(logits, index_1N, V, temperature, bounds, row, True)
-            above_AN += tl.where(value_1N > score_A1, tl.exp(value_1N - most), 0.0)
-        tl.store(above + (row * tl.num_programs(1) + part) * _ATTEMPTS + attempt_A, tl.sum(above_AN, 1))
+            index_N = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            logit_N = tl.load(logits + index_N, mask=index_N < V, other=float("-inf")).to(tl.float32)
+            weight_N = tl.exp2(logit_N * rate - most * _LOG2_E)
+            above = _add_above(above, logit_N, weight_N, drawn)
+        sums += (row * tl.num_programs(1) + part) * _ATTEMPTS
+        for attempt in tl.static_range(_ATTEMPTS):
+            tl.store(sums + attempt, tl.sum(above[attempt], 0))
+
+
+@triton.jit
+def _add_above(above, logit_N, weight_N, drawn):
+    """Return what is likelier than each attempt's token, with what is of a block."""
+    a, b, c, d, e, f, g, h = above
+    return (
+        a + tl.where(logit_N > tl.load(drawn), weight_N, 0.0),
+        b + tl.where(logit_N > tl.load(drawn + 1), weight_N, 0.0),
+        c + tl.where(logit_N > tl.load(drawn + 2), weight_N, 0.0),
+        d + tl.where(logit_N > tl.load(drawn + 3), weight_N, 0.0),
+        e + tl.where(logit_N > tl.load(drawn + 4), weight_N, 0.0),
+        f + tl.where(logit_N > tl.load(drawn + 5), weight_N, 0.0),
+        g + tl.where(logit_N > tl.load(drawn + 6), weight_N, 0.0),
+        h + tl.where(logit_N > tl.load(drawn + 7), weight_N, 0.0),
+    )
 
 
 @triton.jit(do_not_specialize=["G", "C"])
@@ -297,7 +316,7 @@ def _choose_attempt(
     weights,
     G,
     top_ps,
-    above,
+    sums,
     C,
     attempts,
     tokens,
@@ -315,7 +334,7 @@ def _choose_attempt(
     if _has_nucleus(_temperature_of(temperatures, row, S, TEMPERED), top_ps, row, S):
         _, total = _total(weights, row, G, G_PADDED)
         places_CA = (row * C + part_C)[:, None] * _ATTEMPTS + attempt_A[None, :]
-        above_A = tl.sum(tl.load(above + places_CA, mask=part_C[:, None] < C, other=0.0), 0)
+        above_A = tl.sum(tl.load(sums + places_CA, mask=part_C[:, None] < C, other=0.0), 0)
         first = tl.min(tl.where(above_A < tl.load(top_ps + row // S) * total, attempt_A, _ATTEMPTS), 0)
     tl.store(pending + row, (first == _ATTEMPTS).to(tl.int32))
     tl.store(tokens + row, tl.load(attempts + row * _ATTEMPTS + tl.minimum(first, _ATTEMPTS - 1)))
