@@ -25,7 +25,7 @@ GROUP = 2048
 """Neighbouring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
 GROUPS = 2**40
 """Beyond all token ids: group g has the noise of this id plus g."""
-ATTEMPTS = 8
+ATTEMPTS = 4
 """Draws of a token that may lie outside of the nucleus, before the nucleus is looked for."""
 ATTEMPT = 2**41
 """Beyond all ids of groups: attempt i has the noise of ids i times this further on."""

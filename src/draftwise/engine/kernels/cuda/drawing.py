@@ -28,8 +28,10 @@ from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, token_bits
 
 __all__ = ["draw_rows", "group_noise", "sample_rows", "temper"]
 
-_BLOCK, _BLOCKS = 1024, 8
+_BLOCK, _BLOCKS = 1024, 16
 """Columns that are compared with each attempt at once, and how often before they are summed up."""
+_FOR_PENDING = 8
+"""Programs of a row that is seldom pending: to begin one only to end it takes time too."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _GROUPS, _ATTEMPT, _ATTEMPTS = tl.constexpr(GROUPS), tl.constexpr(ATTEMPT), tl.constexpr(ATTEMPTS)
@@ -105,8 +107,9 @@ class _Draws:
     def weigh(self, floor_BS: Tensor | None, pending_BS: Tensor | None = None) -> Tensor:
         """Return [R, G] the logarithm of what each group weighs; of greedy rows its largest logit."""
         weights_RG = self.empty(torch.float32, self._num_groups)
-        _weigh_group[(self._num_rows, self._num_groups)](
-            *(*self._rows, floor_BS, pending_BS, weights_RG),
+        programs = self._num_groups if pending_BS is None else min(self._num_groups, _FOR_PENDING)
+        _weigh_groups[(self._num_rows, programs)](
+            *(*self._rows, floor_BS, pending_BS, weights_RG, self._num_groups),
             GROUP=GROUP,
             CUTS=floor_BS is not None,
             SKIPS=pending_BS is not None,
@@ -127,7 +130,7 @@ class _Draws:
         pending_BS: Tensor | None = None,
         first: int = 0,
     ) -> None:
-        """Write a token of each row; with `top_p_B` all attempts of rows with a nucleus, and their logits beside them."""
+        """Write a token of each row; with `top_p_B` all attempts of rows with a nucleus, and their logits beside."""
         attempts = 1 if top_p_B is None else ATTEMPTS
         _draw_of_group[(self._num_rows, attempts)](
             *(*self._rows, floor_BS, pending_BS, weights_RG, self._num_groups, *self._noise, top_p_B),
@@ -167,8 +170,8 @@ class _Draws:
         )
 
 
-@triton.jit
-def _weigh_group(
+@triton.jit(do_not_specialize=["G"])
+def _weigh_groups(
     logits,
     row_stride,
     V,
@@ -177,6 +180,7 @@ def _weigh_group(
     floors,
     pending,
     weights,
+    G,
     GROUP: tl.constexpr,
     CUTS: tl.constexpr,
     SKIPS: tl.constexpr,
@@ -184,19 +188,21 @@ def _weigh_group(
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write what one group of one row weighs."""
+    """Write what some groups of one row weigh."""
     wait(PDL)
     launch_next(PDL)
     row, group = tl.program_id(0), tl.program_id(1)
     if _is_wanted(pending, row, SKIPS):
         temperature = _temperature_of(temperatures, row, S, TEMPERED)
-        index = group * GROUP + tl.arange(0, GROUP)
-        value = temper(logits + row.to(tl.int64) * row_stride, index, V, temperature, floors, row, CUTS)
-        weight = tl.max(value, 0)
-        if (temperature != 0) & (weight > float("-inf")):
-            # (The last bits of exponentials do not matter to their sum.)
-            weight += log(tl.sum(tl.exp(value - weight), 0), EXACT)
-        tl.store(weights + row * tl.num_programs(1) + group, weight)
+        while group < G:
+            index = group * GROUP + tl.arange(0, GROUP)
+            value = temper(logits + row.to(tl.int64) * row_stride, index, V, temperature, floors, row, CUTS)
+            weight = tl.max(value, 0)
+            if (temperature != 0) & (weight > float("-inf")):
+                # (The last bits of exponentials do not matter to their sum.)
+                weight += log(tl.sum(tl.exp(value - weight), 0), EXACT)
+            tl.store(weights + row * G + group, weight)
+            group += tl.num_programs(1)
 
 
 @triton.jit(do_not_specialize=["G"])
@@ -282,7 +288,7 @@ def _weigh_above(
         logits += row.to(tl.int64) * row_stride
         drawn += row * _ATTEMPTS
         no_N = tl.zeros([BLOCK], tl.float32)
-        above = (no_N, no_N, no_N, no_N, no_N, no_N, no_N, no_N)
+        above = (no_N, no_N, no_N, no_N)
         for block in tl.static_range(BLOCKS):
             index_N = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
             logit_N = tl.load(logits + index_N, mask=index_N < V, other=float("-inf")).to(tl.float32)
@@ -296,17 +302,12 @@ def _weigh_above(
 @triton.jit
 def _add_above(above, logit_N, weight_N, drawn):
     """Return what is likelier than each attempt's token, with what is of a block."""
-    a, b, c, d, e, f, g, h = above
-    return (
-        a + tl.where(logit_N > tl.load(drawn), weight_N, 0.0),
-        b + tl.where(logit_N > tl.load(drawn + 1), weight_N, 0.0),
-        c + tl.where(logit_N > tl.load(drawn + 2), weight_N, 0.0),
-        d + tl.where(logit_N > tl.load(drawn + 3), weight_N, 0.0),
-        e + tl.where(logit_N > tl.load(drawn + 4), weight_N, 0.0),
-        f + tl.where(logit_N > tl.load(drawn + 5), weight_N, 0.0),
-        g + tl.where(logit_N > tl.load(drawn + 6), weight_N, 0.0),
-        h + tl.where(logit_N > tl.load(drawn + 7), weight_N, 0.0),
-    )
+    first_N, second_N, third_N, fourth_N = above
+    first_N += tl.where(logit_N > tl.load(drawn), weight_N, 0.0)
+    second_N += tl.where(logit_N > tl.load(drawn + 1), weight_N, 0.0)
+    third_N += tl.where(logit_N > tl.load(drawn + 2), weight_N, 0.0)
+    fourth_N += tl.where(logit_N > tl.load(drawn + 3), weight_N, 0.0)
+    return first_N, second_N, third_N, fourth_N
 
 
 @triton.jit(do_not_specialize=["G", "C"])
