@@ -23,8 +23,8 @@ __all__ = ["MOST_RANKED", "rank"]
 
 MOST_RANKED = 32
 """Tokens that can be asked for; each has a turn in a block."""
-_FEW = 8
-_BLOCK = 1024
+_FEW, _BLOCK_OF_FEW, _BLOCK = 8, 2048, 1024
+"""Up to these are found in larger blocks: fewer to sum up, and longer to look through."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -37,7 +37,8 @@ def rank(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> tuple[Tensor, Tensor
         k: at most `MOST_RANKED`, and no more than V.
     """
     num_rows, vocab_size = logits_RV.shape
-    blocks, room = triton.cdiv(vocab_size, _BLOCK), _FEW if k <= _FEW else MOST_RANKED
+    room, block = (_FEW, _BLOCK_OF_FEW) if k <= _FEW else (MOST_RANKED, _BLOCK)
+    blocks = triton.cdiv(vocab_size, block)
     device = logits_RV.device
     sums_RC3 = torch.empty(num_rows, blocks, 3, dtype=torch.float32, device=device)
     best_RKK = torch.empty(num_rows, room, room, dtype=torch.int64, device=device)
@@ -47,10 +48,10 @@ def rank(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> tuple[Tensor, Tensor
     rows = logits_RV, logits_RV.stride(0)
     form = {"PDL": pdl(), "launch_pdl": pdl(), "num_warps": 4}
     width = {"ROOM": room, "BLOCKS": triton.next_power_of_2(blocks)}
-    _sum_block[(num_rows, blocks)](*rows, vocab_size, token_ids_R, sums_RC3, BLOCK=_BLOCK, **form)
+    _sum_block[(num_rows, blocks)](*rows, vocab_size, token_ids_R, sums_RC3, BLOCK=block, **form)
     if k:
         found = sums_RC3, blocks, best_RKK, k
-        _find_likeliest[(num_rows, min(k, blocks))](*rows, vocab_size, *found, BLOCK=_BLOCK, **width, **form)
+        _find_likeliest[(num_rows, min(k, blocks))](*rows, vocab_size, *found, BLOCK=block, **width, **form)
     results = ids_RT, logprobs_RT, ranks_R
     exact = not interpreted()
     _join_blocks[(num_rows,)](*rows, token_ids_R, sums_RC3, blocks, best_RKK, k, *results, EXACT=exact, **width, **form)
