@@ -56,10 +56,10 @@ class Peer:
         raise SystemExit(f"{self.name} ended early with exit code {self._child.wait()}")
 
 
-def read_prompts(path: Path, model: str, count: int) -> list[list[int]]:
+def read_prompts(path: Path, model: Path, count: int) -> list[list[int]]:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     lines = path.read_text().splitlines()
     return [tokenizer.encode(json.loads(lines[i % len(lines)])["prompt"]).ids for i in range(count)]
 
@@ -85,7 +85,7 @@ def measure(peers: list[Peer], prompts: list[list[int]], rounds: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="bundle/target")
+    parser.add_argument("--model", type=existing_path, default="bundle/target")
     parser.add_argument("--prompts", type=existing_path, default="src/draftwise/workloads/bundled/code.jsonl")
     parser.add_argument(
         "--vllm-python", type=command_line, help="python of an environment with vLLM for CPU; left out when not given"
@@ -97,13 +97,13 @@ def main() -> None:
     args = parser.parse_args()
     if not args.prompts.is_file() or not args.prompts.read_text().strip():
         parser.error(f"argument --prompts: there are no prompts in {args.prompts}")
-    peers = [Peer(name, sys.executable, args.model, args.dtype) for name in ("draftwise", "transformers")]
+    peers = [Peer(name, sys.executable, str(args.model), args.dtype) for name in ("draftwise", "transformers")]
     if args.vllm_python:
-        peers.append(Peer("vllm", args.vllm_python, args.model, args.dtype))
+        peers.append(Peer("vllm", args.vllm_python, str(args.model), args.dtype))
     result = {
         **provenance(),
         "command": " ".join(["python", *sys.argv]).replace(args.vllm_python or "\0", "VLLM_PYTHON"),
-        "settings": SHARED_SETTINGS | {"dtype": args.dtype, "model": args.model, "rounds": args.rounds},
+        "settings": SHARED_SETTINGS | {"dtype": args.dtype, "model": str(args.model), "rounds": args.rounds},
         "engines": {peer.name: peer.about for peer in peers},
         "streams": {
             str(n): measure(peers, read_prompts(args.prompts, args.model, n), args.rounds) for n in args.streams

@@ -11,7 +11,7 @@ from draftwise.decide.bands import divide_loads
 from draftwise.decide.comparison.acceptance import Acceptance, Conversion, pool_acceptance, trace_conversion
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
-from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
+from draftwise.decide.disturbance import find_lost_pairs, measure_use, set_aside_disturbed
 from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
@@ -71,10 +71,11 @@ def conclude_run(run: Run) -> Conclusions:
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on."""
     thresholds = get_thresholds(run)
-    run = set_aside_disturbed(run, thresholds)
+    uses = measure_use((*run.turns, *run.set_aside))
+    run = set_aside_disturbed(run, thresholds, uses)
     lost = find_lost_pairs(run)
     found = compare_cells(run, lost, thresholds)
-    checked = check_validity(run, found, lost, thresholds)
+    checked = check_validity(run, found, lost, uses, thresholds)
     comparisons = (
         # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
         judge_cell(

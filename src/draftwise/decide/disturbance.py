@@ -56,15 +56,15 @@ _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
 
-def set_aside_disturbed(run: Run, thresholds: Thresholds) -> Run:
+def set_aside_disturbed(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse] | None = None) -> Run:
     """Return the run with the turns and answers that count: of every block and candidate the last undisturbed pair.
 
     Candidates without one lose the block, and `Run.disturbances` says why; so do turns that were never compared, as the
-    run ended before. A run that has been through this comes back as it is.
+    run ended before. A run that has been through this comes back as it is. Arguments as for `find_disturbances`.
     """
     if run.disturbances or run.set_aside:
         return run
-    disturbances = tuple(find_disturbances(run, thresholds))
+    disturbances = tuple(find_disturbances(run, thresholds, uses))
     kept = _find_counting(run, {(each.attempt_key, each.arm) for each in disturbances})
     return replace(
         run,
@@ -75,14 +75,17 @@ def set_aside_disturbed(run: Run, thresholds: Thresholds) -> Run:
     )
 
 
-def find_disturbances(run: Run, thresholds: Thresholds) -> Iterator[Disturbance]:
+def find_disturbances(
+    run: Run, thresholds: Thresholds, uses: Sequence[MachineUse] | None = None
+) -> Iterator[Disturbance]:
     """Yield the disturbed turns in the order of the run.
 
     Args:
         run: as it is on disk, with every attempt.
         thresholds: of the run.
+        uses: from `measure_use`, of all its turns; None: measured here.
     """
-    noted = _note_all(run, thresholds)
+    noted = _note_all(run, thresholds, measure_use(run.turns) if uses is None else uses)
     for turn in sorted(run.turns, key=lambda each: each.turn):
         if (note := noted.get(turn.turn)) is not None:
             yield Disturbance(
@@ -150,7 +153,7 @@ class _Note:
     """Whether its pace was far faster than usual, and nothing else is known."""
 
 
-def _note_all(run: Run, thresholds: Thresholds) -> dict[int, _Note]:
+def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> dict[int, _Note]:
     """Return by number what disturbed a turn; the machine's own word comes before what the pace shows."""
     is_ours = all(arm.url is None for arm in run.plan.arms)
     notes = {turn.turn: _Note(_COLD) for turn in run.turns if not turn.is_warm}
@@ -158,7 +161,7 @@ def _note_all(run: Run, thresholds: Thresholds) -> dict[int, _Note]:
         for reading, ratio in _find_far(series, math.log(1 + least)):
             # A clock is read beside the prompts, and is none the faster for a smaller number.
             notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
-    for use in measure_use(run.turns):
+    for use in uses:
         if (reason := _find_taken(use, thresholds, is_ours=is_ours)) is not None:
             notes[use.turn.turn] = _Note(reason)
     return notes

@@ -82,9 +82,9 @@ class Forecast:
 
     def learn(self, turn: Turn, seconds: float) -> None:
         """Take in how long a turn took, all in all."""
-        guess = self.expect_first(turn)
-        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess, _KEPT)
-        self._all = _mix(self._all, seconds, guess, _KEPT_OF_ALL)
+        expected = self.expect_first(turn)
+        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, expected, _KEPT)
+        self._all = _mix(self._all, seconds, expected, _KEPT_OF_ALL)
 
     def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as they looked before the first one."""

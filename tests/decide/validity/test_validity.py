@@ -13,6 +13,7 @@ from draftwise.core import Answer, ClientHealth, Counters, Run, ServerLoad, Turn
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.conclusions import conclude_run, gather_evidence
+from draftwise.decide.disturbance import measure_use
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.checks import check_validity
 from draftwise.statistics import Outlook
@@ -101,7 +102,7 @@ def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int
         )
         for cell in make_cells(run)
     ]
-    checked = check_validity(run, numbers, [], Thresholds())
+    checked = check_validity(run, numbers, [], measure_use(run.turns), Thresholds())
     found = [*checked.of_run, *(each for of_cell in checked.of_cells for each in of_cell)]
     assert found
     assert all(each.message.endswith((".", "?")) for each in found)

@@ -10,7 +10,7 @@ from draftwise.core import Answer, Counters, Finding, Run, Severity
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
-from draftwise.decide.disturbance import LostPair
+from draftwise.decide.disturbance import LostPair, MachineUse
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.client import check_client
 from draftwise.decide.validity.drafting import check_drafting
@@ -37,21 +37,29 @@ class Checked:
     """Of the baseline's outputs."""
 
 
-def check_validity(run: Run, found: Sequence[Unjudged], lost: Sequence[LostPair], thresholds: Thresholds) -> Checked:
+def check_validity(
+    run: Run,
+    found: Sequence[Unjudged],
+    lost: Sequence[LostPair],
+    uses: Sequence[MachineUse],
+    thresholds: Thresholds,
+) -> Checked:
     """Return what is wrong with a run and with each of its comparisons.
 
     Args:
         run: with what counts.
         found: its comparisons.
         lost: what disturbances cost its candidates.
+        uses: of the machine in all its turns, also those that do not count.
         thresholds: of the run.
     """
     of_baseline = _list_baseline_answers(run)
+    every_turn, is_ours = (*run.turns, *run.set_aside), all(arm.url is None for arm in run.plan.arms)
     quality, of_texts = check_texts(run, of_baseline, thresholds)
     of_run = [
         *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
-        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
+        *check_machine(every_turn, uses, thresholds, is_ours=is_ours),
         *_disturbed(run, lost),
         *_repeated_prompts(run),
         *of_texts,

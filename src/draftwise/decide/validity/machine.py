@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.core import Finding, TurnRecord
 from draftwise.core.finding import join_names
-from draftwise.decide.disturbance import LONGEST_GAP_S, MachineUse, measure_use
+from draftwise.decide.disturbance import LONGEST_GAP_S, MachineUse
 from draftwise.decide.thresholds import Thresholds
 
 __all__ = ["check_machine"]
@@ -29,26 +29,30 @@ _OF_ONE_TURN = 1.5
 Gpu = Mapping[str, Any]
 
 
-def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_ours: bool) -> list[Finding]:
+def check_machine(
+    turns: Iterable[TurnRecord], uses: Sequence[MachineUse], thresholds: Thresholds, *, is_ours: bool
+) -> list[Finding]:
     """Return what disturbed the machine while it was measured, as far as it says.
 
     Args:
+        turns: all of a run.
+        uses: of the machine in these turns.
+        thresholds: of the run.
         is_ours: whether all servers on it were started by this run.
     """
     turns = sorted(turns, key=lambda each: each.turn)
-    growths = measure_use(turns)
     return [
-        *_cpu_limits(growths, turns, thresholds),
-        *(_others(growths, turns, thresholds) if is_ours else ()),
+        *_cpu_limits(uses, turns, thresholds),
+        *(_others(uses, turns, thresholds) if is_ours else ()),
         *_gpus(turns, thresholds),
         *_falling_clock(turns, thresholds),
         *_clock_jumps(turns),
     ]
 
 
-def _share(growths: Sequence[MachineUse], name: str) -> float:
+def _share(uses: Sequence[MachineUse], name: str) -> float:
     """Return the growth of a counter per second."""
-    known = [each for each in growths if name in each.cpu]
+    known = [each for each in uses if name in each.cpu]
     return sum(each.cpu[name] for each in known) / sum(each.seconds for each in known) if known else 0.0
 
 
@@ -56,25 +60,23 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
     return max((turn.device.get("cpu", {}).get("cores") or 1 for turn in turns), default=1)
 
 
-def _cpu_limits(
-    growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds
-) -> Iterator[Finding]:
-    if (held := _share(growths, "quota_stopped_s")) > thresholds.held_up:
+def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    if (held := _share(uses, "quota_stopped_s")) > thresholds.held_up:
         text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
         yield Finding.warning("cpu-quota", f"{text} (all cores together).", fix="Raise the limit, or pin whole cores.")
-    stolen, cores = _share(growths, "steal_s"), _cores(turns)
+    stolen, cores = _share(uses, "steal_s"), _cores(turns)
     if stolen / cores > thresholds.held_up:
         text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when it was wanted here."
         yield Finding.warning("cpu-stolen", text, fix="Measure on a machine of its own.")
-    if heat := sum(each.cpu.get("thermal_stops", 0) for each in growths):
+    if heat := sum(each.cpu.get("thermal_stops", 0) for each in uses):
         yield Finding.warning(
             "cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", fix="Cool it, or lower the load."
         )
 
 
-def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _others(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """CPU that neither this process nor the servers it started used."""
-    known = [(each, foreign) for each in growths if (foreign := each.foreign_s) is not None]
+    known = [(each, foreign) for each in uses if (foreign := each.foreign_s) is not None]
     cores, seconds = _cores(turns), sum(each.seconds for each, _ in known)
     foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
@@ -101,7 +103,7 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
+class _GpuReading:
     """The GPUs at the end of a turn; after short turns they are not asked again each time."""
 
     arm: str
@@ -142,21 +144,21 @@ def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Findi
         yield Finding.warning("clock-fell", f"the GPU clock fell {fall} over the run.", fix=_SETTLE)
 
 
-def _readings(turns: Sequence[TurnRecord]) -> list[_Reading]:
-    found: dict[float, _Reading] = {}
+def _readings(turns: Sequence[TurnRecord]) -> list[_GpuReading]:
+    found: dict[float, _GpuReading] = {}
     for turn in turns:
         if gpus := turn.device.get("gpus", ()):
             read_s = float(gpus[0].get("read_s", 0.0))
-            found.setdefault(read_s, _Reading(arm=turn.arm, turn_s=turn.wall_s, read_s=read_s, gpus=gpus))
+            found.setdefault(read_s, _GpuReading(arm=turn.arm, turn_s=turn.wall_s, read_s=read_s, gpus=gpus))
     return list(found.values())
 
 
-def _belong_together(before: _Reading, after: _Reading) -> bool:
+def _belong_together(before: _GpuReading, after: _GpuReading) -> bool:
     """Return whether no other session, and no reboot, lies between two readings."""
     return 0 < after.read_s - before.read_s < after.turn_s + LONGEST_GAP_S
 
 
-def _gpu_growth(before: _Reading, after: _Reading) -> _GpuGrowth:
+def _gpu_growth(before: _GpuReading, after: _GpuReading) -> _GpuGrowth:
     old = {gpu.get("index"): gpu.get("limited_s", {}) for gpu in before.gpus}
     most: dict[str, float] = {}
     for gpu in after.gpus:
@@ -174,7 +176,7 @@ def _limited_share(growths: Sequence[_GpuGrowth], reason: str) -> float:
     return sum(each.limited_s.get(reason, 0.0) for each in growths) / seconds if seconds else 0.0
 
 
-def _heat(readings: Sequence[_Reading], growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
+def _heat(readings: Sequence[_GpuReading], growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
     worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
     hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
     if (share := _limited_share(growths, worst)) > thresholds.held_up:

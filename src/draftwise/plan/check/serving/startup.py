@@ -259,7 +259,7 @@ def _find_other_block(context: Context, resolved: Resolved, k: int | None) -> It
         yield from context.rules.ruling(
             "dflash-short-block",
             f"{_TOKENS} {k} drafts {k} masks at once, and the drafter learnt blocks of {block - 1}: all of its "
-            "guesses may become worse, the first one too.",
+            "draft tokens may become worse, the first one too.",
             where=_TOKENS,
             fix=f"Write {block - 1}, or measure both: draftwise decide.",
             method=resolved.method,
