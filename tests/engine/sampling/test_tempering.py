@@ -120,7 +120,8 @@ def steps(device: torch.device | str, given: dict[str, Any]) -> Iterator[tuple[s
 @pytest.mark.parametrize("probabilistic", [False, True])
 def test_nothing_comes_from_the_host(device: str, probabilistic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors have no values, so that shapes which depend on them raise."""
-    monkeypatch.setattr(sampling, "_sort_descending", lambda x: x.sort(1, descending=True).values)  # not numpy's
+    monkeypatch.setattr(sampling, "_sort_descending", lambda x: x.sort(2, descending=True).values)  # not numpy's
+    monkeypatch.setattr(sampling, "_partition", sampling._sort)
     monkeypatch.setattr(sampling, "_is_known_to_be_none", lambda _: False)  # on the CPU it looks
     for name, step in steps(device, inputs(device, probabilistic=probabilistic)):
         with NothingFromTheHost():
@@ -282,5 +283,7 @@ def test_draws_keep_to_the_floor() -> None:
 
 
 def test_numpy_sorts_as_torch_does() -> None:
-    raw = torch.randn(6, 40).masked_fill(torch.rand(6, 40) < 0.2, -torch.inf)
-    assert torch.equal(sampling._sort_descending(raw), raw.sort(1, descending=True).values)
+    raw = torch.randn(3, 2, 40).masked_fill(torch.rand(3, 2, 40) < 0.2, -torch.inf)
+    assert torch.equal(sampling._sort_descending(raw), raw.sort(2, descending=True).values)
+    k_B = torch.tensor([5, 0, 40])
+    assert torch.equal(sampling._partition(raw, k_B), sampling._sort(raw, k_B))
