@@ -38,6 +38,7 @@ def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaul
         tool_call_parser=tool_call_parser,
     )
     listener = bind(ServerOptions(port=0))
+    listener.listen()  # what comes before the server's thread has begun waits, and is not refused
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
