@@ -146,6 +146,30 @@ class Answer:
     """Whether the server said how many tokens each chunk holds (else one a chunk is assumed)."""
     error: str | None = None
 
+    @property
+    def told_steps(self) -> tuple[int, int]:
+        """Decoding steps and the tokens that they brought, as the server told for this request; 0 where it did not."""
+        steps = sum(self.acceptance)
+        return steps, steps + sum(accepted * count for accepted, count in enumerate(self.acceptance))
+
+    @property
+    def seen_steps(self) -> tuple[int, int]:
+        """The same as seen from outside: a server sends what each step brings, and prefill emits the first chunk."""
+        chunks = self.timing.chunks
+        return (len(chunks) - 1, self.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The same as told, else as seen."""
+        told = self.told_steps
+        return told if told[0] else self.seen_steps
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens per decoding step; None where it is not known, as chunks of unknown length tell nothing."""
+        steps, tokens = self.steps
+        return tokens / steps if steps and (any(self.acceptance) or self.counts_exact) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientHealth:

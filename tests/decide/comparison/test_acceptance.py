@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Run
-from draftwise.decide.comparison.acceptance import Acceptance, find_tokens_per_step, pool_acceptance
+from draftwise.decide.comparison.acceptance import Acceptance, pool_acceptance
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import gather_evidence
 
@@ -40,7 +40,7 @@ def test_the_servers_own_count_comes_first() -> None:
     (one,) = found(counted)
     assert one.source == "server"
     assert one.quantiles == (pytest.approx(1.6),) * 3
-    assert find_tokens_per_step(counted.answers[0]) == pytest.approx(1.6)
+    assert counted.answers[0].tokens_per_step == pytest.approx(1.6)
 
 
 def test_where_neither_is_known_it_says_so() -> None:

@@ -18,8 +18,6 @@ __all__ = [
     "DEFINITION",
     "Acceptance",
     "Conversion",
-    "count_steps",
-    "find_tokens_per_step",
     "pool_acceptance",
     "trace_conversion",
 ]
@@ -119,8 +117,8 @@ def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
 
 def _known(answers: Sequence[Answer]) -> tuple[str, list[float]]:
     """Return the source of all values and the values: one source, as the two count differently."""
-    told = map(_told_by_server, answers)
-    seen = (_seen_in_chunks(answer) for answer in answers if answer.counts_exact)
+    told = (answer.told_steps for answer in answers)
+    seen = (answer.seen_steps for answer in answers if answer.counts_exact)
     for source, counts in (("server", told), ("chunks", seen)):
         values = [tokens / steps for steps, tokens in counts if steps]
         if len(values) > len(answers) / 2:
@@ -136,35 +134,6 @@ def _histogram(values: Sequence[float]) -> tuple[tuple[float, ...], tuple[int, .
     edges = 1 + _BIN * np.arange(bars + 1)
     counts, _ = np.histogram(np.clip(values, 1, edges[-1]), edges)
     return tuple(map(float, edges)), tuple(map(int, counts))
-
-
-def find_tokens_per_step(answer: Answer) -> float | None:
-    """Return the output tokens per decoding step of a request, None where it is not known.
-
-    From the server's own count for the request where it gives one; else the tokens per chunk after the first chunk,
-    which prefill emits. Where a server does not say how many tokens a chunk holds, chunks tell nothing.
-    """
-    steps, tokens = count_steps(answer)
-    return tokens / steps if steps and (any(answer.acceptance) or answer.counts_exact) else None
-
-
-def count_steps(answer: Answer) -> tuple[int, int]:
-    """Return the decoding steps of a request and the tokens that they brought.
-
-    As the server told for this request, else a step per chunk after the first: a server sends what each step brings.
-    """
-    told = _told_by_server(answer)
-    return told if told[0] else _seen_in_chunks(answer)
-
-
-def _told_by_server(answer: Answer) -> tuple[int, int]:
-    steps = sum(answer.acceptance)
-    return steps, steps + sum(accepted * count for accepted, count in enumerate(answer.acceptance))
-
-
-def _seen_in_chunks(answer: Answer) -> tuple[int, int]:
-    chunks = answer.timing.chunks
-    return (len(chunks) - 1, answer.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
 
 
 def trace_conversion(comparisons: Iterable[Comparison]) -> list[Conversion]:

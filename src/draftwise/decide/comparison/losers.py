@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer
-from draftwise.decide.comparison.acceptance import find_tokens_per_step
 from draftwise.decide.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, Estimate
 
@@ -60,7 +59,7 @@ def name_losers(cell: Cell, speedup: Estimate) -> str:
 def _traits(cell: Cell, units: Sequence[Unit]) -> Iterator[tuple[str, Sequence[float]]]:
     """Yield what is known of each prompt, by name."""
     reads: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
-        "tokens per step": (cell.candidate, find_tokens_per_step),
+        "tokens per step": (cell.candidate, lambda answer: answer.tokens_per_step),
         "prompt tokens": (cell.baseline, lambda answer: answer.num_prompt_tokens),
         "output tokens": (cell.baseline, lambda answer: answer.timing.num_tokens),
     }

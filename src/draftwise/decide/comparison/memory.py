@@ -15,7 +15,6 @@ from statistics import fmean, stdev
 
 from draftwise.core import Answer, Run, TurnRecord
 from draftwise.core.grouping import group_by
-from draftwise.decide.comparison.acceptance import count_steps
 from draftwise.decide.comparison.cell import Cell, Unit, find_difference
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import FEWEST_PROMPTS, shows_equivalence, student_quantile
@@ -184,6 +183,6 @@ def _list_gains(splits: Mapping[Unit, Split]) -> list[float]:
 
 def _tokens_per_step(answers: Sequence[Answer]) -> float | None:
     """Return the tokens per decoding step of some answers, None without a step."""
-    counts = [count_steps(answer) for answer in answers]
+    counts = [answer.steps for answer in answers]
     steps = sum(steps for steps, _ in counts)
     return sum(tokens for _, tokens in counts) / steps if steps else None

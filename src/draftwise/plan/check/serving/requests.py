@@ -1,4 +1,4 @@
-"""What speculation makes of a server's requests: lookups that hurt, defaults, refused parameters."""
+"""What speculation makes of a server's requests: lookups that hurt, defaults, refused parameters, other features."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from draftwise.core import Ruling
+from draftwise.core import Ruling, Severity
+from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["find_requests"]
+__all__ = ["find_combined", "find_requests"]
 
 _OVERRIDE = "--override-generation-config"
 _NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -27,6 +28,15 @@ _FATES: Mapping[str, tuple[str, str]] = {
 _STRUCTURED = "--structured-outputs-config"
 _SHORT_LOOKUP = 2
 """Shortest lookup for which users reported broken tool calls; 8 cured them."""
+_FEATURES: Mapping[str, tuple[str, ...]] = {
+    "lora-with-drafts": ("enable_lora",),
+    "structured-outputs-with-drafts": ("structured_outputs_config", "guided_decoding_backend"),
+    "logprobs-with-drafts": ("max_logprobs", "logprobs_mode"),
+    "kv-transfer-with-drafts": ("kv_transfer_config",),
+    "prefix-caching-with-drafts": ("enable_prefix_caching",),
+    "chunked-prefill-with-drafts": ("enable_chunked_prefill",),
+}
+"""Rule that says since when a feature goes with speculation -> the flags that ask for the feature."""
 
 
 def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
@@ -172,4 +182,37 @@ def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             "Custom logits processors and speculation end start-up on Model Runner V1.",
             where="--logits-processors",
             fix="Drop them, or from 0.31.0 on use a method that Model Runner V2 runs.",
+        )
+
+
+def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling]) -> Iterator[Ruling]:
+    """Yield which features that are asked for go with speculation, and what the release does not combine yet.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config.
+        found: what else is said of the setup: a flag that something is wrong with is not praised.
+    """
+    wrong = {each.where for each in found if each.severity is not Severity.INFO}
+    for code, names in _FEATURES.items():
+        flags = [f"--{name.replace('_', '-')}" for name in names if name in context.on]
+        if flags and wrong.isdisjoint(flags):
+            rule = get_rule(code)
+            yield from context.rules.ruling(code, f"{rule.title}, from vLLM {rule.spans[0][0]} on.", where=flags[0])
+    if "kv_transfer_config" in context.on:
+        yield from context.rules.ruling(
+            "kv-transfer-before-drafts",
+            f"This release closes the KV connector before {resolved.method} has run: its keys and values are not "
+            "transferred, and a request that moves is drafted for without them.",
+            where="--kv-transfer-config",
+            fix="Use 0.17.0 or newer.",
+            method=resolved.method,
+        )
+    if resolved.async_scheduling and resolved.runner == "V1":
+        yield from context.rules.ruling(
+            "async-waits-for-acceptance",
+            "With asynchronous scheduling this release waits for the number of accepted tokens before it prepares a "
+            "step, so that the host overlaps with the drafter only.",
+            where="--async-scheduling",
+            fix="Use 0.19.0 or newer.",
         )

@@ -10,9 +10,8 @@ from draftwise.core import Finding, Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.serving.combined import find_combined
 from draftwise.plan.check.serving.graphs import find_graphs
-from draftwise.plan.check.serving.requests import find_requests
+from draftwise.plan.check.serving.requests import find_combined, find_requests
 from draftwise.plan.check.serving.schedule import find_schedule
 from draftwise.plan.check.serving.settings import find_settings
 
