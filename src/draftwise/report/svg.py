@@ -8,6 +8,7 @@ from io import StringIO
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 __all__ = ["INK", "PALETTE", "PLAIN", "to_svg"]
@@ -22,6 +23,8 @@ INK = "#010203"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -47,8 +50,13 @@ def to_svg(draw: Callable[[], Figure], name: str, *, title: str, about: str, alo
         alone: the SVG is a file of its own, with no page around it to take a colour from.
     """
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
-        out = StringIO()
-        draw().savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure, out = draw(), StringIO()
+        canvas = FigureCanvasSVG(figure)
+        # `savefig` would draw everything twice, the first time into nothing, so that the parts find their places.
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
+            figure.set_layout_engine("none")
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     before, _, inside = out.getvalue().replace(INK, "currentColor").partition("<svg ")
     attributes, _, content = inside.partition(">")
     ids = [f"{name.replace(' ', '-')}-{part}" for part in ("title", "about")]

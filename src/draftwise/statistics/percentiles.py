@@ -102,8 +102,12 @@ def _draw(
 
 @cache
 def _draw_normals() -> tuple[Array, Array]:
-    """Return [B] and [B] independent normal numbers, the same ones every time."""
+    """Return [B] and [B] independent normal numbers, the same ones every time.
+
+    The first ones ascend: what is looked up for them in sorted readings then lies beside what was looked up before.
+    """
     drawn_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
+    drawn_BA = drawn_BA[drawn_BA[:, 0].argsort()]
     return drawn_BA[:, 0].copy(), drawn_BA[:, 1].copy()
 
 
