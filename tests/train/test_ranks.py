@@ -10,17 +10,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from tests.support import killed_rank
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
+from torch.distributed.launcher import api
 from torch.distributed.launcher.api import LaunchConfig
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.train.launch import train_on_gpus
+from draftwise.train.loop import Stopped
 from draftwise.train.memory import Memory
 from draftwise.train.progress import Reporter
 from draftwise.train.ranks import joined
@@ -190,3 +196,20 @@ def test_a_signal_stops_all_processes_at_one_step(settings, tmp_path):
     assert "the same command resumes the run" in rest
     assert "Traceback" not in rest
     assert (tmp_path / "out" / "training" / "checkpoint.pt").exists()
+
+
+def test_the_launchers_heartbeat_ends_with_a_run_that_is_stopped(settings, monkeypatch):
+    """Torch leaves it to the collector, which may run in the heartbeat's own thread."""
+
+    def launch(*_):
+        heartbeat = _PeriodicTimer(timedelta(hours=1), print)
+        heartbeat.set_name("heartbeat")
+        heartbeat.start()
+        itself = [heartbeat]
+        itself.append(itself)
+        raise SignalException("stopped", signal.SIGTERM)
+
+    monkeypatch.setattr(api, "elastic_launch", lambda *_: launch)
+    with pytest.raises(Stopped):
+        train_on_gpus("eagle3", settings, 2)
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import signal
@@ -52,7 +53,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         config.shutdown_timeout = _STOP_S
     with tempfile.TemporaryDirectory() as notes:
         try:
-            results: dict[int, TrainResult] = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
+            results: dict[int, TrainResult] | None = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
         except ChildFailedError as error:
             _explain(Path(notes))
             rank, failure = error.get_first_failure()
@@ -62,8 +63,13 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
                 fix="The same command resumes the run at its last checkpoint.",
             ) from None
         except SignalException:
+            results = None
+        if results is None:
+            # After a signal torch leaves the thread of its rendezvous running. If that thread is the one in which the
+            # collector finds it, it cannot join itself, and says so with a traceback.
+            gc.collect()
             _explain(Path(notes))
-            raise Stopped("stopped before the first step; the same command starts the run again.") from None
+            raise Stopped("stopped before the first step; the same command starts the run again.")
     return results[0]
 
 
