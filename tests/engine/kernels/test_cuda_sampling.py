@@ -283,11 +283,11 @@ def test_floors_equal_torch(shape: tuple[torch.dtype, int], settings: dict[str, 
 LANES: dict[str, tuple[dict[str, Any], Any]] = {
     "one lane has the likeliest": (
         {"top_k": 6},
-        lambda logits: logits + 20 * (torch.arange(1000, device=logits.device) % 32 == 3),
+        lambda logits: logits + 20 * (torch.arange(2000, device=logits.device) % 64 == 3),
     ),
     "one lane has the four likeliest": (
         {"top_k": 3},
-        lambda logits: logits + 20 * (torch.arange(1000, device=logits.device) % 256 == 3),
+        lambda logits: logits + 20 * (torch.arange(2000, device=logits.device) % 512 == 3),
     ),
     "ties": ({"top_k": 50, "top_p": 0.9}, lambda logits: logits.round()),
     "a nucleus among them": ({"top_k": 12, "top_p": 0.6, "min_p": 0.02}, lambda logits: logits),
@@ -301,9 +301,9 @@ LANES: dict[str, tuple[dict[str, Any], Any]] = {
 def test_floors_of_lanes_with_more_logits_than_slots(
     case: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors, "_BLOCK", 32)
+    monkeypatch.setattr(floors, "_BLOCK", 64)
     settings, change = LANES[case]
-    logits = change(random_logits(1, 2, 1000, seed=3).to(device, torch.bfloat16))
+    logits = change(random_logits(1, 2, 2000, seed=3).to(device, torch.bfloat16))
     t = Tempering.of([SamplingParams(temperature=0.8, **settings)], device)
     tempered = sampling.temper(logits, t.temperature_B)
     found = [kernels.find_floors(logits, *settings_of(t)), sampling.find_floors(logits, t)]
