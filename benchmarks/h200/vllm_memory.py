@@ -7,7 +7,8 @@
 Each case starts one engine in a process of its own, with dummy weights of a real shape, and appends one line to --out
 as soon as the engine is up. The exact bytes are read from vLLM's own worker (they are what its log lines round); the
 allocations that live at the profiler's peak are listed with the source lines that made them. The process of the next
-case is started early and waits, without touching the device, so that its imports cost no time.
+case is started early and waits, without touching the device, so that its imports cost no time. Cases whose names end in
+-tp2 take two GPUs, and their numbers are those of the first.
 
 `pack MEMORY.jsonl ... --out results/vllm_memory.json` makes one file of the lines of several runs.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -80,6 +82,7 @@ PAPER: Config = {"prompt_lookup_min": 1, "prompt_lookup_max": 5}
 BASE: Config = {"max_model_len": 4096, "max_num_seqs": 256}
 SERVER: Config = {"max_model_len": 8192, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
 V1: Config = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+TP2: Config = {"tensor_parallel_size": 2}
 
 
 def cases(models: Path) -> dict[str, Config]:
@@ -122,6 +125,12 @@ def cases(models: Path) -> dict[str, Config]:
         "base-v1runner-server": {"env": V1, "args": SERVER},
         "base-tokens32768": {"args": {"max_num_batched_tokens": 32768}},
         "base-capture1024": {"args": {"compilation_config": {"max_cudagraph_capture_size": 1024}}},
+        "base-tp2": {"args": TP2},
+        "eagle3-k3-tp2": {**e3, "args": TP2},
+        "draft1b-k4-tp2": {**d4, "args": TP2},
+        "base-server-tp2": {"args": {**SERVER, **TP2}},
+        "qwen3-8b-tp2": {"target": "qwen3-8b", "args": TP2},
+        "dflash-k7-tp2": {**f7, "args": TP2},
     }
 
 
@@ -227,6 +236,7 @@ class Watch:
             if name == "determine_available_memory":
                 self._trace(worker.model_runner)
             result = original(worker, *args, **kwargs)
+            worker.seen = self.seen  # read_worker asks for it, in another process where there are several GPUs
             free, total = torch.cuda.mem_get_info()
             self.seen[name] = {
                 "allocated_before": before, "allocated_after": torch.cuda.memory_allocated(),
@@ -261,14 +271,14 @@ WORKER_BYTES = (
 )  # fmt: skip
 
 
-def read_engine(llm: Any) -> Config:
-    """Return the numbers that the engine and its worker hold."""
-    core = llm.llm_engine.engine_core.engine_core
-    config = core.vllm_config
-    worker = core.model_executor.driver_worker.worker
+def read_worker(wrapper: Any) -> Config:
+    """Return the numbers that a worker holds, in the process where it runs."""
+    import torch
+
+    worker = wrapper.worker
     runner = worker.model_runner
     groups = getattr(getattr(runner, "kv_cache_config", None), "kv_cache_groups", ())
-    return {
+    numbers = {
         "worker": {key: int(getattr(worker, key)) for key in WORKER_BYTES if hasattr(worker, key)},
         "weights": int(getattr(runner, "model_memory_usage", 0)),
         "init_snapshot": {
@@ -276,6 +286,29 @@ def read_engine(llm: Any) -> Config:
             for key in ("free_memory", "total_memory", "torch_memory", "non_torch_memory")
         } if hasattr(worker, "init_snapshot") else None,
         "runner": type(runner).__module__,
+        "kv_groups": [
+            {
+                "layers": list(group.layer_names), "spec": type(group.kv_cache_spec).__name__,
+                "block_size": group.kv_cache_spec.block_size, "page_bytes": group.kv_cache_spec.page_size_bytes,
+            }
+            for group in groups
+        ],
+        "watch": getattr(worker, "seen", {}),
+    }  # fmt: skip
+    if torch.version.cuda:
+        numbers["device"] = torch.cuda.get_device_name()
+        numbers["at_rest"] = {
+            "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(),
+            "free": torch.cuda.mem_get_info()[0],
+        }  # fmt: skip
+    return numbers
+
+
+def read_engine(llm: Any) -> Config:
+    """Return the numbers that the engine and the worker of its first GPU hold."""
+    config = llm.llm_engine.engine_core.engine_core.vllm_config
+    return {
+        **llm.collective_rpc(read_worker)[0],
         "num_gpu_blocks": config.cache_config.num_gpu_blocks,
         "block_size": config.cache_config.block_size,
         "cache_dtype": config.cache_config.cache_dtype,
@@ -286,14 +319,7 @@ def read_engine(llm: Any) -> Config:
         "async_scheduling": config.scheduler_config.async_scheduling,
         "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         "capture_sizes": config.compilation_config.cudagraph_capture_sizes,
-        "kv_groups": [
-            {
-                "layers": list(group.layer_names), "spec": type(group.kv_cache_spec).__name__,
-                "block_size": group.kv_cache_spec.block_size, "page_bytes": group.kv_cache_spec.page_size_bytes,
-            }
-            for group in groups
-        ],
-    }  # fmt: skip
+    }
 
 
 def start_engine(case: Config, models: Path, scale: str) -> Any:
@@ -301,7 +327,9 @@ def start_engine(case: Config, models: Path, scale: str) -> Any:
 
     arguments = {**BASE, **case.get("args", {})}
     if scale == "tiny":
+        tensor_parallel = {key: value for key, value in arguments.items() if key in TP2}
         arguments = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 26, "enforce_eager": True}
+        arguments |= tensor_parallel
     return LLM(
         model=str(models / case.get("target", "llama-8b")), load_format="dummy", skip_tokenizer_init=True,
         dtype="bfloat16", enable_prefix_caching=False, generation_config="vllm", seed=0,
@@ -312,29 +340,25 @@ def start_engine(case: Config, models: Path, scale: str) -> Any:
 def run_case(name: str, models: Path, scale: str, go: Path, out: Path) -> None:
     """Import vLLM, wait for the go-ahead, start the engine and write its numbers to `out`."""
     case = cases(models)[name]
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **case.get("env", {})}
+    # Workers of several GPUs are forked, after what Watch changes in their class.
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "fork", **case.get("env", {})}
     import torch
     import vllm
 
-    watch = Watch()
     if torch.version.cuda:
-        watch.install()
+        Watch().install()
     while not go.exists():
         time.sleep(0.05)
     start = time.monotonic()
     engine = start_engine(case, models, scale)
     row = {
         "case": name, "vllm": vllm.__version__, "torch": torch.__version__, "given": case, "defaults": BASE,
-        "ready_s": round(time.monotonic() - start, 1), **read_engine(engine), "watch": watch.seen,
+        "ready_s": round(time.monotonic() - start, 1), **read_engine(engine),
     }  # fmt: skip
-    if torch.version.cuda:
-        row["device"] = torch.cuda.get_device_name()
-        row["at_rest"] = {
-            "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(),
-            "free": torch.cuda.mem_get_info()[0],
-        }  # fmt: skip
     out.write_text(json.dumps(row))
     sys.stdout.flush()
+    for worker in multiprocessing.active_children():
+        worker.kill()
     os._exit(0)  # the engine's own shutdown takes seconds that the next case can use
 
 
