@@ -35,8 +35,6 @@ SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")
 RESULT = "measure_vllm.json"
 GRACE_S = 60
 """For a run that is told to end: its servers go down and the report is written."""
-START_S = 130
-"""For starting the servers and warming them up; bisection ends when the rest of a run's time is over."""
 PACKING_S = 25
 """What is left at the end for packing the readings."""
 
@@ -107,7 +105,7 @@ class Runs:
 
     def _measure(self, number: int, seed: int, folders: Folders, seconds: float) -> None:
         out = self.work / f"run-{number}"
-        words = command(self.args, folders, seed, max(0.5, (seconds - START_S) / 60), out)
+        words = command(self.args, folders, seed, seconds / 60, out)
         began, print_to = time.monotonic(), self.args.out / f"run-{number}.log"
         print(f"[{self._clock()}] run {number}: {shlex.join(words)}", flush=True)
         with print_to.open("wb") as log:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeBackend, FakeScript, LineUp, OneAtATime, virtual_time
-from draftwise.core import BackendError, InvalidSetup, Run, RunPlan, Severity, Verdict
+from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Severity, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.report.page import write_report
@@ -85,6 +85,20 @@ def test_a_server_that_dies_in_the_warm_up_is_left_out_as_well(tmp_path: Path) -
         virtual_time.run(make_session(path, make_plan(2), (PLAIN, dying, FASTER)).run())
         assert {turn.arm for turn in read(path).turns} == {"plain", "candidate 2"}
         assert [each.candidate for each in read(path).omissions] == ["candidate 1"]
+
+
+def test_a_crossover_of_the_others_is_bisected(tmp_path: Path) -> None:
+    plain = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12)
+    drafting = replace(plain, k=3, rates=(0.7, 0.5, 0.35), step_s=0.0048)
+    conditions = tuple(Condition(load=ClosedLoop(concurrency=streams)) for streams in (1, 32))
+    session = make_session(
+        tmp_path / "run", make_plan(2, adaptive=True, conditions=conditions), (plain, drafting, plain)
+    )
+    session.backends[2] = Failing("candidate 2", plain, broken("candidate 2"))
+    virtual_time.run(session.run())
+    run = read(tmp_path / "run")
+    assert run.added
+    assert {turn.arm for turn in run.turns} == {"plain", "candidate 1"}
 
 
 def test_without_the_baseline_there_is_nothing_to_compare_with(tmp_path: Path) -> None:

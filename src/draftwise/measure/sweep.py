@@ -117,7 +117,8 @@ class Sweep:
         """Return the seconds of one repetition under conditions that are not added yet."""
         run = self._directory.read()
         added = (*run.added, *conditions)
-        return self.forecast.sum(plan_turns(self._plan, conditions, 1, added=added, settled=run.settled))
+        turns = plan_turns(self._plan, conditions, 1, added=added, settled=run.settled)
+        return self.forecast.sum(leave_out(turns, self.without))
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
