@@ -92,13 +92,16 @@ def as_table(content: dict[str, Any]) -> str:
         labels.sort(key=lambda label: int("".join(filter(str.isdigit, label)) or 0))
         lines += ["", f"seed {run['seed']}: {run.get('sentence', 'nothing measured')}", ""]
         lines += [f"| candidate | {' | '.join(labels)} | crossover |", "|---" * (len(labels) + 2) + "|"]
-        for crossover in run.get("crossovers", ()):
-            cells = {cell["condition"]: cell for cell in run["cells"] if cell["candidate"] == crossover["candidate"]}
+        crossovers = {each["candidate"]: "{low}..{value}..{high}".format(**each) for each in run.get("crossovers", ())}
+        for candidate in dict.fromkeys(cell["candidate"] for cell in run.get("cells", ())):
+            cells = {cell["condition"]: cell for cell in run["cells"] if cell["candidate"] == candidate}
             shown = [_shown(cells.get(label)) for label in labels]
-            where = "{low}..{value}..{high}".format(**crossover)
-            lines.append(f"| {crossover['candidate']} | {' | '.join(shown)} | {where} |")
+            lines.append(f"| {candidate} | {' | '.join(shown)} | {crossovers.get(candidate, '-')} |")
     return "\n".join([*lines, "", *(json.dumps(each) for each in content.get("found_again", ()))])
 
 
 def _shown(cell: dict[str, Any] | None) -> str:
-    return "-" if cell is None else "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f}) {verdict}".format(**cell)
+    if cell is None:
+        return "-"
+    speedup, low, high = (f"{float(cell[key]):.2f}" for key in ("speedup", "speedup_low", "speedup_high"))
+    return f"{speedup} ({low}-{high}) {cell['verdict']}"

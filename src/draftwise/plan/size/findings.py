@@ -155,7 +155,9 @@ def _find_estimates(request: Request) -> Iterator[Finding]:
         message = f"{count} layers keep a state of fixed size for each sequence, which is not counted."
         yield Finding.info("state-not-counted", message, where="KV cache")
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
-        message = "Buffers of NCCL and of the custom all-reduce are not in the measured constants: up to 1 GiB less."
+        message = (
+            "Buffers of NCCL lie beside what vLLM plans with: 0.93 GiB of each of two H200s, not measured elsewhere."
+        )
         yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
     if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
         message = "The drafter is on the last pipeline stage alone."
