@@ -10,7 +10,7 @@ from tests.support.combinations import taking_turns
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeScript, virtual_time
-from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan
+from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure.budget import Budget
 from draftwise.measure.preflight import check_addresses
@@ -120,6 +120,28 @@ def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, be
         ]
         unmeasured = describe_unmeasured(conclude_run(run).decision)
         assert f"{run.omissions[0].what}: {run.omissions[0].reason}" in unmeasured
+
+
+@pytest.mark.parametrize("end_s", [8.0, 12.0, 20.0])
+def test_what_was_left_out_comes_back_when_turns_are_faster_than_the_warm_up(tmp_path: Path, end_s: float) -> None:
+    spells = ((0.0, end_s, 4.0),)
+    plan = plan_of(12, candidates=2, adaptive=False, conditions=at(1, 4))
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    timed = Timed(tmp_path / "run", plan, *scripts, replace(CANDIDATE, dies_after=0))
+    run = timed.run()
+    assert any(line.startswith("Left out: repetitions 3 to 5") for line in timed.told)
+    assert any(line.startswith("There is time for ") for line in timed.told)
+    assert run.plan.conditions == plan.conditions
+    assert run.plan.repeats > 2
+    assert {each.what for each in run.omissions if each.candidate is None} <= {"repetition 5"}
+    assert {(turn.condition, turn.repeat) for turn in run.turns} == {
+        (condition.label, repeat) for condition in plan.conditions for repeat in range(1, run.plan.repeats + 1)
+    }
+    assert timed.ended_s < 1.1 * BUDGET_S
+    decision = conclude_run(run).decision
+    assert [each.verdict for each in decision.comparisons] == [Verdict.ADOPT, Verdict.ADOPT]
+    told = [f"Left out: {each.what}: {each.reason}." for each in run.omissions if each.candidate is None]
+    assert {*told} <= {*timed.told}
 
 
 def test_servers_that_start_late_take_their_time_from_the_measurement(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
 from draftwise.measure.adaptive import describe_lead
-from draftwise.measure.forecast import Forecast, TextPace, expect_seconds, fit_plan
+from draftwise.measure.forecast import Forecast, TextPace, expect_seconds, fill_plan, fit_plan, name_missing
 from draftwise.measure.pilot import Pilot, make_forecast, spare_prompts
 from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
 from draftwise.measure.warm_up import WarmUp
@@ -123,6 +123,18 @@ def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> N
     assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
     assert (tiny.repeats, len(tiny.workloads[0].prompts)) == (1, 6)
+
+
+def test_loads_come_back_before_repetitions() -> None:
+    asked = plan_of(num_prompts=10, conditions=closed(1, 4, 16))
+    forecast = forecast_of(asked)
+    plan = replace(asked, conditions=closed(1, 16), repeats=2)
+    assert name_missing(plan, asked) == ["repetitions 3 to 4", "load c=4"]
+    one_s, all_s = expect_seconds(plan, forecast), expect_seconds(asked, forecast)
+    assert fill_plan(plan, asked, forecast, one_s) == plan
+    assert fill_plan(plan, asked, forecast, 0.5 * all_s) == replace(asked, repeats=2)
+    assert fill_plan(plan, asked, forecast, 0.75 * all_s) == replace(asked, repeats=3)
+    assert fill_plan(plan, asked, forecast, all_s) == asked
 
 
 def test_repetitions_go_before_prompts_become_few() -> None:

@@ -7,12 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 
-from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
+from draftwise.core import ClosedLoop, Load, Omission, Prompt, Replay, RunPlan
 from draftwise.measure.load.requests import fill_streams
 from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Forecast", "Pace", "TextPace", "expect_seconds", "fit_plan", "name_repetitions"]
+__all__ = [
+    "Forecast",
+    "Pace",
+    "TextPace",
+    "expect_seconds",
+    "fill_plan",
+    "fit_plan",
+    "name_missing",
+    "name_repetitions",
+]
 
 _KEPT = 0.7
 """Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
@@ -162,19 +171,14 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
     while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
     fitted = _cut(fitted, forecast, seconds, FEWEST_PROMPTS)
-    needed, dropped = _say_needed(fitted, forecast, seconds), set[str]()
+    needed = _say_needed(fitted, forecast, seconds)
     while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
-        fitted, condition = _without_condition(fitted)
-        dropped.add(condition.label)
+        fitted = _without_condition(fitted)
     if expect_seconds(fitted, forecast) > seconds and _has_a_block_for_each_prompt(fitted):
         fitted = replace(fitted, repeats=1)
-    if fitted.repeats < plan.repeats:
-        what = name_repetitions(fitted.repeats + 1, plan.repeats)
-        found.append(Omission(what=what, reason=reason, is_final=True))
-    if dropped:
-        names = [condition.label for condition in plan.conditions if condition.label in dropped]
-        what = f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"
-        found.append(Omission(what=what, reason=needed, is_final=True))
+    gone = name_missing(fitted, plan)
+    reasons = [reason] * (fitted.repeats < plan.repeats) + [needed]
+    found += [Omission(what=what, reason=why, is_final=True) for what, why in zip(gone, reasons, strict=False)]
     if expect_seconds(fitted, forecast) > seconds:
         # All workloads together must have enough to decide.
         least = max(_LEAST_PROMPTS, ceil(FEWEST_PROMPTS / len(fitted.workloads)))
@@ -185,6 +189,25 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
         fitted = _without_last_arm(fitted)
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
     return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
+
+
+def fill_plan(plan: RunPlan, asked: RunPlan, forecast: Forecast, seconds: float) -> RunPlan:
+    """Return a plan with as many of the loads, then of the repetitions, that `fit_plan` left out as fit in the time."""
+    fuller = replace(plan, conditions=asked.conditions)
+    while len(fuller.conditions) > len(plan.conditions) and expect_seconds(fuller, forecast) > seconds:
+        fuller = _without_condition(fuller)
+    for repeats in range(asked.repeats, plan.repeats, -1):
+        if expect_seconds(replace(fuller, repeats=repeats), forecast) <= seconds:
+            return replace(fuller, repeats=repeats)
+    return fuller
+
+
+def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
+    """Return in words the repetitions, then the loads, that another plan has beyond a plan."""
+    labels = {condition.label for condition in plan.conditions}
+    names = [condition.label for condition in asked.conditions if condition.label not in labels]
+    missing = [name_repetitions(plan.repeats + 1, asked.repeats)] if plan.repeats < asked.repeats else []
+    return [*missing, f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"] if names else missing
 
 
 def _has_a_block_for_each_prompt(plan: RunPlan) -> bool:
@@ -219,10 +242,9 @@ def _cut(plan: RunPlan, forecast: Forecast, seconds: float, fewest: int) -> RunP
     return cut(fewest)
 
 
-def _without_condition(plan: RunPlan) -> tuple[RunPlan, Condition]:
+def _without_condition(plan: RunPlan) -> RunPlan:
     middle = len(plan.conditions) // 2
-    conditions = (*plan.conditions[:middle], *plan.conditions[middle + 1 :])
-    return replace(plan, conditions=conditions), plan.conditions[middle]
+    return replace(plan, conditions=(*plan.conditions[:middle], *plan.conditions[middle + 1 :]))
 
 
 def _without_last_arm(plan: RunPlan) -> RunPlan:

@@ -108,11 +108,12 @@ class Session:
         warm, forecast = await self._prepare(roster, budget)
         cut.reschedule(budget.cut_at)
         roster.may_leave_out = False
+        asked = None if self.resume else self.plan
         await self._begin(roster, forecast, budget)
         self.directory.reserve()
         if self.line_up is not None:
             self._keep_warm(self.line_up, roster, budget)
-        sweep = self._make_sweep(roster, warm, forecast, budget)
+        sweep = self._make_sweep(roster, warm, forecast, budget, asked)
         self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
         try:
             await sweep.run()
@@ -129,7 +130,9 @@ class Session:
             is_one_at_a_time=self.line_up is not None,
         )
 
-    def _make_sweep(self, roster: Roster, warm: WarmUp, forecast: Forecast, budget: Budget) -> Sweep:
+    def _make_sweep(
+        self, roster: Roster, warm: WarmUp, forecast: Forecast, budget: Budget, asked: RunPlan | None
+    ) -> Sweep:
         experiment = Experiment(
             plan=self.plan,
             directory=self.directory,
@@ -146,6 +149,7 @@ class Session:
             tell=self.tell,
             without=set(roster.left_out),
             returned=self._returned,
+            asked=asked,
         )
 
     def _list_present(self, roster: Roster) -> RunPlan:

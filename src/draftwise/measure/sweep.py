@@ -18,7 +18,7 @@ from draftwise.measure.adaptive import (
 )
 from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
-from draftwise.measure.forecast import Forecast
+from draftwise.measure.forecast import Forecast, expect_seconds, fill_plan, name_missing
 from draftwise.measure.replan import (
     Place,
     find_promising,
@@ -53,6 +53,7 @@ class Sweep:
         tell: called with what is left out for lack of time, and with the result so far.
         without: candidates that are left out; those that the time is too short for are added.
         returned: candidates that the run was measured without before it was continued.
+        asked: the plan before loads and repetitions were left out that the time was expected to be too short for.
     """
 
     experiment: Experiment
@@ -61,6 +62,7 @@ class Sweep:
     tell: Callable[[str], None]
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
+    asked: RunPlan | None = None
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
@@ -132,7 +134,8 @@ class Sweep:
 
     async def _repeat_all(self, conditions: Sequence[Condition]) -> None:
         """Measure all repetitions under some conditions, as far as the time allows."""
-        for repeat in range(1, self._plan.repeats + 1):
+        repeat = 0
+        while (repeat := repeat + 1) <= self._plan.repeats:
             ahead = {number: self._missing(conditions, number) for number in range(repeat, self._plan.repeats + 1)}
             blocks = self._fit(ahead)
             if self._leading is None and not self._plan.one_at_a_time:
@@ -142,11 +145,40 @@ class Sweep:
             if self._is_over:
                 return
             self.experiment.cold.clear()
+            if repeat == 1 and conditions == self._plan.conditions and self._take_in():
+                conditions, repeat = self._plan.conditions, 0
+                continue
             if ahead[repeat] and repeat < self._plan.repeats:
                 self._tell_lead()
             if ahead[repeat] and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
+
+    def _take_in(self) -> bool:
+        """Take in what fits of the loads and repetitions that were left out, now that one has shown how long it takes.
+
+        No verdict has been looked at that could end anything by then. Where prompts are dealt to loads and
+        repetitions, as for candidates that could remember them, the plan stays.
+        """
+        asked = self.asked
+        if asked is None or self._is_over or self._plan.asked_once:
+            return False
+        plan = self._plan.keep_arms([arm.name for arm in self._plan.arms if arm.name not in self.without])
+        measured_s = self.forecast.sum(self._plan_repetition(plan.conditions, 1))
+        fuller = fill_plan(plan, asked, self.forecast, measured_s + self._left_s())
+        if fuller == plan:
+            return False
+        run, gone = self._directory.read(), name_missing(plan, asked)
+        self.experiment.plan = replace(run.plan, conditions=fuller.conditions, repeats=fuller.repeats)
+        self._directory.begin(self._plan, run.context)
+        for what in gone:
+            self._directory.strike_omissions(what)
+        self.tell(f"There is time for {' and '.join(name_missing(plan, fuller))} after all.")
+        whole_s = expect_seconds(replace(plan, conditions=asked.conditions, repeats=asked.repeats), self.forecast)
+        reason = f"with all of it {whole_s - measured_s:.0f} s are needed, and {self._left_s():.0f} s are left"
+        for what in name_missing(fuller, asked):
+            self._leave_out(Omission(what=what, reason=reason, is_final=True))
+        return True
 
     def _plan_repetition(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
         """Return the turns of a repetition, without the candidates that were left out."""

@@ -53,7 +53,6 @@ _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
 _OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
-_STRUCK = {"struck": True}
 _RESERVED = "reserved"
 _EARLIER_RESERVED = "ballast"
 """Its name in runs from before 2026-11-24; what a killed one left is freed when the run is continued."""
@@ -177,15 +176,23 @@ class RunDirectory:
         """Append how long the rest is expected to take."""
         self._append(_ESTIMATES, asdict(estimate))
 
-    def strike_omissions(self) -> None:
-        """Append that what was left out so far is going to be measured, as far as the plan still has it."""
-        self._append(_OMISSIONS, _STRUCK)
+    def strike_omissions(self, what: str | None = None) -> None:
+        """Append that what was left out so far is going to be measured.
+
+        Args:
+            what: the one that the plan takes in again; by default all that the plan still has.
+        """
+        self._append(_OMISSIONS, {"struck": True if what is None else what})
 
     def read_omissions(self) -> tuple[Omission, ...]:
         """Return what is left out still."""
-        rows = RowFile(self.path / _OMISSIONS, lambda row: None if row == _STRUCK else Omission(**row)).read()
-        struck = max((place for place, each in enumerate(rows) if each is None), default=-1)
-        return tuple(each for place, each in enumerate(rows) if each and (place > struck or each.is_final))
+        left: list[Omission] = []
+        for row in RowFile(self.path / _OMISSIONS, lambda row: row.get("struck") or Omission(**row)).read():
+            if isinstance(row, Omission):
+                left.append(row)
+            else:
+                left = [each for each in left if (each.is_final if row is True else each.what != row)]
+        return tuple(left)
 
     def add_divergence(self, divergence: Divergence) -> None:
         """Append two servers' log-probabilities where their outputs diverge."""
