@@ -65,7 +65,7 @@ unit: $(VENV)/.installed ## The tests that need the engine
 light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built wheel
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
-	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $$(($(CORES) + 1))  # one more: tests of servers wait for them
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES)
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)

@@ -50,7 +50,7 @@ HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 
 # How long an example takes, or takes to draw, is the machine's affair.
 settings.register_profile(
-    "draftwise", max_examples=tries(150), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "draftwise", max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("draftwise")
 

@@ -8,6 +8,7 @@ from draftwise.backends.exposition import (
     parse_counters,
     parse_engines,
     parse_gauges,
+    parse_load_and_counters,
 )
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 
@@ -122,6 +123,7 @@ llamacpp:requests_deferred 0
 def test_other_servers_are_read_as_far_as_they_tell(text: str, load: ServerLoad, counters: Counters) -> None:
     assert parse_gauges(text) == load
     assert parse_counters(text) == counters
+    assert parse_load_and_counters(text) == (load, counters)
 
 
 def test_damaged_and_unusual_lines_do_no_harm() -> None:

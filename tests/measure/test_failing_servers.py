@@ -91,9 +91,8 @@ def test_a_crossover_of_the_others_is_bisected(tmp_path: Path) -> None:
     plain = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12)
     drafting = replace(plain, k=3, rates=(0.7, 0.5, 0.35), step_s=0.0048)
     conditions = tuple(Condition(load=ClosedLoop(concurrency=streams)) for streams in (1, 32))
-    session = make_session(
-        tmp_path / "run", make_plan(2, adaptive=True, conditions=conditions), (plain, drafting, plain)
-    )
+    plan = make_plan(2, adaptive=True, conditions=conditions, repeats=2, workloads=(make_workload(max_tokens=10),))
+    session = make_session(tmp_path / "run", plan, (plain, drafting, plain))
     session.backends[2] = Failing("candidate 2", plain, broken("candidate 2"))
     virtual_time.run(session.run())
     run = read(tmp_path / "run")

@@ -101,6 +101,9 @@ class Backend(Protocol):
     async def gauges(self) -> ServerLoad:
         """Return how loaded the server is, by its /metrics; None for what it does not report."""
 
+    async def look(self) -> tuple[ServerLoad, Counters]:
+        """Return gauges and counters of one and the same /metrics."""
+
     async def describe(self) -> ServerInfo:
         """Return what the server says about itself."""
 

@@ -19,6 +19,7 @@ __all__ = [
     "parse_counters",
     "parse_engines",
     "parse_gauges",
+    "parse_load_and_counters",
     "parse_start",
 ]
 
@@ -78,6 +79,12 @@ def parse_start(text: str) -> float | None:
 def parse_gauges(text: str) -> ServerLoad:
     """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
     return _to_load(_gather(text, apart=False).get("", _Gathered()).totals)
+
+
+def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
+    """Return what `parse_gauges` and `parse_counters` return, in one pass."""
+    gathered = _gather(text, apart=False).get("", _Gathered())
+    return _to_load(gathered.totals), gathered.to_counters(gathered.totals)
 
 
 def find_engine(text: str) -> str | None:

@@ -155,6 +155,11 @@ class OneAtATime:
         await self.wake()
         return await self.server.gauges()
 
+    async def look(self) -> tuple[ServerLoad, Counters]:
+        """Return gauges and counters of one and the same /metrics."""
+        await self.wake()
+        return await self.server.look()
+
     async def rest(self) -> None:
         """Take as little of the machine as possible, if it is up."""
         if self._line_up.is_up(self.server):

@@ -18,6 +18,7 @@ from draftwise.backends.exposition import (
     has_spec_counters,
     parse_counters,
     parse_gauges,
+    parse_load_and_counters,
     parse_start,
 )
 from draftwise.backends.wire import Wire
@@ -117,6 +118,10 @@ class UrlBackend:
     async def gauges(self) -> ServerLoad:
         """Return how loaded the server is by its /metrics; all None where there never were any."""
         return parse_gauges(await self._scrape())
+
+    async def look(self) -> tuple[ServerLoad, Counters]:
+        """Return gauges and counters of one and the same /metrics."""
+        return parse_load_and_counters(await self._scrape())
 
     async def find_life(self) -> tuple[float | None, int | None]:
         """Return when its process started (seconds since the epoch) and its generated tokens since, by its /metrics."""

@@ -133,7 +133,7 @@ class Experiment:
         clock, client = asyncio.get_running_loop().time, self.clients[turn.arm]
         backend, started = client.backend, clock()
         await backend.wake()
-        load, counters = await backend.gauges(), await backend.counters()
+        load, counters = await backend.look()
         began_s, began = time.time(), backend.now()
         health = await self._drive(client, turn)
         wall_s = backend.now() - began

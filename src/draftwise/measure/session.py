@@ -236,9 +236,9 @@ class Session:
         for _ in range(_TIMED):
             began = clock()
             await backend.wake()
-            for _ in range(2):
-                await backend.gauges()
-                await backend.counters()
+            await backend.look()
+            await backend.gauges()
+            await backend.counters()
             await backend.rest()
             await self.read_device()
             taken.append(clock() - began)
