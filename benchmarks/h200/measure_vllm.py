@@ -105,7 +105,7 @@ class Runs:
 
     def _measure(self, number: int, seed: int, folders: Folders, seconds: float) -> None:
         out = self.work / f"run-{number}"
-        words = command(self.args, folders, seed, seconds / 60, out)
+        words = command(self.args, folders, seed, max(0.5, seconds / 60), out)
         began, print_to = time.monotonic(), self.args.out / f"run-{number}.log"
         print(f"[{self._clock()}] run {number}: {shlex.join(words)}", flush=True)
         with print_to.open("wb") as log:

@@ -327,9 +327,8 @@ def start_engine(case: Config, models: Path, scale: str) -> Any:
 
     arguments = {**BASE, **case.get("args", {})}
     if scale == "tiny":
-        tensor_parallel = {key: value for key, value in arguments.items() if key in TP2}
-        arguments = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 26, "enforce_eager": True}
-        arguments |= tensor_parallel
+        tiny = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 26, "enforce_eager": True}
+        arguments = {**tiny, **{key: arguments[key] for key in TP2 if key in arguments}}
     return LLM(
         model=str(models / case.get("target", "llama-8b")), load_format="dummy", skip_tokenizer_init=True,
         dtype="bfloat16", enable_prefix_caching=False, generation_config="vllm", seed=0,

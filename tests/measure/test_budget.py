@@ -144,6 +144,19 @@ def test_what_was_left_out_comes_back_when_turns_are_faster_than_the_warm_up(tmp
     assert {*told} <= {*timed.told}
 
 
+def test_prompts_that_were_left_out_are_measured_when_a_load_comes_back(tmp_path: Path) -> None:
+    scripts = [replace(each, spells=((0.0, 20.0, 6.0),)) for each in (NOISY, CANDIDATE)]
+    workloads = (make_workload(num_prompts=12, max_tokens=160),)
+    timed = Timed(tmp_path / "run", plan_of(adaptive=False, conditions=at(1, 4), workloads=workloads), *scripts)
+    run = timed.run()
+    assert any(line.startswith("Left out: 50% of the prompts of repetition 1") for line in timed.told)
+    assert [each.what for each in run.omissions] == ["repetitions 2 to 5"]
+    asked = Counter((turn.condition, turn.arm) for turn in run.turns)
+    assert set(asked) == {(label, arm) for label in ("c=1", "c=4") for arm in ("plain", "candidate 1")}
+    assert asked["c=1", "plain"] == asked["c=1", "candidate 1"] == len(run.plan.workloads[0].prompts)
+    assert timed.ended_s < 1.1 * BUDGET_S
+
+
 def test_servers_that_start_late_take_their_time_from_the_measurement(tmp_path: Path) -> None:
     quick, late = Timed(tmp_path / "quick", plan_of(), NOISY, CANDIDATE), None
     late = Timed(tmp_path / "late", plan_of(), NOISY, CANDIDATE, delay_s=30.0)

@@ -54,8 +54,7 @@ class EngineReading:
 
 def parse_counters(text: str) -> Counters:
     """Return the counters of a server's /metrics, summed over its engines; absent ones are None or zero."""
-    gathered = _gather(text, apart=False).get("", _Gathered())
-    return gathered.to_counters(gathered.totals)
+    return parse_load_and_counters(text)[1]
 
 
 def parse_engines(text: str) -> tuple[EngineReading, ...]:
@@ -78,13 +77,14 @@ def parse_start(text: str) -> float | None:
 
 def parse_gauges(text: str) -> ServerLoad:
     """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
-    return _to_load(_gather(text, apart=False).get("", _Gathered()).totals)
+    return parse_load_and_counters(text)[0]
 
 
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
     """Return what `parse_gauges` and `parse_counters` return, in one pass."""
     gathered = _gather(text, apart=False).get("", _Gathered())
-    return _to_load(gathered.totals), gathered.to_counters(gathered.totals)
+    totals = gathered.totals
+    return _to_load(totals), gathered.to_counters(totals)
 
 
 def find_engine(text: str) -> str | None:

@@ -164,14 +164,16 @@ class Sweep:
         if asked is None or self._is_over or self._plan.asked_once:
             return False
         plan = self._plan.keep_arms([arm.name for arm in self._plan.arms if arm.name not in self.without])
-        measured_s = self.forecast.sum(self._plan_repetition(plan.conditions, 1))
+        first, missing = self._plan_repetition(plan.conditions, 1), self._missing(plan.conditions, 1)
+        measured_s = self.forecast.sum(first) - self.forecast.sum(missing)
         fuller = fill_plan(plan, asked, self.forecast, measured_s + self._left_s())
         if fuller == plan:
             return False
-        run, gone = self._directory.read(), name_missing(plan, asked)
+        run = self._directory.read()
+        prompts = [each.what for each in run.omissions if each.candidate is None and not each.is_final]
         self.experiment.plan = replace(run.plan, conditions=fuller.conditions, repeats=fuller.repeats)
         self._directory.begin(self._plan, run.context)
-        for what in gone:
+        for what in (*name_missing(plan, asked), *prompts):
             self._directory.strike_omissions(what)
         self.tell(f"There is time for {' and '.join(name_missing(plan, fuller))} after all.")
         whole_s = expect_seconds(replace(plan, conditions=asked.conditions, repeats=asked.repeats), self.forecast)
