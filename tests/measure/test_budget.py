@@ -151,9 +151,10 @@ def test_prompts_that_were_left_out_are_measured_when_a_load_comes_back(tmp_path
     run = timed.run()
     assert any(line.startswith("Left out: 50% of the prompts of repetition 1") for line in timed.told)
     assert [each.what for each in run.omissions] == ["repetitions 2 to 5"]
-    asked = Counter((turn.condition, turn.arm) for turn in run.turns)
-    assert set(asked) == {(label, arm) for label in ("c=1", "c=4") for arm in ("plain", "candidate 1")}
-    assert asked["c=1", "plain"] == asked["c=1", "candidate 1"] == len(run.plan.workloads[0].prompts)
+    answered = {(turn.condition, turn.arm, turn.block) for turn in run.turns}
+    count = Counter((condition, arm) for condition, arm, _ in answered)
+    assert set(count) == {(label, arm) for label in ("c=1", "c=4") for arm in ("plain", "candidate 1")}
+    assert count["c=1", "plain"] == count["c=1", "candidate 1"] == len(run.plan.workloads[0].prompts)
     assert timed.ended_s < 1.1 * BUDGET_S
 
 
