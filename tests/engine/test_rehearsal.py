@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from tests.support.every_method import make_config
@@ -65,7 +66,10 @@ def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tm
         for params in KINDS:
             llm.generate([[count]] * count, params)
     llm.generate([[1]] * 3, list(KINDS))
-    assert len(graphs.counts) > len(KINDS)
+    for params in (*KINDS, KINDS):  # some start while others decode
+        kinds = params if isinstance(params, tuple) else (params,)
+        llm.generate([[1]] * 12, [replace(kinds[i % len(kinds)], max_tokens=2 + i % 5) for i in range(12)])
+    assert {key[0] for key in graphs.counts} == {"step", "prompts", "draft", "end"}
     assert set(graphs.counts) <= set(rehearsed)
     assert set(rehearsed.values()) == {4}
 

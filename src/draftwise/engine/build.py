@@ -140,9 +140,10 @@ class _Site:
             extra_bytes_per_token=self.proposer.kv_bytes_per_token,
             activation_bytes=self._activation_bytes(),
         )
+        ks = sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else [0]
         plan = plan_capture(
             config.max_num_seqs,
-            ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
+            ks=ks,
             kernels_per_graph=_GRAPHS_A_SIZE * step_kernels,
             activation_bytes_per_seq=step_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
@@ -152,7 +153,11 @@ class _Site:
             return plan
         kept_values = shape.hidden_size * (1 + len(self.proposer.aux_layers))
         return plan.with_prompts(
-            prompt_sizes(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens),
+            prompt_sizes(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                widths=[k + 1 for k in ks],
+            ),
             kernels_per_graph=num_kernels,
             bytes_per_row=(row_values + kept_values) * self.model.dtype.itemsize,
             budget_bytes=budget,

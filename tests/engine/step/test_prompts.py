@@ -1,8 +1,11 @@
 """Which passes over prompts are padded to a size, and what they compute then."""
 
+from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tests.support.every_method import make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.step.prompts import PromptSize, prompt_sizes
@@ -54,12 +57,61 @@ def test_one_graph_serves_all_prompts_of_a_size(tiny_target):
     expected = generate(LLM(str(tiny_target), lag=0, **settings))
     llm = LLM(str(tiny_target), lag=1, **settings)
     llm.engine.runner.prompt_sizes = prompt_sizes(max_num_seqs=8, max_num_batched_tokens=192)
-    work = {}
-
-    def replay(key, given):
-        return work.setdefault(key, given)()
-
-    llm.engine.runner.graphs.run = replay
+    work = replay(llm)
     assert generate(llm) == expected
     used = {key[1] for key in work if key[0] == "prompts"}
     assert used == {PromptSize(16, 1), PromptSize(32, 1), PromptSize(128, 1), PromptSize(192, 8)}
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "suffix", "draft_model", "eagle3", "medusa", "dflash", "mtp"])
+def test_prompts_beside_decoding_sequences(method, tiny_target, tiny_draft, tmp_path):
+    """One pass serves both; all that was captured is done again with other numbers in the same tensors."""
+    prompts = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2], [2] * 30, [1, 2] * 20, [4], [9, 9, 8, 8] * 3]
+    kinds = ({"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "top_k": 5, "seed": 4})
+    more = ({}, {"logprobs": 3}, {"presence_penalty": 0.5}, {"prompt_logprobs": 2}, {"num_speculative_tokens": 1})
+    params = [
+        SamplingParams(max_tokens=4 + 3 * i % 11, ignore_eos=True, **kinds[i % 3], **more[i % 5]) for i in range(21)
+    ]
+    spec = make_config(method, tiny_target, tiny_draft, tmp_path / "drafter") if method else None
+    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 96, "max_num_seqs": 4}
+
+    def generate(llm):
+        return [output.outputs[0].token_ids for output in llm.generate(prompts * 3, params)]
+
+    expected = generate(LLM(str(tiny_target), lag=0, speculative_config=spec, **settings))
+    llm = LLM(str(tiny_target), lag=1, speculative_config=spec, **settings)
+    width = 1 + (llm.engine.spec.k if llm.engine.spec else 0)
+    llm.engine.runner.prompt_sizes = prompt_sizes(max_num_seqs=4, max_num_batched_tokens=128, widths=[width])
+    work = replay(llm)
+    assert generate(llm) == expected
+    used = {key[1] for key in work if key[0] == "prompts"}
+    assert {size.num_rows for size in used if size.num_decodes == 3} >= {64}
+    assert {"draft", "end", "logits"} <= {key[0] for key in work}
+
+
+def replay(llm):
+    """Let an engine's work be done again as a graph does it: as the first time, with results in the same tensors."""
+    work = {}
+
+    def run(key, given):
+        again, result = work.setdefault(key, (given, None))
+        new = again()
+        if result is None or key[0] in ("step", "end"):  # a device would have copied what goes to the host by now
+            work[key] = again, new
+            return new
+        put(new, result)
+        return result
+
+    llm.engine.runner.graphs.run = run
+    return work
+
+
+def put(new, into):
+    if isinstance(into, torch.Tensor):
+        into.copy_(new)
+    elif isinstance(into, tuple):
+        for each in zip(new, into, strict=True):
+            put(*each)
+    elif is_dataclass(into):
+        for field in fields(into):
+            put(getattr(new, field.name), getattr(into, field.name))

@@ -22,16 +22,23 @@ def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tenso
     if q_NAD.is_cuda and has_kernel(q_NAD.dtype):
         from draftwise.engine.kernels.cuda.attention import decode_attention  # Triton is there where CUDA is
 
-        spans = plan.spans
-        return decode_attention(
-            q_NAD,
-            kv.layers[layer],
-            plan.page_table_BP,
-            spans.first_row_B,
-            spans.starts_B,
-            spans.lengths_B,
-            width=spans.width,
-            causal=plan.causal,
-            scale=q_NAD.shape[-1] ** -0.5,
-        )
+        spans, first = plan.spans, 0
+        out_NE = torch.empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2], dtype=q_NAD.dtype, device=q_NAD.device)
+        for num_seqs, width in spans.parts or ((spans.num_seqs, spans.width),):
+            part = slice(first, first + num_seqs)
+            first += num_seqs
+            decode_attention(
+                q_NAD,
+                kv.layers[layer],
+                plan.page_table_BP[part],
+                spans.first_row_B[part],
+                spans.starts_B[part],
+                spans.lengths_B[part],
+                width=width,
+                causal=plan.causal,
+                scale=q_NAD.shape[-1] ** -0.5,
+                uniform=False if spans.parts else None,
+                out=out_NE,
+            )
+        return out_NE
     return reference.attend(q_NAD, kv, layer, plan)

@@ -35,6 +35,8 @@ class Spans:
     """W."""
     host: tuple[tuple[int, int], ...] | None
     """(start, length) of each run; None when only the device knows: the rows are uniform."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """(sequences, rows of each at most), in order, where some have much shorter runs than others; empty: up to W."""
 
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int], device: torch.device | str) -> Spans:
@@ -52,10 +54,11 @@ class Spans:
         *,
         positions_N: Tensor,
         owners_N: Tensor,
+        parts: tuple[tuple[int, int], ...] = (),
     ) -> Spans:
         """Return ragged rows about which everything is on the device already, so that nothing is uploaded for them:
         a pass over them can be captured as a CUDA graph, for any runs of as many rows."""
-        spans = cls(starts_B=starts_B, lengths_B=lengths_B, width=len(positions_N), host=host)
+        spans = cls(starts_B=starts_B, lengths_B=lengths_B, width=len(positions_N), host=host, parts=parts)
         spans.__dict__.update(positions_N=positions_N, owners_N=owners_N)
         return spans
 

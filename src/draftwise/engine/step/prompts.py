@@ -4,7 +4,10 @@ A pass over few tokens takes the GPU less long than the host takes to launch it,
 too many are computed as if the last prompt went on: what they write lies behind its end, where the tokens to come
 overwrite it, and nobody reads what comes out.
 
-Shape letters: N rows of the pass, B sequences, padding included in both.
+Sequences that decode in the same step go first, if the size has room for them: one pass reads the weights once. Each
+has W rows, whatever its draft's length: those behind it are computed in vain, as in a step without prompts.
+
+Shape letters: N rows of the pass, B sequences, padding included in both, D of them decoding, W rows of each of these.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 
 __all__ = ["PromptBatch", "PromptSize", "prompt_sizes"]
@@ -24,6 +30,9 @@ __all__ = ["PromptBatch", "PromptSize", "prompt_sizes"]
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
 _SEQS = (1, 8)
+_MIXED_ROWS = (64, 128, 256, 384, 512, 768, 1024)
+_FEW_DECODES = 16
+"""Sequences up to which attention divides the keys of each, so that their number is to be known about."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,60 +40,125 @@ class PromptSize:
     """A size that passes over prompts are padded to."""
 
     num_rows: int
+    """N."""
     num_seqs: int
+    """Prompts at most."""
+    num_decodes: int = 0
+    """D; 0: none, nor may there be any."""
+    width: int = 0
+    """W."""
 
     @staticmethod
-    def of(chunks: Sequence[Chunk], sizes: Sequence[PromptSize], *, reach: int) -> PromptSize | None:
+    def of(
+        chunks: Sequence[Chunk], sizes: Sequence[PromptSize], *, reach: int, num_decodes: int = 0, width: int = 0
+    ) -> PromptSize | None:
         """Return the smallest of the ascending `sizes` that holds these prompts; None: they are computed as they are.
 
         Args:
             chunks: of the step.
             sizes: to choose from.
             reach: positions that the pages of a sequence can have.
+            num_decodes: sequences that decode in the same pass.
+            width: rows of each of these.
         """
-        num_rows = sum(chunk.length for chunk in chunks)
+        num_rows = sum(chunk.length for chunk in chunks) + num_decodes * width
         room = reach - chunks[-1].end
-        fits = (s for s in sizes if len(chunks) <= s.num_seqs and 0 <= s.num_rows - num_rows <= room)
-        return next(fits, None)
+        for size in sizes:
+            alike = size.width == width and len(chunks) <= size.num_seqs and num_decodes <= size.num_decodes
+            if alike and 0 <= size.num_rows - num_rows <= room:
+                return size
+        return None
 
 
-def prompt_sizes(*, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[PromptSize, ...]:
-    """Return the sizes that are captured, in ascending order."""
+def prompt_sizes(
+    *, max_num_seqs: int, max_num_batched_tokens: int, widths: Sequence[int] = ()
+) -> tuple[PromptSize, ...]:
+    """Return the sizes that are captured, in ascending order.
+
+    Args:
+        max_num_seqs: sequences of a step at most.
+        max_num_batched_tokens: rows of a pass at most.
+        widths: rows that a decoding sequence may have: 1 and the draft tokens of a step.
+    """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
-    return tuple(PromptSize(rows, seqs) for rows in _ROWS if rows <= max_num_batched_tokens for seqs in num_seqs)
+    alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
+    numbers = sorted({min(_FEW_DECODES, max_num_seqs - 1), max_num_seqs - 1} - {0})
+    mixed = [
+        PromptSize(rows, _SEQS[-1], number, width)
+        for rows in _MIXED_ROWS
+        for width in sorted(set(widths))
+        for number in numbers
+        if width < rows
+    ]
+    return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 
 
 class PromptBatch:
-    """The prompts of a captured pass: always the same tensors, written for each pass."""
+    """The rows of a captured pass: always the same tensors, written for each pass."""
 
     def __init__(self, size: PromptSize, *, padding_slot: int, device: torch.device) -> None:
         self.size, self._padding_slot = size, padding_slot
-        self._numbers = torch.zeros(3 * (size.num_rows + size.num_seqs), dtype=torch.long, device=device)
-        by_row, by_seq = self._numbers.split((3 * size.num_rows, 3 * size.num_seqs))
+        self._num_seqs = size.num_decodes + size.num_seqs
+        self._numbers = torch.zeros(3 * (size.num_rows + self._num_seqs), dtype=torch.long, device=device)
+        by_row, by_seq = self._numbers.split((3 * size.num_rows, 3 * self._num_seqs))
         self.tokens_N, self._owners_N, self._positions_N = by_row.view(3, -1).unbind()
         self.slots_B, self._starts_B, self._lengths_B = by_seq.view(3, -1).unbind()
         self.spans: Spans
-        """Of the prompts that were set last; what is captured looks at its tensors only."""
+        """Of what was set last; what is captured looks at its tensors only."""
 
-    def set(self, chunks: Sequence[Chunk]) -> None:
-        """Enter the prompts of a step."""
-        num_rows, num_seqs = self.size.num_rows, self.size.num_seqs
-        by_row = np.zeros((3, num_rows), dtype=np.int64)
-        by_seq = np.zeros((3, num_seqs), dtype=np.int64)
+    def set(
+        self,
+        chunks: Sequence[Chunk],
+        decode_slots: Sequence[int] = (),
+        last_B: Tensor | None = None,
+        position_B: Tensor | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        """Enter what a step computes.
+
+        Args:
+            chunks: its prompts.
+            decode_slots: of the sequences that decode.
+            last_B: int64, the token to compute next of each of these, perhaps with padding behind them, here as below.
+            position_B: int64, of that token.
+            draft: what follows it; no longer than the width allows.
+        """
+        size, num_decodes = self.size, len(decode_slots)
+        by_row = np.zeros((3, size.num_rows), dtype=np.int64)
+        by_seq = np.zeros((3, self._num_seqs), dtype=np.int64)
         by_seq[0] = self._padding_slot
-        row = 0
-        for b, chunk in enumerate(chunks):
-            length = num_rows - row if b == len(chunks) - 1 else chunk.length
+        by_seq[0, :num_decodes], by_seq[2, :num_decodes] = decode_slots, size.width
+        row = num_decodes * size.width
+        by_row[1, :row] = np.repeat(np.arange(num_decodes), size.width)
+        for b, chunk in enumerate(chunks, size.num_decodes):
+            is_last = b == size.num_decodes + len(chunks) - 1
+            length = size.num_rows - row if is_last else chunk.length
             by_row[0, row : row + chunk.length] = chunk.sequence.tokens[chunk.start : chunk.end]
             by_row[1, row : row + length] = b
             by_row[2, row : row + length] = np.arange(chunk.start, chunk.start + length)
             by_seq[:, b] = chunk.sequence.row, chunk.start, length
             row += length
         self._numbers.copy_(upload(np.concatenate((by_row, by_seq), axis=None), self._numbers.device))
+        if num_decodes:
+            assert last_B is not None and position_B is not None and draft is not None
+            by_seq[1, :num_decodes] = self._enter_decodes(num_decodes, last_B, position_B, draft)
         self.spans = Spans.laid_out(
             tuple(zip(by_seq[1].tolist(), by_seq[2].tolist(), strict=True)),
             self._starts_B,
             self._lengths_B,
             positions_N=self._positions_N,
             owners_N=self._owners_N,
+            parts=((size.num_decodes, size.width), (size.num_seqs, size.num_rows)) if size.num_decodes else (),
         )
+
+    def _enter_decodes(self, count: int, last_B: Tensor, position_B: Tensor, draft: Draft) -> list[int]:
+        """Enter the sequences that decode, of which the host does not know where they are; return where, if it may
+        look."""
+        width, position_B = self.size.width, position_B[:count]
+        tokens_BW = torch.cat((last_B.unsqueeze(1), draft.tokens_BK), dim=1)[:count]
+        tokens_BW = F.pad(tokens_BW, (0, width - tokens_BW.shape[1]))
+        self.tokens_N[: count * width].view(count, width).copy_(tokens_BW)
+        positions_BW = position_B.unsqueeze(1) + torch.arange(width, device=position_B.device)
+        self._positions_N[: count * width].view(count, width).copy_(positions_BW)
+        self._starts_B[:count].copy_(position_B)
+        return position_B.tolist() if position_B.device.type == "cpu" else [0] * count

@@ -22,6 +22,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.capture import capture_sizes
 from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.prompts import PromptSize
 from draftwise.engine.step.runner import Runner
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Request, Sequence
@@ -117,9 +118,12 @@ class Rehearsal:
                     self._attend(kv)
             self._prefill_in_part()
             for whole in runner.prompt_sizes:
+                if whole.num_decodes:
+                    continue
                 lengths = self._share_out(whole.num_rows, least=min(2, whole.num_seqs))
                 for time in range(times if len(lengths) <= min(whole.num_seqs, self._most_seqs) else 0):
                     self._prefill(lengths, _GREEDY, captured=time > 0)
+            self._mix(times)
             for lengths in self._prompts(briefly):
                 self._prefill(lengths, _GREEDY)
             self._prefill([1], _GREEDY)
@@ -134,6 +138,30 @@ class Rehearsal:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
             for time in range(times):
                 self._run([], sequences, k, captured=time > 0)
+
+    def _mix(self, times: int) -> None:
+        """Run each pass that prompts and decoding sequences share, then what surrounds it for each number of these."""
+        mixed = [size for size in self._runner.prompt_sizes if size.num_decodes]
+        for size in mixed:
+            self._beside(min(size.num_decodes, (size.num_rows - 1) // size.width), size, _GREEDY, times)
+        for before, count in pairwise((0, *self.sizes)):
+            for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
+                number = min(count, self._most_seqs - 1)
+                fits = (s for s in mixed if s.width == k + 1 and before < number <= s.num_decodes)
+                if size := next((s for s in fits if number * s.width < s.num_rows), None):
+                    for params in _PLAIN:
+                        self._beside(number, size, params, times)
+
+    def _beside(self, number: int, size: PromptSize, params: SamplingParams, times: int) -> None:
+        """Run a pass of a size with so many decoding sequences of a kind, as often as it takes to capture it."""
+        lengths = self._share_out(size.num_rows - number * size.width)
+        if len(lengths) > min(size.num_seqs, self._most_seqs - number):
+            return
+        decodes = [self._sequence(slot, 1, params) for slot in range(number)]
+        made = [self._sequence(number + slot, length, _GREEDY) for slot, length in enumerate(lengths)]
+        chunks = [Chunk(sequence, 0, length) for sequence, length in zip(made, lengths, strict=True)]
+        for time in range(times):
+            self._run(chunks, decodes, size.width - 1, captured=time > 0)
 
     def _prefill(self, lengths: list[int], params: SamplingParams, *, captured: bool = False) -> None:
         """Compute whole prompts."""
@@ -155,7 +183,7 @@ class Rehearsal:
     ) -> None:
         """Launch a step of sequences that are new to everybody, or, where `keeps`, are not; with some of its layers,
         unless it is to be captured."""
-        slots = [chunk.sequence.row for chunk in chunks] or [sequence.row for sequence in decodes]
+        slots = [sequence.row for sequence in (*(chunk.sequence for chunk in chunks), *decodes)]
         released = [] if keeps else slots
         model, graphs = self._runner.model, self._runner.graphs
         weights, model.weights = model.weights, model.weights if captured else self._some_layers
@@ -183,7 +211,7 @@ class Rehearsal:
     def _prompts(self, briefly: bool) -> Iterator[list[int]]:
         """Yield the lengths of the prompts of each pass, from few tokens to as many as a step computes."""
         most = min(self._most_tokens, self._most_seqs * self._longest)
-        captured = self._runner.prompt_sizes[-1].num_rows if self._runner.prompt_sizes else 0
+        captured = max((size.num_rows for size in self._runner.prompt_sizes if not size.num_decodes), default=0)
         for power in range(captured.bit_length(), most.bit_length()):
             rows = 1 << power
             if rows <= (_MANY if self._runner.model.mixture else _FEW):

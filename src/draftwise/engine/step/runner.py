@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -136,14 +137,23 @@ class Runner:
             self.confirmations.release(schedule.released_slots)
         if schedule.page_changes:
             self.table.give_pages(schedule.page_changes)
-        prompts = (self._prefill(schedule.chunks),) if schedule.chunks else ()
-        return (*prompts, self._decode(schedule.decodes, schedule.k)) if schedule.decodes else prompts
+        chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
+        if chunks and decodes and (size := self._size_of(chunks, decodes, k)):
+            return self._prefill_beside(chunks, decodes, k, size)
+        prompts = (self._prefill(chunks),) if chunks else ()
+        return (*prompts, self._decode(decodes, k)) if decodes else prompts
+
+    def _size_of(self, chunks: list[Chunk], decodes: list[Sequence], k: int) -> PromptSize | None:
+        """Return to what size a pass over prompts and decoding sequences is padded; None: they are computed apart."""
+        return PromptSize.of(
+            chunks, self.prompt_sizes, reach=self.table.reach, num_decodes=len(decodes), width=k + 1
+        )
 
     def _prefill(self, chunks: list[Chunk]) -> Launched:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
-        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
         size = PromptSize.of(chunks, self.prompt_sizes, reach=self.table.reach)
         if size is None:
+            spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
             tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
             table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
             hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
@@ -151,7 +161,47 @@ class Runner:
             batch = self._batch_of(size)
             batch.set(chunks)
             hidden_NH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
-        launched = self._sample_first(chunks, spans, hidden_NH, features_NF)
+        return self._end_prompts(chunks, hidden_NH, features_NF)
+
+    def _prefill_beside(
+        self, chunks: list[Chunk], sequences: list[Sequence], k: int, size: PromptSize
+    ) -> tuple[Launched, Launched]:
+        """Compute prompts, and draft and verify for decoding sequences, in one pass of the target: it reads the
+        weights once, and more rows make better use of a GPU. What comes before and after is captured by itself."""
+        shape, slots_B = self._prepare(sequences, k)
+        view, draft = self._captured("draft", replace(shape, num_ranked=None), lambda: self._draft(slots_B, shape))
+        batch = self._batch_of(size)
+        batch.set(chunks, [sequence.row for sequence in sequences], view.last_B, view.position_B, draft)
+        hidden_NH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
+        first = len(sequences) * size.width
+        prompts = self._end_prompts(chunks, hidden_NH[first:], None if features_NF is None else features_NF[first:])
+        read = partial(self._read_passed, view, draft, shape)
+        return prompts, self._conclude(sequences, shape, read, parts=("end", "logits"))
+
+    def _draft(self, slots_B: Tensor, shape: _StepShape) -> tuple[View, Draft]:
+        """Return what a pass over prompts and decoding sequences takes from the table: it belongs to the graph, so
+        no more than is read after it."""
+        view = self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
+        return view.without_pages(), self.confirmations.draft(view, shape.k)
+
+    def _read_passed(self, view: View, draft: Draft, shape: _StepShape) -> _Computed:
+        """Return what a pass over prompts and decoding sequences says about the latter, whose rows are its first."""
+        assert self._passed is not None
+        hidden_NH, features_NF = self._passed
+        num_seqs, width = len(view.slots_B), shape.k + 1
+        logits_BSV = self.model.logits(hidden_NH[: num_seqs * width]).unflatten(0, (num_seqs, width))
+        features_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
+        num_rows = draft.tokens_BK.shape[1] + 1
+        return _Computed(
+            view=view,
+            draft=draft,
+            logits_BSV=logits_BSV[:, :num_rows],
+            features_BSF=None if features_BSF is None else features_BSF[:, :num_rows],
+        )
+
+    def _end_prompts(self, chunks: list[Chunk], hidden_NH: Tensor, features_NF: Tensor | None) -> Launched:
+        """Sample after prompts that are complete, and tell the proposer of all of them."""
+        launched = self._sample_first(chunks, hidden_NH, features_NF)
         self.confirmations.note_prompts(chunks, features_NF)
         return launched
 
@@ -165,7 +215,7 @@ class Runner:
         without tensors for every graph."""
         num_rows, num_aux_layers = batch.size.num_rows, len(self.confirmations.aux_layers)
         if self._passed is None:  # made by the first such pass, which is not captured
-            most_rows = self.prompt_sizes[-1].num_rows
+            most_rows = max(self.prompt_sizes[-1].num_rows, self.capture_sizes[-1] * self.table.width)
             self._passed = (
                 self._make_rows(most_rows, 1),
                 self._make_rows(most_rows, num_aux_layers) if num_aux_layers else None,
@@ -178,16 +228,32 @@ class Runner:
 
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
-        params = [sequence.params for sequence in sequences]
+        shape, slots_B = self._prepare(sequences, k)
+        return self._conclude(sequences, shape, partial(self._compute, slots_B, shape), parts=("step", "pass"))
+
+    def _prepare(self, sequences: list[Sequence], k: int) -> tuple[_StepShape, Tensor]:
+        """Return which kernels a step launches, and the slots of its sequences, padded."""
         size = bucket_of(len(sequences), self.capture_sizes)
-        shape = _StepShape(size, k, *Tempering.flags(params), num_ranked(sequences))
-        slots_B = self._slots_in(shape.size, sequences)
-        self.confirmations.prepare(sequences, k, shape.size)
-        compute = partial(self._compute, slots_B, shape)
-        if not any(map(involves_host, params)):
-            packed, ranks = self._captured("step", shape, lambda: self._finish(compute(), shape))
-            return Launched(sequences, packed, bound=k + 1, ranked=ranks)
-        computed = self._captured("pass", replace(shape, num_ranked=None), lambda: self._keep(compute(), shape))
+        shape = _StepShape(size, k, *Tempering.flags([each.params for each in sequences]), num_ranked(sequences))
+        slots_B = self._slots_in(size, sequences)
+        self.confirmations.prepare(sequences, k, size)
+        return shape, slots_B
+
+    def _conclude(
+        self, sequences: list[Sequence], shape: _StepShape, compute: Callable[[], _Computed], *, parts: tuple[str, str]
+    ) -> Launched:
+        """Verify what is computed and move on by what is accepted.
+
+        Args:
+            sequences: whose it is.
+            shape: of the step.
+            compute: returns it; captured.
+            parts: names of the graphs: with the verification, and where the host comes between.
+        """
+        if not any(involves_host(sequence.params) for sequence in sequences):
+            packed, ranks = self._captured(parts[0], shape, lambda: self._finish(compute(), shape))
+            return Launched(sequences, packed, bound=shape.k + 1, ranked=ranks)
+        computed = self._captured(parts[1], replace(shape, num_ranked=None), lambda: self._keep(compute(), shape))
         # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
         allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
         penalties = find_penalties(sequences, self._counts, self.model.device)
@@ -202,7 +268,7 @@ class Runner:
             penalties.count(accepted.tokens_BS)
         packed = self._advance(counted, accepted)
         ranks = rank_emitted(computed.logits_BSV, accepted, shape.num_ranked)
-        return Launched(sequences, packed, bound=k + 1, ranked=ranks)
+        return Launched(sequences, packed, bound=shape.k + 1, ranked=ranks)
 
     def _captured(self, part: str, shape: _StepShape, work: Callable[[], T]) -> T:
         return work() if shape.size is None else self.graphs.run((part, shape), work)
@@ -284,9 +350,7 @@ class Runner:
         width = num_states * self.model.shape.hidden_size
         return torch.empty(num_rows, width, dtype=self.model.dtype, device=self.model.device)
 
-    def _sample_first(
-        self, chunks: list[Chunk], spans: Spans, hidden_NH: Tensor, features_NF: Tensor | None
-    ) -> Launched:
+    def _sample_first(self, chunks: list[Chunk], hidden_NH: Tensor, features_NF: Tensor | None) -> Launched:
         """Sample the first token of each sequence whose prompt is complete, and let it decode."""
         device = self.model.device
         prompts = tuple(rank_prompts(self.model, chunks, hidden_NH))
@@ -295,7 +359,8 @@ class Runner:
         draft = Draft.empty(len(final), device=device)
         if not final:
             return Launched([], draft.tokens_BK, bound=1, prompts=prompts)
-        rows_B = spans.last_row_B if len(final) == len(chunks) else spans.last_row_B[upload(final, device)]
+        ends = list(accumulate(chunk.length for chunk in chunks))
+        rows_B = upload([ends[i] - 1 for i in final], device)
         logits_B1V = self.model.logits(hidden_NH[rows_B]).unsqueeze(1)
         self._constrain(logits_B1V, sequences, draft)
         enter_counts(sequences, self._counts)
