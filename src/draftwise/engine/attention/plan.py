@@ -9,7 +9,7 @@ tokens without and with padding, P pages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.transfer import upload
 
-__all__ = ["AttentionPlan", "DecodeGroup", "PrefillChunk", "plan_attention"]
+__all__ = ["AttentionPlan", "DecodeGroup", "PrefillChunk", "Wanted", "plan_attention"]
 
 _LONGEST_DECODE = 32
 """Sequences with at most so many query tokens are padded and batched; longer ones run one by one."""
+_FEW_ROWS = 64
+"""Rows up to which a layer takes no longer than for one, so that leaving some out only adds launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +76,21 @@ class AttentionPlan:
     block_size: int
     causal: bool
     """Whether a token looks at those up to itself only, and not at all of its sequence's."""
+    wanted: Wanted | None = None
+    """Rows whose results somebody reads; None: all. Of the others the last layer only stores keys and values."""
     biases: dict[DecodeGroup | PrefillChunk, Tensor] = field(default_factory=dict)
     """What the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+
+    def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
+        """Return the plan of a pass of which only some rows are wanted, in any order; `spans` are their positions."""
+        places = {"positions_N": self.positions_N[rows_R], "slots_N": self.slots_N[rows_R]}
+        return replace(self, biases={}, wanted=Wanted(rows_R, replace(self, biases={}, spans=spans, **places)))
+
+    def wanting_last(self) -> AttentionPlan:
+        """Return the plan of a pass of which only the last row of each sequence is wanted; itself where that would not
+        pay, and all are computed."""
+        pays = self.spans.width > 1 and self.spans.num_rows > _FEW_ROWS
+        return self.wanting(self.spans.last_row_B, self.spans.ends()) if pays else self
 
     @cached_property
     def prefills(self) -> tuple[PrefillChunk, ...]:
@@ -132,6 +147,14 @@ class AttentionPlan:
             last_BQ=upload(last, device).view(len(spans), num_queries),
             padding=None if alone_and_even else _pad(spans, num_queries, device),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Some rows of a pass, and what they look at."""
+
+    rows_R: Tensor
+    plan: AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,13 @@ class Spans:
         """Return the rows for other runs of at most `width` positions, uniform or ragged as these are."""
         return Spans.on(starts_B, lengths_B, width, uniform=self.host is None)
 
+    def ends(self) -> Spans:
+        """Return the last position of each run, a row for each; an empty run's is the one before it."""
+        host = None if self.host is None else tuple((start + length - 1, 1) for start, length in self.host)
+        return Spans(
+            starts_B=self.starts_B + self.lengths_B - 1, lengths_B=torch.ones_like(self.lengths_B), width=1, host=host
+        )
+
     @property
     def num_seqs(self) -> int:
         """B."""

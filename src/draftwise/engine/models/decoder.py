@@ -70,6 +70,8 @@ def decoder_layer(
     rotations: Rotations,
     kv: PagedKV,
     plan: AttentionPlan,
+    *,
+    is_last: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run one decoder layer and store its keys and values.
 
@@ -82,12 +84,16 @@ def decoder_layer(
         rotations: those of the rows' positions.
         kv: the pages.
         plan: where the rows go and what they look at.
+        is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
 
     Returns:
-        the residual stream after attention, and what the MLP adds to it.
+        the residual stream after attention, and what the MLP adds to it; of a last layer, of the wanted rows.
     """
     qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
+    if is_last and plan.wanted is not None:
+        rows_R, plan = plan.wanted.rows_R, plan.wanted.plan
+        x_NH, q_NAD = x_NH.index_select(0, rows_R), q_NAD.index_select(0, rows_R)
     x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan)), layer.post_norm)
     return x_NH, layer.mlp(kernels, normed_NH)
 
@@ -155,9 +161,11 @@ class CausalLM:
                 number.
 
         Returns:
-            hidden_NH after the final norm, and the auxiliary hidden states in the order of `aux_layers`.
+            hidden_NH after the final norm, of the wanted rows if not all are (`AttentionPlan.wanted`; then no auxiliary
+            hidden state may come after the last layer), and the auxiliary hidden states in the order of `aux_layers`.
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
+        assert plan.wanted is None or max(aux_layers, default=0) < last
         rotations = kernels.rotations(positions_N)
         places = (
             dict(zip(aux_layers, features_NF.chunk(len(aux_layers), dim=-1), strict=True))
@@ -172,7 +180,10 @@ class CausalLM:
                 x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, _input_norm(layer), places.get(i))
             if i in aux_layers:
                 states[i] = x_NH
-            x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan)
+            is_last = i == len(weights.layers) - 1  # a rehearsal runs fewer of them
+            x_NH, delta_NH = decoder_layer(
+                kernels, layer, i, x_NH, normed_NH, rotations, kv, plan, is_last=is_last
+            )
         states[last], states[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
         if last + 1 in places:
             places[last + 1].copy_(states[last + 1])

@@ -47,7 +47,8 @@ class DraftLayers:
             plan: for these rows.
 
         Returns:
-            the residual stream after the last attention, and what the last MLP adds to it.
+            the residual stream after the last attention, and what the last MLP adds to it, of the wanted rows if not
+            all are (`AttentionPlan.wanted`).
         """
         rotations = self.kernels.rotations(positions_N)
         delta_NH: Tensor | None = None
@@ -55,7 +56,10 @@ class DraftLayers:
             if delta_NH is not None:
                 assert layer.input_norm is not None
                 x_NH, normed_NX = self.kernels.add_norm(x_NH, delta_NH, layer.input_norm)
-            x_NH, delta_NH = decoder_layer(self.kernels, layer, i, x_NH, normed_NX, rotations, kv, plan)
+            is_last = i == len(self._layers) - 1
+            x_NH, delta_NH = decoder_layer(
+                self.kernels, layer, i, x_NH, normed_NX, rotations, kv, plan, is_last=is_last
+            )
         assert delta_NH is not None, "a head has a layer"
         return x_NH, delta_NH
 

@@ -57,11 +57,9 @@ class ChainProposer(PagedProposer):
 
     def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, draft: DraftBuilder) -> None:
         """Run the confirmed rows, which end before positions `ends_B`; make each draft token from the one before it."""
-        hidden_NH, carry_NH = self._run(new, spans, new.tokens_N, self._enter(new))
+        hidden_BH, carry_BH = self._run(new, spans, new.tokens_N, self._enter(new))
         if draft.num_steps == 0:
             return
-        rows_B = spans.last_row_B
-        hidden_BH, carry_BH = hidden_NH[rows_B], None if carry_NH is None else carry_NH[rows_B]
         tokens_B = draft.add(0, self._drafter.logits(hidden_BH))
         spans = spans.with_runs(ends_B, torch.ones_like(ends_B), 1)
         for step in range(1, draft.num_steps):
@@ -73,7 +71,7 @@ class ChainProposer(PagedProposer):
         num_masks_B, num_steps = (counts_B - 1).clamp_(min=0), draft.num_steps
         wide = spans.with_runs(spans.starts_B, spans.lengths_B + num_masks_B, spans.width + num_steps - 1)
         tokens_N, carry_NH = self._with_masks(new, spans, wide)
-        hidden_NH, _ = self._run(new, wide, tokens_N, carry_NH)
+        hidden_NH, _ = self._run(new, wide, tokens_N, carry_NH, wants_all=True)
         first_B = wide.first_row_B + spans.lengths_B - 1
         rows_BM = first_B.unsqueeze(1) + torch.arange(num_steps, device=first_B.device)
         # Where fewer are wanted, the rows of another sequence are taken in place of those that do not exist.
@@ -103,8 +101,14 @@ class ChainProposer(PagedProposer):
         return self._drafter.enter(new.features_NF)
 
     def _run(
-        self, new: Confirmed, spans: Spans, tokens_N: Tensor, carry_NH: Tensor | None
+        self, new: Confirmed, spans: Spans, tokens_N: Tensor, carry_NH: Tensor | None, *, wants_all: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the drafter over the rows of `spans`; return hidden_NH and what the next rows get."""
+        """Run the drafter over the rows of `spans`; return hidden_BH and what the next rows get: of the last row of each
+        sequence, or, where one `wants_all`, of all rows."""
         plan = self._plan(new, spans)
-        return self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self.kv, plan)
+        plan = plan if wants_all else plan.wanting_last()
+        hidden_NH, carry_NH = self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self.kv, plan)
+        if wants_all or plan.wanted is not None or spans.width == 1:
+            return hidden_NH, carry_NH
+        rows_B = spans.last_row_B
+        return hidden_NH[rows_B], None if carry_NH is None else carry_NH[rows_B]
