@@ -66,14 +66,14 @@ def test_one_graph_serves_all_prompts_of_a_size(tiny_target):
 @pytest.mark.parametrize("method", [None, "ngram", "suffix", "draft_model", "eagle3", "medusa", "dflash", "mtp"])
 def test_prompts_beside_decoding_sequences(method, tiny_target, tiny_draft, tmp_path):
     """One pass serves both; all that was captured is done again with other numbers in the same tensors."""
-    prompts = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2], [2] * 30, [1, 2] * 20, [4], [9, 9, 8, 8] * 3]
+    prompts = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2], [2] * 30, [1, 2] * 36, [4], [9, 9, 8, 8] * 3]
     kinds = ({"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "top_k": 5, "seed": 4})
     more = ({}, {"logprobs": 3}, {"presence_penalty": 0.5}, {"prompt_logprobs": 2}, {"num_speculative_tokens": 1})
     params = [
         SamplingParams(max_tokens=4 + 3 * i % 11, ignore_eos=True, **kinds[i % 3], **more[i % 5]) for i in range(21)
     ]
     spec = make_config(method, tiny_target, tiny_draft, tmp_path / "drafter") if method else None
-    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 96, "max_num_seqs": 4}
+    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 160, "max_num_seqs": 4}
 
     def generate(llm):
         return [output.outputs[0].token_ids for output in llm.generate(prompts * 3, params)]
@@ -85,7 +85,7 @@ def test_prompts_beside_decoding_sequences(method, tiny_target, tiny_draft, tmp_
     work = replay(llm)
     assert generate(llm) == expected
     used = {key[1] for key in work if key[0] == "prompts"}
-    assert {size.num_rows for size in used if size.num_decodes == 3} >= {64}
+    assert {size.num_rows for size in used if size.num_decodes == 4} == {64, 128}
     assert {"draft", "end", "logits"} <= {key[0] for key in work}
 
 

@@ -24,6 +24,8 @@ _LONGEST_DECODE = 32
 """Sequences with at most so many query tokens are padded and batched; longer ones run one by one."""
 _FEW_ROWS = 64
 """Rows up to which a layer takes no longer than for one, so that leaving some out only adds launches."""
+_LARGEST_PART = 0.75
+"""Of a pass's rows, that may be wanted where leaving out the others is to save more than it costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +84,21 @@ class AttentionPlan:
     """What the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
 
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
-        """Return the plan of a pass of which only some rows are wanted, in any order; `spans` are their positions."""
+        """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where
+        leaving out the others would not pay."""
+        if not self._pays(len(rows_R)):
+            return self
         places = {"positions_N": self.positions_N[rows_R], "slots_N": self.slots_N[rows_R]}
         return replace(self, biases={}, wanted=Wanted(rows_R, replace(self, biases={}, spans=spans, **places)))
 
     def wanting_last(self) -> AttentionPlan:
-        """Return the plan of a pass of which only the last row of each sequence is wanted; itself where that would not
-        pay, and all are computed."""
-        pays = self.spans.width > 1 and self.spans.num_rows > _FEW_ROWS
-        return self.wanting(self.spans.last_row_B, self.spans.ends()) if pays else self
+        """Return the plan of a pass of which only the last row of each sequence is wanted, or itself; see `wanting`."""
+        spans = self.spans
+        return self.wanting(spans.last_row_B, spans.ends()) if self._pays(spans.num_seqs) else self
+
+    def _pays(self, num_wanted: int) -> bool:
+        num_rows = self.spans.num_rows
+        return num_rows > _FEW_ROWS and num_wanted <= _LARGEST_PART * num_rows
 
     @cached_property
     def prefills(self) -> tuple[PrefillChunk, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,9 +49,20 @@ class PromptSize:
     width: int = 0
     """W."""
 
+    @property
+    def num_wanted(self) -> int:
+        """Rows whose hidden states are read: those of D sequences, then the last one of each prompt."""
+        return self.num_decodes * self.width + self.num_seqs
+
     @staticmethod
     def of(
-        chunks: Sequence[Chunk], sizes: Sequence[PromptSize], *, reach: int, num_decodes: int = 0, width: int = 0
+        chunks: Sequence[Chunk],
+        sizes: Sequence[PromptSize],
+        *,
+        reach: int,
+        num_decodes: int = 0,
+        width: int = 0,
+        num_rows: int = 0,
     ) -> PromptSize | None:
         """Return the smallest of the ascending `sizes` that holds these prompts; None: they are computed as they are.
 
@@ -58,10 +70,11 @@ class PromptSize:
             chunks: of the step.
             sizes: to choose from.
             reach: positions that the pages of a sequence can have.
-            num_decodes: sequences that decode in the same pass.
+            num_decodes: sequences that decode in the same pass, padding included.
             width: rows of each of these.
+            num_rows: rows of all of them, without padding.
         """
-        num_rows = sum(chunk.length for chunk in chunks) + num_decodes * width
+        num_rows += sum(chunk.length for chunk in chunks)
         room = reach - chunks[-1].end
         for size in sizes:
             alike = size.width == width and len(chunks) <= size.num_seqs and num_decodes <= size.num_decodes
@@ -82,7 +95,7 @@ def prompt_sizes(
     """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
     alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
-    numbers = sorted({min(_FEW_DECODES, max_num_seqs - 1), max_num_seqs - 1} - {0})
+    numbers = sorted({min(_FEW_DECODES, max_num_seqs), max_num_seqs}) if max_num_seqs > 1 else []
     mixed = [
         PromptSize(rows, _SEQS[-1], number, width)
         for rows in _MIXED_ROWS
@@ -98,13 +111,19 @@ class PromptBatch:
 
     def __init__(self, size: PromptSize, *, padding_slot: int, device: torch.device) -> None:
         self.size, self._padding_slot = size, padding_slot
-        self._num_seqs = size.num_decodes + size.num_seqs
-        self._numbers = torch.zeros(3 * (size.num_rows + self._num_seqs), dtype=torch.long, device=device)
-        by_row, by_seq = self._numbers.split((3 * size.num_rows, 3 * self._num_seqs))
+        num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
+        num_seqs = num_decodes + size.num_seqs
+        lengths = (3 * num_rows, 4 * num_seqs, size.num_wanted)
+        self._numbers = torch.zeros(sum(lengths), dtype=torch.long, device=device)
+        by_row, by_seq, self._wanted_rows_R = self._numbers.split(lengths)
         self.tokens_N, self._owners_N, self._positions_N = by_row.view(3, -1).unbind()
-        self.slots_B, self._starts_B, self._lengths_B = by_seq.view(3, -1).unbind()
+        self.slots_B, self._starts_B, self._lengths_B, self._wanted_starts_B = by_seq.view(4, -1).unbind()
+        self._wanted_lengths_B = upload([width] * num_decodes + [1] * size.num_seqs, device)
         self.spans: Spans
         """Of what was set last; what is captured looks at its tensors only."""
+        self.wanted: tuple[Tensor, Spans]
+        """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
+        there have some, too, which are others'."""
 
     def set(
         self,
@@ -123,33 +142,47 @@ class PromptBatch:
             position_B: int64, of that token.
             draft: what follows it; no longer than the width allows.
         """
-        size, num_decodes = self.size, len(decode_slots)
-        by_row = np.zeros((3, size.num_rows), dtype=np.int64)
-        by_seq = np.zeros((3, self._num_seqs), dtype=np.int64)
+        size, count = self.size, len(decode_slots)
+        num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
+        by_row = np.zeros((3, num_rows), dtype=np.int64)
+        by_seq = np.zeros((4, num_decodes + size.num_seqs), dtype=np.int64)
+        wanted_rows = np.zeros(size.num_wanted, dtype=np.int64)
         by_seq[0] = self._padding_slot
-        by_seq[0, :num_decodes], by_seq[2, :num_decodes] = decode_slots, size.width
-        row = num_decodes * size.width
-        by_row[1, :row] = np.repeat(np.arange(num_decodes), size.width)
-        for b, chunk in enumerate(chunks, size.num_decodes):
-            is_last = b == size.num_decodes + len(chunks) - 1
-            length = size.num_rows - row if is_last else chunk.length
+        by_seq[0, :count], by_seq[2, :count] = decode_slots, width
+        wanted_rows[: num_decodes * width] = np.minimum(np.arange(num_decodes * width), num_rows - 1)
+        row = count * width
+        by_row[1, :row] = np.repeat(np.arange(count), width)
+        for i, chunk in enumerate(chunks):
+            b, is_last = num_decodes + i, i == len(chunks) - 1
+            length = num_rows - row if is_last else chunk.length
             by_row[0, row : row + chunk.length] = chunk.sequence.tokens[chunk.start : chunk.end]
             by_row[1, row : row + length] = b
             by_row[2, row : row + length] = np.arange(chunk.start, chunk.start + length)
-            by_seq[:, b] = chunk.sequence.row, chunk.start, length
+            by_seq[:, b] = chunk.sequence.row, chunk.start, length, chunk.end - 1
+            wanted_rows[num_decodes * width + i] = row + chunk.length - 1
             row += length
-        self._numbers.copy_(upload(np.concatenate((by_row, by_seq), axis=None), self._numbers.device))
-        if num_decodes:
+        numbers = np.concatenate((by_row, by_seq, wanted_rows), axis=None)
+        self._numbers.copy_(upload(numbers, self._numbers.device))
+        if count:
             assert last_B is not None and position_B is not None and draft is not None
-            by_seq[1, :num_decodes] = self._enter_decodes(num_decodes, last_B, position_B, draft)
+            by_seq[[1, 3], :count] = self._enter_decodes(count, last_B, position_B, draft)
+        parts = ((num_decodes, width), (size.num_seqs, num_rows)) if num_decodes else ()
         self.spans = Spans.laid_out(
-            tuple(zip(by_seq[1].tolist(), by_seq[2].tolist(), strict=True)),
+            _pairs(by_seq[1], by_seq[2]),
             self._starts_B,
             self._lengths_B,
             positions_N=self._positions_N,
             owners_N=self._owners_N,
-            parts=((size.num_decodes, size.width), (size.num_seqs, size.num_rows)) if size.num_decodes else (),
+            parts=parts,
         )
+        ends = Spans(
+            starts_B=self._wanted_starts_B,
+            lengths_B=self._wanted_lengths_B,
+            width=max(width, 1),
+            host=_pairs(by_seq[3], np.repeat((width, 1), (num_decodes, size.num_seqs))),
+            parts=((num_decodes, width), (size.num_seqs, 1)) if num_decodes else (),
+        )
+        self.wanted = self._wanted_rows_R, ends
 
     def _enter_decodes(self, count: int, last_B: Tensor, position_B: Tensor, draft: Draft) -> list[int]:
         """Enter the sequences that decode, of which the host does not know where they are; return where, if it may
@@ -161,4 +194,9 @@ class PromptBatch:
         positions_BW = position_B.unsqueeze(1) + torch.arange(width, device=position_B.device)
         self._positions_N[: count * width].view(count, width).copy_(positions_BW)
         self._starts_B[:count].copy_(position_B)
+        self._wanted_starts_B[:count].copy_(position_B)
         return position_B.tolist() if position_B.device.type == "cpu" else [0] * count
+
+
+def _pairs(starts: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(starts.tolist(), lengths.tolist(), strict=True))

@@ -143,12 +143,13 @@ class Rehearsal:
         """Run each pass that prompts and decoding sequences share, then what surrounds it for each number of these."""
         mixed = [size for size in self._runner.prompt_sizes if size.num_decodes]
         for size in mixed:
-            self._beside(min(size.num_decodes, (size.num_rows - 1) // size.width), size, _GREEDY, times)
+            number = min(size.num_decodes, (size.num_rows - 1) // size.width, self._most_seqs - 1)
+            self._beside(number, size, _GREEDY, times)
         for before, count in pairwise((0, *self.sizes)):
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
                 fits = (s for s in mixed if s.width == k + 1 and before < number <= s.num_decodes)
-                if size := next((s for s in fits if number * s.width < s.num_rows), None):
+                if (size := next((s for s in fits if number * s.width < s.num_rows), None)) is not None:
                     for params in _PLAIN:
                         self._beside(number, size, params, times)
 

@@ -31,6 +31,7 @@ from draftwise.engine.step.capture import bucket_of
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.graphs import Graphs
 from draftwise.engine.step.host_part import (
+    PromptRanks,
     adjust_logits,
     enter_counts,
     find_forced,
@@ -138,30 +139,45 @@ class Runner:
         if schedule.page_changes:
             self.table.give_pages(schedule.page_changes)
         chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
-        if chunks and decodes and (size := self._size_of(chunks, decodes, k)):
+        if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
             return self._prefill_beside(chunks, decodes, k, size)
         prompts = (self._prefill(chunks),) if chunks else ()
         return (*prompts, self._decode(decodes, k)) if decodes else prompts
 
     def _size_of(self, chunks: list[Chunk], decodes: list[Sequence], k: int) -> PromptSize | None:
-        """Return to what size a pass over prompts and decoding sequences is padded; None: they are computed apart."""
+        """Return to what size a pass over prompts, and over decoding sequences beside them, is padded; None: they are
+        computed as they are, and apart."""
+        if _ranks_prompts(chunks):
+            return None
+        number = bucket_of(len(decodes), self.capture_sizes) if decodes else 0
+        if number is None:
+            return None
         return PromptSize.of(
-            chunks, self.prompt_sizes, reach=self.table.reach, num_decodes=len(decodes), width=k + 1
+            chunks,
+            self.prompt_sizes,
+            reach=self.table.reach,
+            num_decodes=number,
+            width=k + 1 if decodes else 0,
+            num_rows=len(decodes) * (k + 1),
         )
 
     def _prefill(self, chunks: list[Chunk]) -> Launched:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
-        size = PromptSize.of(chunks, self.prompt_sizes, reach=self.table.reach)
-        if size is None:
-            spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
-            tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
-            table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
-            hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
-        else:
+        if (size := self._size_of(chunks, [], 0)) is not None:
             batch = self._batch_of(size)
             batch.set(chunks)
-            hidden_NH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
-        return self._end_prompts(chunks, hidden_NH, features_NF)
+            last_CH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
+            return self._end_prompts(chunks, last_CH[: len(chunks)], features_NF)
+        device = self.model.device
+        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], device)
+        tokens_N = upload([token for c in chunks for token in c.sequence.tokens[c.start : c.end]], device)
+        pages_CP = self.table.pages(upload([c.sequence.row for c in chunks], device))
+        if not _ranks_prompts(chunks):
+            wanted = spans.last_row_B, spans.ends()
+            return self._end_prompts(chunks, *self._forward(tokens_N, spans, pages_CP, wanted=wanted))
+        hidden_NH, features_NF = self._forward(tokens_N, spans, pages_CP)
+        ranks = tuple(rank_prompts(self.model, chunks, hidden_NH))
+        return self._end_prompts(chunks, hidden_NH[spans.last_row_B], features_NF, ranks)
 
     def _prefill_beside(
         self, chunks: list[Chunk], sequences: list[Sequence], k: int, size: PromptSize
@@ -172,9 +188,10 @@ class Runner:
         view, draft = self._captured("draft", replace(shape, num_ranked=None), lambda: self._draft(slots_B, shape))
         batch = self._batch_of(size)
         batch.set(chunks, [sequence.row for sequence in sequences], view.last_B, view.position_B, draft)
-        hidden_NH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
-        first = len(sequences) * size.width
-        prompts = self._end_prompts(chunks, hidden_NH[first:], None if features_NF is None else features_NF[first:])
+        hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
+        last_CH = hidden_RH[size.num_decodes * size.width :][: len(chunks)]
+        features_NF = None if features_NF is None else features_NF[len(sequences) * size.width :]
+        prompts = self._end_prompts(chunks, last_CH, features_NF)
         read = partial(self._read_passed, view, draft, shape)
         return prompts, self._conclude(sequences, shape, read, parts=("end", "logits"))
 
@@ -187,9 +204,9 @@ class Runner:
     def _read_passed(self, view: View, draft: Draft, shape: _StepShape) -> _Computed:
         """Return what a pass over prompts and decoding sequences says about the latter, whose rows are its first."""
         assert self._passed is not None
-        hidden_NH, features_NF = self._passed
+        hidden_RH, features_NF = self._passed
         num_seqs, width = len(view.slots_B), shape.k + 1
-        logits_BSV = self.model.logits(hidden_NH[: num_seqs * width]).unflatten(0, (num_seqs, width))
+        logits_BSV = self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width))
         features_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
         num_rows = draft.tokens_BK.shape[1] + 1
         return _Computed(
@@ -199,9 +216,22 @@ class Runner:
             features_BSF=None if features_BSF is None else features_BSF[:, :num_rows],
         )
 
-    def _end_prompts(self, chunks: list[Chunk], hidden_NH: Tensor, features_NF: Tensor | None) -> Launched:
-        """Sample after prompts that are complete, and tell the proposer of all of them."""
-        launched = self._sample_first(chunks, hidden_NH, features_NF)
+    def _end_prompts(
+        self,
+        chunks: list[Chunk],
+        last_CH: Tensor,
+        features_NF: Tensor | None,
+        ranks: tuple[PromptRanks, ...] = (),
+    ) -> Launched:
+        """Sample after prompts that are complete, and tell the proposer of all of them.
+
+        Args:
+            chunks: of the prompts.
+            last_CH: the hidden state of the last row of each.
+            features_NF: the auxiliary hidden states of all rows, or of more.
+            ranks: of prompt tokens.
+        """
+        launched = self._sample_first(chunks, last_CH, features_NF, ranks)
         self.confirmations.note_prompts(chunks, features_NF)
         return launched
 
@@ -211,20 +241,21 @@ class Runner:
         return self._batches[size]
 
     def _pass_over(self, batch: PromptBatch) -> tuple[Tensor, Tensor | None]:
-        """Compute prompts that are laid out for a graph; return the rows as `_forward` does, where they stay after it,
-        without tensors for every graph."""
+        """Compute what is laid out for a graph; return what `_forward` does, where it stays after the graph, without
+        tensors for each of them."""
         num_rows, num_aux_layers = batch.size.num_rows, len(self.confirmations.aux_layers)
         if self._passed is None:  # made by the first such pass, which is not captured
-            most_rows = max(self.prompt_sizes[-1].num_rows, self.capture_sizes[-1] * self.table.width)
-            self._passed = (
-                self._make_rows(most_rows, 1),
-                self._make_rows(most_rows, num_aux_layers) if num_aux_layers else None,
-            )
+            # Steps that are padded further than a pass find rows here that it has not written, but finite ones.
+            decodes = self.capture_sizes[-1] * self.table.width
+            most_wanted = max(decodes, *(size.num_wanted for size in self.prompt_sizes))
+            most_rows = max(decodes, *(size.num_rows for size in self.prompt_sizes))
+            features = self._make_rows(most_rows, num_aux_layers).zero_() if num_aux_layers else None
+            self._passed = self._make_rows(most_wanted, 1).zero_(), features
         kept, features = self._passed
         features_NF = None if features is None else features[:num_rows]
         pages_BP = self.table.pages(batch.slots_B)
-        hidden_NH, features_NF = self._forward(batch.tokens_N, batch.spans, pages_BP, features_NF)
-        return kept[:num_rows].copy_(hidden_NH), features_NF
+        hidden_RH, features_NF = self._forward(batch.tokens_N, batch.spans, pages_BP, features_NF, batch.wanted)
+        return kept[: len(hidden_RH)].copy_(hidden_RH), features_NF
 
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
@@ -334,15 +365,34 @@ class Runner:
         return replace(computed, logits_BSV=kept_BSV.copy_(logits_BSV))
 
     def _forward(
-        self, tokens_N: Tensor, spans: Spans, page_table_BP: Tensor, features_NF: Tensor | None = None
+        self,
+        tokens_N: Tensor,
+        spans: Spans,
+        page_table_BP: Tensor,
+        features_NF: Tensor | None = None,
+        wanted: tuple[Tensor, Spans] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the target; return hidden_NH and the auxiliary hidden states beside each other, in `features_NF` if it
-        is given."""
+        """Run the target.
+
+        Args:
+            tokens_N: of the rows.
+            spans: where they are.
+            page_table_BP: of their sequences.
+            features_NF: where to put the auxiliary hidden states; None: they get a tensor.
+            wanted: which rows' hidden states are returned, and where these are; None: all.
+
+        Returns:
+            hidden_NH, or of the wanted rows, and the auxiliary hidden states of all rows beside each other.
+        """
         plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
         aux_layers = self.confirmations.aux_layers
         if aux_layers and features_NF is None:
             features_NF = self._make_rows(spans.num_rows, len(aux_layers))
+        if wanted is not None and max(aux_layers, default=0) < self.model.shape.num_layers:
+            plan = plan.wanting(*wanted)
         hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, aux_layers, features_NF)
+        if wanted is not None and plan.wanted is None:
+            hidden_NH = hidden_NH.index_select(0, wanted[0])
         return hidden_NH, features_NF
 
     def _make_rows(self, num_rows: int, num_states: int) -> Tensor:
@@ -350,18 +400,22 @@ class Runner:
         width = num_states * self.model.shape.hidden_size
         return torch.empty(num_rows, width, dtype=self.model.dtype, device=self.model.device)
 
-    def _sample_first(self, chunks: list[Chunk], hidden_NH: Tensor, features_NF: Tensor | None) -> Launched:
+    def _sample_first(
+        self, chunks: list[Chunk], last_CH: Tensor, features_NF: Tensor | None, ranks: tuple[PromptRanks, ...]
+    ) -> Launched:
         """Sample the first token of each sequence whose prompt is complete, and let it decode."""
         device = self.model.device
-        prompts = tuple(rank_prompts(self.model, chunks, hidden_NH))
         final = [i for i, chunk in enumerate(chunks) if chunk.is_last]
         sequences = [chunks[i].sequence for i in final]
         draft = Draft.empty(len(final), device=device)
         if not final:
-            return Launched([], draft.tokens_BK, bound=1, prompts=prompts)
-        ends = list(accumulate(chunk.length for chunk in chunks))
-        rows_B = upload([ends[i] - 1 for i in final], device)
-        logits_B1V = self.model.logits(hidden_NH[rows_B]).unsqueeze(1)
+            return Launched([], draft.tokens_BK, bound=1, prompts=ranks)
+        last_BH = last_CH if len(final) == len(chunks) else last_CH[upload(final, device)]
+        features_BF = None
+        if features_NF is not None:
+            ends = list(accumulate(chunk.length for chunk in chunks))
+            features_BF = features_NF[upload([ends[i] - 1 for i in final], device)]
+        logits_B1V = self.model.logits(last_BH).unsqueeze(1)
         self._constrain(logits_B1V, sequences, draft)
         enter_counts(sequences, self._counts)
         penalties = find_penalties(sequences, self._counts, device)
@@ -376,9 +430,14 @@ class Runner:
         )
         if penalties is not None:
             penalties.count(accepted.tokens_BS)
-        self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
-        ranks = rank_emitted(logits_B1V, accepted, num_ranked(sequences))
-        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranks, prompts=prompts)
+        self.table.enter(sequences, accepted.tokens_BS[:, 0], features_BF)
+        ranked = rank_emitted(logits_B1V, accepted, num_ranked(sequences))
+        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=ranks)
+
+
+def _ranks_prompts(chunks: list[Chunk]) -> bool:
+    """Return whether hidden states of all rows of these prompts are needed, for log-probabilities."""
+    return any(chunk.sequence.params.prompt_logprobs is not None for chunk in chunks)
 
 
 class _Slots:
