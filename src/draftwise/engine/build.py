@@ -202,6 +202,7 @@ class _Site:
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
             prompt_sizes=capture.prompts,
+            max_num_rows=self._max_num_rows,
             threads=make_threads(model.device),
         )
 
@@ -216,12 +217,17 @@ class _Site:
             prefix=_prefix_use(self.proposer),
         )
 
+    @property
+    def _max_num_rows(self) -> int:
+        """Rows of a pass at most."""
+        return max(self.config.max_num_batched_tokens, self.config.max_num_seqs * (self.k + 1))
+
     def _activation_bytes(self) -> int:
         """Return what the largest step needs beside weights and pages."""
         config = self.config
         return activation_bytes(
             self.model.shape,
-            rows=max(config.max_num_batched_tokens, config.max_num_seqs * (self.k + 1)),
+            rows=self._max_num_rows,
             logits_rows=config.max_num_seqs * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
             num_aux_layers=len(self.proposer.aux_layers),

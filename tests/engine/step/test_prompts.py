@@ -64,7 +64,8 @@ def test_one_graph_serves_all_prompts_of_a_size(tiny_target):
 
 
 @pytest.mark.parametrize("method", [None, "ngram", "suffix", "draft_model", "eagle3", "medusa", "dflash", "mtp"])
-def test_prompts_beside_decoding_sequences(method, tiny_target, tiny_draft, tmp_path):
+@pytest.mark.parametrize("largest", [64, 128])
+def test_prompts_beside_decoding_sequences(largest, method, tiny_target, tiny_draft, tmp_path):
     """One pass serves both; all that was captured is done again with other numbers in the same tensors."""
     prompts = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2], [2] * 30, [1, 2] * 36, [4], [9, 9, 8, 8] * 3]
     kinds = ({"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "top_k": 5, "seed": 4})
@@ -81,11 +82,17 @@ def test_prompts_beside_decoding_sequences(method, tiny_target, tiny_draft, tmp_
     expected = generate(LLM(str(tiny_target), lag=0, speculative_config=spec, **settings))
     llm = LLM(str(tiny_target), lag=1, speculative_config=spec, **settings)
     width = 1 + (llm.engine.spec.k if llm.engine.spec else 0)
-    llm.engine.runner.prompt_sizes = prompt_sizes(max_num_seqs=4, max_num_batched_tokens=128, widths=[width])
-    work = replay(llm)
+    sizes = prompt_sizes(max_num_seqs=4, max_num_batched_tokens=128, widths=[width])
+    llm.engine.runner.prompt_sizes = tuple(size for size in sizes if size.num_rows <= largest)
+    llm.engine.runner.max_num_rows = 128
+    work, passed = replay(llm), []
+    over_many = llm.engine.runner._pass_over_many
+    llm.engine.runner._pass_over_many = lambda batch: passed.append(batch.size.num_rows) or over_many(batch)
     assert generate(llm) == expected
-    used = {key[1] for key in work if key[0] == "prompts"}
-    assert {size.num_rows for size in used if size.num_decodes == 4} == {64, 128}
+    used = {key[1].num_rows for key in work if key[0] == "prompts" and key[1].num_decodes}
+    assert used == {64, 128} - ({128} if largest < 128 else set())
+    assert all(64 < num_rows < 128 for num_rows in passed)
+    assert bool(passed) == (largest < 128)
     assert {"draft", "end", "logits"} <= {key[0] for key in work}
 
 

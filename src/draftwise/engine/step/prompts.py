@@ -107,10 +107,20 @@ def prompt_sizes(
 
 
 class PromptBatch:
-    """The rows of a captured pass: always the same tensors, written for each pass."""
+    """The rows of a captured pass: always the same tensors, written for each pass.
 
-    def __init__(self, size: PromptSize, *, padding_slot: int, device: torch.device) -> None:
+    Args:
+        size: of the pass.
+        padding_slot: of the table.
+        device: where.
+        longest: rows of a prompt at most; None: all.
+    """
+
+    def __init__(
+        self, size: PromptSize, *, padding_slot: int, device: torch.device, longest: int | None = None
+    ) -> None:
         self.size, self._padding_slot = size, padding_slot
+        self._longest = longest or size.num_rows
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         num_seqs = num_decodes + size.num_seqs
         lengths = (3 * num_rows, 4 * num_seqs, size.num_wanted)
@@ -166,7 +176,7 @@ class PromptBatch:
         if count:
             assert last_B is not None and position_B is not None and draft is not None
             by_seq[[1, 3], :count] = self._enter_decodes(count, last_B, position_B, draft)
-        parts = ((num_decodes, width), (size.num_seqs, num_rows)) if num_decodes else ()
+        parts = ((num_decodes, width), (size.num_seqs, self._longest)) if num_decodes else ()
         self.spans = Spans.laid_out(
             _pairs(by_seq[1], by_seq[2]),
             self._starts_B,

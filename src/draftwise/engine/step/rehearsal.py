@@ -152,6 +152,10 @@ class Rehearsal:
                 if (size := next((s for s in fits if number * s.width < s.num_rows), None)) is not None:
                     for params in _PLAIN:
                         self._beside(number, size, params, times)
+        if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
+            for width in {size.width for size in mixed}:
+                most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)
+                self._beside(1, most, _GREEDY, 1)
 
     def _beside(self, number: int, size: PromptSize, params: SamplingParams, times: int) -> None:
         """Run a pass of a size with so many decoding sequences of a kind, as often as it takes to capture it."""

@@ -90,7 +90,9 @@ class Runner:
         grammars: what keeps structured output to its grammar.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
-        prompt_sizes: likewise of passes over prompts, in ascending order.
+        prompt_sizes: likewise of passes over prompts, in ascending order; empty: they are not, and prompts and
+            decoding sequences do not share a pass.
+        max_num_rows: rows of a pass that they share at most.
         threads: how many compute a step; None: always as many as torch has.
     """
 
@@ -107,6 +109,7 @@ class Runner:
         uniform: bool,
         capture_sizes: tuple[int, ...] = (),
         prompt_sizes: tuple[PromptSize, ...] = (),
+        max_num_rows: int = 0,
         threads: StepThreads | None = None,
     ) -> None:
         self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
@@ -115,7 +118,7 @@ class Runner:
         self._end_ids = end_ids
         self.grammars = grammars
         self._uniform = uniform
-        self.capture_sizes, self.prompt_sizes = capture_sizes, prompt_sizes
+        self.capture_sizes, self.prompt_sizes, self.max_num_rows = capture_sizes, prompt_sizes, max_num_rows
         self.threads = threads or StepThreads()
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
@@ -149,17 +152,18 @@ class Runner:
         computed as they are, and apart."""
         if _ranks_prompts(chunks):
             return None
+        width = k + 1 if decodes else 0
         number = bucket_of(len(decodes), self.capture_sizes) if decodes else 0
-        if number is None:
+        if number is None or not self.prompt_sizes:
             return None
-        return PromptSize.of(
-            chunks,
-            self.prompt_sizes,
-            reach=self.table.reach,
-            num_decodes=number,
-            width=k + 1 if decodes else 0,
-            num_rows=len(decodes) * (k + 1),
+        num_rows = len(decodes) * width
+        size = PromptSize.of(
+            chunks, self.prompt_sizes, reach=self.table.reach, num_decodes=number, width=width, num_rows=num_rows
         )
+        num_rows += sum(chunk.length for chunk in chunks)
+        if size is None and decodes and self.prompt_sizes[-1].num_rows < num_rows <= self.max_num_rows:
+            return PromptSize(num_rows, len(chunks), number, width)
+        return size
 
     def _prefill(self, chunks: list[Chunk]) -> Launched:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
@@ -183,12 +187,17 @@ class Runner:
         self, chunks: list[Chunk], sequences: list[Sequence], k: int, size: PromptSize
     ) -> tuple[Launched, Launched]:
         """Compute prompts, and draft and verify for decoding sequences, in one pass of the target: it reads the
-        weights once, and more rows make better use of a GPU. What comes before and after is captured by itself."""
+        weights once, and more rows make better use of a GPU. What comes before and after is captured by itself, and the
+        pass too if it has few rows."""
         shape, slots_B = self._prepare(sequences, k)
         view, draft = self._captured("draft", replace(shape, num_ranked=None), lambda: self._draft(slots_B, shape))
-        batch = self._batch_of(size)
+        is_captured = size.num_rows <= self.prompt_sizes[-1].num_rows
+        batch = self._batch_of(size) if is_captured else self._make_batch(size, max(each.length for each in chunks))
         batch.set(chunks, [sequence.row for sequence in sequences], view.last_B, view.position_B, draft)
-        hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
+        if is_captured:
+            hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
+        else:
+            hidden_RH, features_NF = self._pass_over_many(batch)
         last_CH = hidden_RH[size.num_decodes * size.width :][: len(chunks)]
         features_NF = None if features_NF is None else features_NF[len(sequences) * size.width :]
         prompts = self._end_prompts(chunks, last_CH, features_NF)
@@ -203,8 +212,7 @@ class Runner:
 
     def _read_passed(self, view: View, draft: Draft, shape: _StepShape) -> _Computed:
         """Return what a pass over prompts and decoding sequences says about the latter, whose rows are its first."""
-        assert self._passed is not None
-        hidden_RH, features_NF = self._passed
+        hidden_RH, features_NF = self._rooms()
         num_seqs, width = len(view.slots_B), shape.k + 1
         logits_BSV = self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width))
         features_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
@@ -237,25 +245,45 @@ class Runner:
 
     def _batch_of(self, size: PromptSize) -> PromptBatch:
         if size not in self._batches:
-            self._batches[size] = PromptBatch(size, padding_slot=self.table.padding_slot, device=self.model.device)
+            self._batches[size] = self._make_batch(size)
         return self._batches[size]
+
+    def _make_batch(self, size: PromptSize, longest: int | None = None) -> PromptBatch:
+        return PromptBatch(size, padding_slot=self.table.padding_slot, device=self.model.device, longest=longest)
 
     def _pass_over(self, batch: PromptBatch) -> tuple[Tensor, Tensor | None]:
         """Compute what is laid out for a graph; return what `_forward` does, where it stays after the graph, without
         tensors for each of them."""
-        num_rows, num_aux_layers = batch.size.num_rows, len(self.confirmations.aux_layers)
-        if self._passed is None:  # made by the first such pass, which is not captured
+        kept_RH, features_NF = self._rooms()
+        features_NF = None if features_NF is None else features_NF[: batch.size.num_rows]
+        pages_BP = self.table.pages(batch.slots_B)
+        hidden_RH, features_NF = self._forward(batch.tokens_N, batch.spans, pages_BP, features_NF, batch.wanted)
+        return kept_RH[: len(hidden_RH)].copy_(hidden_RH), features_NF
+
+    def _pass_over_many(self, batch: PromptBatch) -> tuple[Tensor, Tensor | None]:
+        """Compute more rows than graphs have; return what `_forward` does, and keep what is of decoding sequences."""
+        num_rows = batch.size.num_decodes * batch.size.width
+        hidden_RH, features_NF = self._forward(
+            batch.tokens_N, batch.spans, self.table.pages(batch.slots_B), wanted=batch.wanted
+        )
+        for room, rows in zip(self._rooms(), (hidden_RH, features_NF), strict=True):
+            if room is not None and rows is not None:
+                some = rows[:num_rows]
+                room[: len(some)].copy_(some)
+        return hidden_RH, features_NF
+
+    def _rooms(self) -> tuple[Tensor, Tensor | None]:
+        """Return where passes over prompts leave hidden states that are read, and auxiliary ones: made by the first,
+        which is not captured."""
+        if self._passed is None:
+            num_aux_layers = len(self.confirmations.aux_layers)
             # Steps that are padded further than a pass find rows here that it has not written, but finite ones.
             decodes = self.capture_sizes[-1] * self.table.width
             most_wanted = max(decodes, *(size.num_wanted for size in self.prompt_sizes))
             most_rows = max(decodes, *(size.num_rows for size in self.prompt_sizes))
-            features = self._make_rows(most_rows, num_aux_layers).zero_() if num_aux_layers else None
-            self._passed = self._make_rows(most_wanted, 1).zero_(), features
-        kept, features = self._passed
-        features_NF = None if features is None else features[:num_rows]
-        pages_BP = self.table.pages(batch.slots_B)
-        hidden_RH, features_NF = self._forward(batch.tokens_N, batch.spans, pages_BP, features_NF, batch.wanted)
-        return kept[: len(hidden_RH)].copy_(hidden_RH), features_NF
+            features_NF = self._make_rows(most_rows, num_aux_layers).zero_() if num_aux_layers else None
+            self._passed = self._make_rows(most_wanted, 1).zero_(), features_NF
+        return self._passed
 
     def _decode(self, sequences: list[Sequence], k: int) -> Launched:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
