@@ -2,8 +2,9 @@
 
     python benchmarks/greedy_equality.py --device cpu --dtype bfloat16 float32 float64 --out results.json
 
-Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache) and on one
-without (chunked prefill, so few pages that sequences are preempted). Where an output differs from plain decoding's,
+Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache), on one that
+takes six prompts at a time, which start while others decode, and on one without room (chunked prefill, so few pages that
+sequences are preempted). Where an output differs from plain decoding's,
 the plain engine says how far below the best choice they are at the first difference: within what rounding
 does to a logit in that dtype it is a numerical tie, else an error. In float32 and float64 there must be no difference
 at all. The exit code is 1 when something is wrong; rows are written as they are measured.
@@ -166,7 +167,9 @@ def check_method(reference: Reference, args: argparse.Namespace, dtype: str, met
     pages = -(-longest // 16) + 3  # the longest alone has room; those that grow beside each other have not
     cramped = {"max_model_len": longest, "max_num_batched_tokens": 96, "num_gpu_blocks_override": pages}
     roomy = {"num_gpu_blocks_override": ROOM}
-    for settings, circumstances in ((roomy, ("batch of 16", "prefix cached")), (cramped, ("preempted, chunked",))):
+    few = roomy | {"max_num_seqs": 6, "max_num_batched_tokens": 600}
+    ways = ((roomy, ("batch of 16", "prefix cached")), (few, ("six at a time",)), (cramped, ("preempted, chunked",)))
+    for settings, circumstances in ways:
         began = time.monotonic()
         llm = LLM(str(args.bundle / "target"), speculative_config=spec, device=args.device, dtype=dtype, **settings)
         ready_s = time.monotonic() - began

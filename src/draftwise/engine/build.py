@@ -34,6 +34,8 @@ __all__ = ["Parts", "build"]
 _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
 """More of them in a layer with a mixture."""
+_KERNELS_AFTERWARDS = 30
+"""With which a step ends, in a graph of its own where prompts share the pass."""
 _GRAPHS_A_SIZE = 12
 """Greedy, sampled and truncated batches, each without log-probabilities, with few or many of them, and with requests
 whose logits the host has a part in."""
@@ -144,7 +146,7 @@ class _Site:
         plan = plan_capture(
             config.max_num_seqs,
             ks=ks,
-            kernels_per_graph=_GRAPHS_A_SIZE * step_kernels,
+            kernels_per_graph=_GRAPHS_A_SIZE * (step_kernels + _KERNELS_AFTERWARDS),
             activation_bytes_per_seq=step_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
             budget_bytes=budget,
