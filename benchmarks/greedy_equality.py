@@ -2,9 +2,9 @@
 
     python benchmarks/greedy_equality.py --device cpu --dtype bfloat16 float32 float64 --out results.json
 
-Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache), on one that
-takes six prompts at a time, which start while others decode, and on one without room (chunked prefill, so few pages that
-sequences are preempted). Where an output differs from plain decoding's,
+Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache), on one
+that takes six prompts at a time, which start while others decode, and on one without room (chunked prefill, so few
+pages that sequences are preempted). Where an output differs from plain decoding's,
 the plain engine says how far below the best choice they are at the first difference: within what rounding
 does to a logit in that dtype it is a numerical tie, else an error. In float32 and float64 there must be no difference
 at all. The exit code is 1 when something is wrong; rows are written as they are measured.

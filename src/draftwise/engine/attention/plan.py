@@ -88,8 +88,8 @@ class AttentionPlan:
         leaving out the others would not pay."""
         if not self._pays(len(rows_R)):
             return self
-        places = {"positions_N": self.positions_N[rows_R], "slots_N": self.slots_N[rows_R]}
-        return replace(self, biases={}, wanted=Wanted(rows_R, replace(self, biases={}, spans=spans, **places)))
+        plan = replace(self, biases={}, spans=spans, positions_N=self.positions_N[rows_R], slots_N=self.slots_N[rows_R])
+        return replace(self, biases={}, wanted=Wanted(rows_R, plan))
 
     def wanting_last(self) -> AttentionPlan:
         """Return the plan of a pass of which only the last row of each sequence is wanted, or itself; see `wanting`."""

@@ -70,5 +70,5 @@ class Drafter(DraftNetwork, Protocol):
             plan: for these rows.
 
         Returns:
-            hidden_NH for `logits`, and what the row for the next draft token gets; both of the rows that the plan wants.
+            hidden_NH for `logits`, and what the row for the next draft token gets; both of the rows that `plan` wants.
         """

@@ -103,8 +103,8 @@ class ChainProposer(PagedProposer):
     def _run(
         self, new: Confirmed, spans: Spans, tokens_N: Tensor, carry_NH: Tensor | None, *, wants_all: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the drafter over the rows of `spans`; return hidden_BH and what the next rows get: of the last row of each
-        sequence, or, where one `wants_all`, of all rows."""
+        """Run the drafter over the rows of `spans`; return hidden_BH and what the next rows get, of the last row of
+        each sequence, or, where one `wants_all`, of all rows."""
         plan = self._plan(new, spans)
         plan = plan if wants_all else plan.wanting_last()
         hidden_NH, carry_NH = self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self.kv, plan)

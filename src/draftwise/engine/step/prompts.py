@@ -26,7 +26,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 
-__all__ = ["PromptBatch", "PromptSize", "prompt_sizes"]
+__all__ = ["Decoding", "PromptBatch", "PromptSize", "prompt_sizes"]
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
@@ -106,6 +106,26 @@ def prompt_sizes(
     return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """Sequences that decode in a pass over prompts, perhaps with padding behind them in the tensors."""
+
+    slots: Sequence[int]
+    last_B: Tensor
+    """int64, the token of each to compute next."""
+    position_B: Tensor
+    """int64, of that token."""
+    draft: Draft
+    """What follows it; no longer than the size of the pass allows."""
+
+    def rows(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and positions of their W rows each, without padding."""
+        count = len(self.slots)
+        tokens_BW = torch.cat((self.last_B.unsqueeze(1), self.draft.tokens_BK), dim=1)[:count]
+        positions_BW = self.position_B[:count].unsqueeze(1) + torch.arange(width, device=self.position_B.device)
+        return F.pad(tokens_BW, (0, width - tokens_BW.shape[1])).flatten(), positions_BW.flatten()
+
+
 class PromptBatch:
     """The rows of a captured pass: always the same tensors, written for each pass.
 
@@ -135,30 +155,16 @@ class PromptBatch:
         """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
         there have some, too, which are others'."""
 
-    def set(
-        self,
-        chunks: Sequence[Chunk],
-        decode_slots: Sequence[int] = (),
-        last_B: Tensor | None = None,
-        position_B: Tensor | None = None,
-        draft: Draft | None = None,
-    ) -> None:
-        """Enter what a step computes.
-
-        Args:
-            chunks: its prompts.
-            decode_slots: of the sequences that decode.
-            last_B: int64, the token to compute next of each of these, perhaps with padding behind them, here as below.
-            position_B: int64, of that token.
-            draft: what follows it; no longer than the width allows.
-        """
-        size, count = self.size, len(decode_slots)
+    def set(self, chunks: Sequence[Chunk], decoding: Decoding | None = None) -> None:
+        """Enter the prompts of a step, and sequences that decode beside them."""
+        slots = decoding.slots if decoding else ()
+        size, count = self.size, len(slots)
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         by_row = np.zeros((3, num_rows), dtype=np.int64)
         by_seq = np.zeros((4, num_decodes + size.num_seqs), dtype=np.int64)
         wanted_rows = np.zeros(size.num_wanted, dtype=np.int64)
         by_seq[0] = self._padding_slot
-        by_seq[0, :count], by_seq[2, :count] = decode_slots, width
+        by_seq[0, :count], by_seq[2, :count] = slots, width
         wanted_rows[: num_decodes * width] = np.minimum(np.arange(num_decodes * width), num_rows - 1)
         row = count * width
         by_row[1, :row] = np.repeat(np.arange(count), width)
@@ -173,9 +179,8 @@ class PromptBatch:
             row += length
         numbers = np.concatenate((by_row, by_seq, wanted_rows), axis=None)
         self._numbers.copy_(upload(numbers, self._numbers.device))
-        if count:
-            assert last_B is not None and position_B is not None and draft is not None
-            by_seq[[1, 3], :count] = self._enter_decodes(count, last_B, position_B, draft)
+        if decoding:
+            by_seq[[1, 3], :count] = self._enter(decoding)
         parts = ((num_decodes, width), (size.num_seqs, self._longest)) if num_decodes else ()
         self.spans = Spans.laid_out(
             _pairs(by_seq[1], by_seq[2]),
@@ -194,18 +199,15 @@ class PromptBatch:
         )
         self.wanted = self._wanted_rows_R, ends
 
-    def _enter_decodes(self, count: int, last_B: Tensor, position_B: Tensor, draft: Draft) -> list[int]:
-        """Enter the sequences that decode, of which the host does not know where they are; return where, if it may
-        look."""
-        width, position_B = self.size.width, position_B[:count]
-        tokens_BW = torch.cat((last_B.unsqueeze(1), draft.tokens_BK), dim=1)[:count]
-        tokens_BW = F.pad(tokens_BW, (0, width - tokens_BW.shape[1]))
-        self.tokens_N[: count * width].view(count, width).copy_(tokens_BW)
-        positions_BW = position_B.unsqueeze(1) + torch.arange(width, device=position_B.device)
-        self._positions_N[: count * width].view(count, width).copy_(positions_BW)
-        self._starts_B[:count].copy_(position_B)
-        self._wanted_starts_B[:count].copy_(position_B)
-        return position_B.tolist() if position_B.device.type == "cpu" else [0] * count
+    def _enter(self, decoding: Decoding) -> list[int]:
+        """Enter tokens and positions that only the device knows; return the latter if the host may look."""
+        tokens_N, positions_N = decoding.rows(self.size.width)
+        self.tokens_N[: len(tokens_N)].copy_(tokens_N)
+        self._positions_N[: len(positions_N)].copy_(positions_N)
+        starts_B = decoding.position_B[: len(decoding.slots)]
+        for room_B in (self._starts_B, self._wanted_starts_B):
+            room_B[: len(starts_B)].copy_(starts_B)
+        return starts_B.tolist() if starts_B.device.type == "cpu" else [0] * len(starts_B)
 
 
 def _pairs(starts: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[tuple[int, int], ...]:

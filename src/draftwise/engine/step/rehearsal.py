@@ -149,9 +149,9 @@ class Rehearsal:
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
                 fits = (s for s in mixed if s.width == k + 1 and before < number <= s.num_decodes)
-                if (size := next((s for s in fits if number * s.width < s.num_rows), None)) is not None:
+                for smallest in [s for s in fits if number * s.width < s.num_rows][:1]:
                     for params in _PLAIN:
-                        self._beside(number, size, params, times)
+                        self._beside(number, smallest, params, times)
         if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
             for width in {size.width for size in mixed}:
                 most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)

@@ -42,7 +42,7 @@ from draftwise.engine.step.host_part import (
     rank_prompts,
 )
 from draftwise.engine.step.launched import Launched, pack
-from draftwise.engine.step.prompts import PromptBatch, PromptSize
+from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
@@ -193,7 +193,8 @@ class Runner:
         view, draft = self._captured("draft", replace(shape, num_ranked=None), lambda: self._draft(slots_B, shape))
         is_captured = size.num_rows <= self.prompt_sizes[-1].num_rows
         batch = self._batch_of(size) if is_captured else self._make_batch(size, max(each.length for each in chunks))
-        batch.set(chunks, [sequence.row for sequence in sequences], view.last_B, view.position_B, draft)
+        slots = [sequence.row for sequence in sequences]
+        batch.set(chunks, Decoding(slots=slots, last_B=view.last_B, position_B=view.position_B, draft=draft))
         if is_captured:
             hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
         else:
