@@ -104,3 +104,14 @@ def test_passes_over_prompts_are_captured_only_where_a_kernel_attends(dtype, pad
     """Torch, which attends in float64, would repeat the lengths of the prompts at the capture."""
     llm = LLM(str(tiny_target), lag=1, dtype=dtype, device="cpu", max_model_len=96)
     assert bool(llm.engine.runner.prompt_sizes) == pads
+
+
+def test_drafts_with_distributions_share_no_pass(tiny_target, tiny_draft):
+    """They would be results of graphs, of every size."""
+    spec = {"method": "draft_model", "model": str(tiny_draft), "num_speculative_tokens": 2}
+    for draws, shares in ((False, True), (True, False)):
+        llm = open_llm(tiny_target, spec | ({"draft_sample_method": "probabilistic"} if draws else {}))
+        sizes = llm.engine.runner.prompt_sizes
+        assert sizes
+        assert any(size.num_decodes for size in sizes) == shares
+        assert bool(llm.engine.runner.max_num_rows) == shares

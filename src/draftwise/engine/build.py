@@ -124,6 +124,12 @@ class _Site:
         """Draft tokens of a sequence at most."""
         return self.spec.k if self.spec else 0
 
+    @property
+    def shares_passes(self) -> bool:
+        """Whether prompts and decoding sequences share passes of the target: a draft is then a graph's result, and the
+        distributions that it was drawn from would take too much memory there."""
+        return not (self.spec and self.spec.probabilistic)
+
     def plan_capture(self) -> CapturePlan:
         """Return for which numbers of sequences steps are captured as CUDA graphs, or padded as if they were."""
         config, shape, spec = self.config, self.model.shape, self.spec
@@ -158,7 +164,7 @@ class _Site:
             prompt_sizes(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
-                widths=[k + 1 for k in ks],
+                widths=[k + 1 for k in ks] if self.shares_passes else (),
             ),
             kernels_per_graph=num_kernels,
             bytes_per_row=(row_values + kept_values) * self.model.dtype.itemsize,
@@ -204,7 +210,7 @@ class _Site:
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
             prompt_sizes=capture.prompts,
-            max_num_rows=self._max_num_rows,
+            max_num_rows=self._max_num_rows if self.shares_passes else 0,
             threads=make_threads(model.device),
         )
 
