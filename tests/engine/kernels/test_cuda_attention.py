@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from draftwise.core import ModelShape
+from draftwise.engine.attention import attend_by_kernel, reference
+from draftwise.engine.attention.plan import plan_attention
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize
+from draftwise.engine.step.scheduler import Chunk
 
 NAN = float("nan")
 H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
@@ -303,3 +311,41 @@ def test_large_blocks_need_the_shared_memory_of_a_hopper_gpu():
     assert tiling_of(1, 1, gpu=smaller).keys == 64
     assert tiling_of(8, 1, gpu=smaller).splits < tiling_of(8, 1).splits
     assert tiling_of(1, 1, gpu=smaller, head_dim=64).keys == 128
+
+
+@pytest.mark.parametrize("counts_in_graph", [True, False])
+@pytest.mark.parametrize(("num_decodes", "width"), [(3, 4), (4, 1), (1, 2)])
+def test_prompts_beside_decoding_sequences(counts_in_graph, num_decodes, width, device):
+    """All rows of a pass, and those that its last layer computes: as torch does, sequence by sequence."""
+    torch.manual_seed(0)
+    sizes = {"num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    shape = ModelShape(hidden_size=64, intermediate_size=8, vocab_size=8, max_position_embeddings=256, **sizes)
+    kv = PagedKV(shape, num_pages=64, block_size=4, dtype=torch.float32, device=device)
+    kv.layers[0].normal_()
+    pages_SP = torch.randperm(60).view(6, 10).to(device, torch.int32)
+    lengths = [9, 20]
+    rows = sum(lengths) + num_decodes * width
+    size = PromptSize(rows + 3, 2, 4, width) if counts_in_graph else PromptSize(rows, 2, 4, width)
+    batch = PromptBatch(size, padding_slot=5, device=device, longest=None if counts_in_graph else max(lengths))
+    sequences = [SimpleNamespace(tokens=[1] * 40, row=4 - i) for i in range(2)]
+    chunks = [
+        Chunk(sequence, 5 * i, length) for i, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
+    ]
+    position_B = torch.tensor([7, 2, 11, 30], device=device)
+    draft = Draft.empty(4, width - 1, device=device)
+    slots = list(range(num_decodes)) if num_decodes < 4 else [0, 1, 2, 0]
+    batch.set(chunks, Decoding(slots=slots, last_B=torch.ones_like(position_B), position_B=position_B, draft=draft))
+    host = [(start, width) for start in position_B[:num_decodes].tolist()] + [(0, 0)] * (4 - num_decodes)
+    more = 3 if counts_in_graph else 0
+    spans = replace(batch.spans, host=(*host, (0, 9), (5, 20 + more)))
+    plan = plan_attention(batch.spans, pages_SP[batch.slots_B], block_size=4)
+    q_NAD = torch.randn(size.num_rows, 4, 32, device=device)
+    expected_NE = reference.attend(q_NAD, kv, 0, replace(plan, spans=replace(spans, parts=())))
+    torch.testing.assert_close(attend_by_kernel(q_NAD, kv, 0, plan), expected_NE, rtol=1e-5, atol=1e-5)
+
+    rows_R, ends = batch.wanted
+    wanted = replace(plan, spans=ends, positions_N=plan.positions_N[rows_R], slots_N=plan.slots_N[rows_R])
+    found_RE = attend_by_kernel(q_NAD[rows_R], kv, 0, wanted)
+    for row in (*range(num_decodes * width), 4 * width, 4 * width + 1):
+        torch.testing.assert_close(found_RE[row], expected_NE[rows_R[row]], rtol=1e-5, atol=1e-5)
+    assert found_RE.isfinite().all()

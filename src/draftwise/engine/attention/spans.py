@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,18 @@ from torch import Tensor
 
 from draftwise.engine.memory.transfer import upload
 
-__all__ = ["Spans"]
+__all__ = ["Part", "Spans"]
+
+
+class Part(NamedTuple):
+    """Some sequences of a pass that a kernel does best to take by themselves."""
+
+    first_seq: int
+    num_seqs: int
+    width: int
+    """Rows of each at most."""
+    first_row: int | None = None
+    """Where their rows lie, which are `width` of each, one after the other; None: anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +47,8 @@ class Spans:
     """W."""
     host: tuple[tuple[int, int], ...] | None
     """(start, length) of each run; None when only the device knows: the rows are uniform."""
-    parts: tuple[tuple[int, int], ...] = ()
-    """(sequences, rows of each at most), in order, where some have much shorter runs than others; empty: up to W."""
+    parts: tuple[Part, ...] = ()
+    """Where some have much shorter runs than others: together all sequences that have rows."""
 
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int], device: torch.device | str) -> Spans:
@@ -54,7 +66,7 @@ class Spans:
         *,
         positions_N: Tensor,
         owners_N: Tensor,
-        parts: tuple[tuple[int, int], ...] = (),
+        parts: tuple[Part, ...] = (),
     ) -> Spans:
         """Return ragged rows about which everything is on the device already, so that nothing is uploaded for them:
         a pass over them can be captured as a CUDA graph, for any runs of as many rows."""

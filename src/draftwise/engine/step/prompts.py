@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.spans import Part, Spans
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
@@ -127,20 +127,20 @@ class Decoding:
 
 
 class PromptBatch:
-    """The rows of a captured pass: always the same tensors, written for each pass.
+    """The rows of a pass: always the same tensors, written for each.
 
     Args:
         size: of the pass.
         padding_slot: of the table.
         device: where.
-        longest: rows of a prompt at most; None: all.
+        longest: rows of a prompt at most, of a pass that no graph does again; None: one does.
     """
 
     def __init__(
         self, size: PromptSize, *, padding_slot: int, device: torch.device, longest: int | None = None
     ) -> None:
         self.size, self._padding_slot = size, padding_slot
-        self._longest = longest or size.num_rows
+        self._longest = longest
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         num_seqs = num_decodes + size.num_seqs
         lengths = (3 * num_rows, 4 * num_seqs, size.num_wanted)
@@ -181,23 +181,33 @@ class PromptBatch:
         self._numbers.copy_(upload(numbers, self._numbers.device))
         if decoding:
             by_seq[[1, 3], :count] = self._enter(decoding)
-        parts = ((num_decodes, width), (size.num_seqs, self._longest)) if num_decodes else ()
         self.spans = Spans.laid_out(
             _pairs(by_seq[1], by_seq[2]),
             self._starts_B,
             self._lengths_B,
             positions_N=self._positions_N,
             owners_N=self._owners_N,
-            parts=parts,
+            parts=self._parts(count),
         )
         ends = Spans(
             starts_B=self._wanted_starts_B,
             lengths_B=self._wanted_lengths_B,
             width=max(width, 1),
             host=_pairs(by_seq[3], np.repeat((width, 1), (num_decodes, size.num_seqs))),
-            parts=((num_decodes, width), (size.num_seqs, 1)) if num_decodes else (),
+            parts=(Part(0, num_decodes, width, 0), Part(num_decodes, size.num_seqs, 1, num_decodes * width))
+            if num_decodes
+            else (),
         )
         self.wanted = self._wanted_rows_R, ends
+
+    def _parts(self, count: int) -> tuple[Part, ...]:
+        """Return which sequences are taken by themselves, if so many decode: in a graph there may be any number."""
+        size = self.size
+        if not size.num_decodes:
+            return ()
+        if self._longest is None:
+            return Part(0, size.num_decodes, size.width), Part(size.num_decodes, size.num_seqs, size.num_rows)
+        return Part(0, count, size.width, 0), Part(size.num_decodes, size.num_seqs, self._longest)
 
     def _enter(self, decoding: Decoding) -> list[int]:
         """Enter tokens and positions that only the device knows; return the latter if the host may look."""

@@ -50,6 +50,9 @@ from draftwise.engine.step.threads import StepThreads
 
 __all__ = ["Runner"]
 
+_ALIGNED = 4
+"""Sequences whose rows of a page table end at a multiple of 16 bytes, for which kernels are compiled."""
+
 T = TypeVar("T")
 
 
@@ -162,7 +165,7 @@ class Runner:
         )
         num_rows += sum(chunk.length for chunk in chunks)
         if size is None and decodes and self.prompt_sizes[-1].num_rows < num_rows <= self.max_num_rows:
-            return PromptSize(num_rows, len(chunks), number, width)
+            return PromptSize(num_rows, len(chunks), -(-number // _ALIGNED) * _ALIGNED, width)
         return size
 
     def _prefill(self, chunks: list[Chunk]) -> Launched:
@@ -269,8 +272,8 @@ class Runner:
         )
         for room, rows in zip(self._rooms(), (hidden_RH, features_NF), strict=True):
             if room is not None and rows is not None:
-                some = rows[:num_rows]
-                room[: len(some)].copy_(some)
+                num_kept = min(num_rows, len(room), len(rows))
+                room[:num_kept].copy_(rows[:num_kept])
         return hidden_RH, features_NF
 
     def _rooms(self) -> tuple[Tensor, Tensor | None]:
