@@ -48,8 +48,8 @@ class Thresholds:
     client_late: float = 0.20
     """P99 of its delay over the shortest time that is measured with it (between chunks, to the first token)."""
     noise: float = 0.5
-    """Spread (largest minus smallest over median) of the baseline server's seconds for the same prompt, typical over
-    prompts, from which the machine is taken to be busy with something else."""
+    """Spread over the turns (largest minus smallest over median) of the baseline server's seconds for the same prompt,
+    typical over prompts, from which the machine is taken to be busy with something else."""
     foreign_tokens: float = 0.02
     """Share of a server's generated tokens that the run did not ask for."""
     busy_turns: float = 0.05

@@ -87,6 +87,26 @@ def test_a_full_batch_is_no_queue(tmp_path: Path) -> None:
     assert "server-queues" not in codes(run)
 
 
+def test_copies_of_a_prompt_that_wait_longer_than_others_are_no_busy_machine(tmp_path: Path) -> None:
+    """Of the copies of a turn every other one takes three times as long, in every repetition."""
+    run = run_of(tmp_path / "run", conditions=(closed(16),), workloads=(make_workload(num_prompts=8),), repeats=3)
+    copies: dict[tuple[int, str], int] = {}
+
+    def wait(answer: Answer) -> Answer:
+        copies[answer.turn, answer.prompt_id] = number = copies.get((answer.turn, answer.prompt_id), -1) + 1
+        timing = answer.timing
+        return replace(answer, timing=replace(timing, finished=timing.sent + (1 + 2 * (number % 2)) * timing.e2e_s))
+
+    waited = bend_answers(run, wait)
+    assert max(copies.values()) > 3
+    assert "noisy-machine" not in codes(waited)
+    slow = bend_answers(
+        waited,
+        lambda each: replace(each, timing=replace(each.timing, finished=each.timing.finished + (each.repeat == 2))),
+    )
+    assert "noisy-machine" in codes(slow)
+
+
 def test_arrivals_faster_than_answers(tmp_path: Path) -> None:
     """Plain answers 2 requests in 0.32 s or so (6 a second) and gets 9 a second; speculation answers twice as many."""
     run = run_of(

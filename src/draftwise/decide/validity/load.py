@@ -170,14 +170,17 @@ def _compare_first_repetition(run: Run, arm: str) -> list[float]:
 def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> Iterator[Finding]:
     """Yield a baseline whose times for one and the same request vary between repetitions; closed loops only.
 
-    In an open loop other requests arrive beside it each time.
+    In an open loop other requests arrive beside it each time. Under a load a prompt is answered many times in a turn,
+    beside others each time: what counts is the typical time in each turn.
     """
     closed = {each.label for each in run.conditions if each.concurrency is not None}
-    seconds: dict[tuple[str, str, str], list[float]] = {}
+    seconds: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for answer in of_baseline:
         if answer.condition in closed and (pace := _find_pace_s(answer)) is not None:
-            seconds.setdefault((answer.workload, answer.condition, answer.prompt_id), []).append(pace)
-    spread = median([(max(each) - min(each)) / median(each) for each in seconds.values()] or [0.0])
+            turns = seconds.setdefault((answer.workload, answer.condition, answer.prompt_id), {})
+            turns.setdefault(answer.turn, []).append(pace)
+    typical = [[median(each) for each in turns.values()] for turns in seconds.values()]
+    spread = median([(max(each) - min(each)) / median(each) for each in typical] or [0.0])
     if spread > thresholds.noise:
         text = f"the baseline server's time for one and the same prompt varies by {spread:.0%}: the machine is busy."
         yield Finding.warning("noisy-machine", text, fix="Stop what else runs there and measure again.")
