@@ -124,7 +124,7 @@ def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, be
 
 @pytest.mark.parametrize("end_s", [8.0, 20.0])
 def test_what_was_left_out_comes_back_when_turns_are_faster_than_the_warm_up(tmp_path: Path, end_s: float) -> None:
-    spells = ((0.0, end_s, 4.0),)
+    spells = ((0.0, end_s, 5.0),)
     plan = plan_of(12, candidates=2, adaptive=False, conditions=at(1, 4))
     scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
     timed = Timed(tmp_path / "run", plan, *scripts, replace(CANDIDATE, dies_after=0))

@@ -9,9 +9,10 @@ from tests.support.measuring import make_plan, make_workload
 from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
 from draftwise.measure.adaptive import describe_lead
 from draftwise.measure.forecast import Forecast, TextPace, expect_seconds, fill_plan, fit_plan, name_missing
+from draftwise.measure.load.requests import fill_streams
 from draftwise.measure.pilot import Pilot, make_forecast, spare_prompts
 from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
-from draftwise.measure.warm_up import WarmUp
+from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
 from draftwise.runs.schedule import Turn, plan_turns
 
 SECOND = 0.025
@@ -174,7 +175,10 @@ def test_a_forecast_follows_the_machine() -> None:
 
 
 def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
-    """The warm-up, where every draft stands, makes 4 tokens a step; this text makes 2: half as fast."""
+    """The warm-up, where every draft stands, makes 4 tokens a step; this text makes 2: half as fast.
+
+    Under a load a prompt takes what it took of the warm-up's rounds there: 1 ms for each of 32 tokens.
+    """
     counters = Counters(
         generation_tokens=400, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=300)
     )
@@ -193,9 +197,47 @@ def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
     assert forecast.shares == {"code": 0.5}
     assert forecast.texts == {
         ("candidate 1", "code", "c=1"): TextPace(first_s=0.1, per_token_s=0.024),
-        ("candidate 1", "code", "c=4"): TextPace(first_s=0.1, per_token_s=0.006),
+        ("candidate 1", "code", "c=4"): TextPace(first_s=pytest.approx(0.032), per_token_s=0.006),
     }
     assert forecast.overhead_s == 0.5
+
+
+@pytest.mark.parametrize(("times", "first_s"), [(0.1, 0.032), (2, 0.064), (40, 0.1)])
+def test_longer_prompts_take_longer_under_a_load_but_no_longer_than_alone(times: float, first_s: float) -> None:
+    prompts = tuple(Prompt(id=f"p{i}", text="x" * int(times * WARM_UP_LENGTH), max_tokens=40) for i in range(10))
+    plan = plan_of(conditions=closed(1, 4), workloads=(replace(make_workload(num_prompts=1), prompts=prompts),))
+    warm = WarmUp(
+        pace={("plain", "c=1"): 0.02, ("plain", "c=4"): 0.004},
+        decoding={("plain", "c=1"): 0.01, ("plain", "c=4"): 0.003},
+        counters={"plain": Counters(generation_tokens=400)},
+        unsteady={},
+    )
+    pilot = Pilot(tokens=200, allowed=400, firsts_s=[0.1], decoding_s=4.8, counters=Counters(generation_tokens=200))
+    forecast = make_forecast(plan, warm, {}, {("plain", "code"): pilot}, 0.0)
+    assert forecast.texts["plain", "code", "c=4"].first_s == pytest.approx(first_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("load", "like"), [(2, 1), (12, 8), (40, 32), (200, 32)])
+def test_a_load_that_was_added_is_expected_to_be_like_the_next_smaller_one(load: int, like: int) -> None:
+    """Its streams write at that one's pace, and where that one is slower than it was expected to be, it is as well."""
+    plan = plan_of(conditions=closed(1, 8, 32))
+    pace = {(each.name, f"c={streams}"): SECOND / streams for each in plan.arms for streams in (1, 8, 32)}
+    forecast = Forecast(pace=pace, shares={}, conditions=plan.conditions)
+
+    def first(streams: int) -> Turn:
+        return next(plan_turns(plan, closed(streams), 1))
+
+    def count_s(streams: int) -> float:
+        return fill_streams(first(streams), streams, lambda prompt: prompt.max_tokens)[1] * streams * SECOND / like
+
+    assert forecast.expect(first(load)) == pytest.approx(count_s(load))
+    for each in plan.conditions:
+        forecast.learn(
+            first(each.concurrency), (1 + (each.concurrency == like)) * forecast.expect_first(first(each.concurrency))
+        )
+    assert forecast.expect(first(load)) == pytest.approx(2 * count_s(load))
+    forecast.learn(first(load), 3 * count_s(load))
+    assert forecast.expect(first(load)) == pytest.approx(3 * count_s(load))
 
 
 def test_answers_whose_length_is_known_are_expected_to_take_as_long() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 
-from draftwise.core import ClosedLoop, Load, Omission, Prompt, Replay, RunPlan
+from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
 from draftwise.measure.load.requests import fill_streams
 from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
@@ -61,6 +61,7 @@ class Forecast:
         turn_s: of the plan.
         overhead_s: of every turn, beside its requests.
         switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
+        conditions: that the paces are known under: a load that is added later is taken to be like the next smaller one.
     """
 
     pace: Pace
@@ -70,6 +71,7 @@ class Forecast:
     turn_s: float = 20.0
     overhead_s: float = 0.0
     switch_s: float = 0.0
+    conditions: Sequence[Condition] = ()
     _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
     """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
     _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
@@ -86,7 +88,8 @@ class Forecast:
 
     def expect(self, turn: Turn) -> float:
         """Return the seconds that a turn takes."""
-        taken, expected = self._seen.get(_place(turn), self._all)
+        seen = self._seen.get(_place(turn)) or self._seen.get(_place(self._stand_in(turn)))
+        taken, expected = seen or self._all
         return self.expect_first(turn) * (taken / expected if expected else 1.0)
 
     def learn(self, turn: Turn, seconds: float) -> None:
@@ -123,12 +126,34 @@ class Forecast:
         return self.shares.get(workload, 1.0) * prompt.max_tokens if known is None else min(known, prompt.max_tokens)
 
     def _find_pace(self, turn: Turn) -> TextPace:
-        if (known := self.texts.get(_place(turn))) is not None:
+        alike = self._stand_in(turn)
+        if (known := self.texts.get(_place(alike))) is not None:
             return known
-        if (per_token_s := self.pace.get((turn.arm, turn.condition.label))) is None:
-            # A load that was added later: no faster than under any that is known.
+        if (per_token_s := self.pace.get((turn.arm, alike.condition.label))) is None:
+            # No load is like it: no faster than under any that is known.
             per_token_s = max(seconds for (arm, _), seconds in self.pace.items() if arm == turn.arm)
         return TextPace(per_token_s=per_token_s)
+
+    def _stand_in(self, turn: Turn) -> Turn:
+        """Return the turn under the planned load that is most like its own: the next smaller one, or the smallest."""
+        here = turn.condition
+        if (turn.arm, here.label) in self.pace or here.place is None:
+            return turn
+        axis, load = here.place
+        planned = [
+            (place[1], each)
+            for each in self.conditions
+            if (place := each.place) is not None and (place[0], each.temperature) == (axis, here.temperature)
+        ]
+        smaller = [pair for pair in planned if pair[0] <= load]
+        if not planned:
+            return turn
+        _, alike = max(smaller, key=_at) if smaller else min(planned, key=_at)
+        return replace(turn, condition=alike)
+
+
+def _at(planned: tuple[float, Condition]) -> float:
+    return planned[0]
 
 
 def _place(turn: Turn) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from draftwise.core import Answer, Condition, Counters, Prompt, RunPlan, Workloa
 from draftwise.measure.forecast import Forecast, TextPace
 from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
-from draftwise.measure.warm_up import WarmUp
+from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
 from draftwise.runs.schedule import Turn
 
 __all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_forecast", "spare_prompts"]
@@ -182,13 +182,18 @@ def make_forecast(
 ) -> Forecast:
     """Return how long turns take, going by what was seen before the first of them."""
     texts = {}
+    times_longer = {each.name: _compare_length(each) for each in plan.workloads}
     for (arm, workload), pilot in pilots.items():
         # Of all servers together: what held up one of them once says nothing of its pace.
         first_s = median(chain.from_iterable(each.firsts_s for (_, name), each in pilots.items() if name == workload))
         for condition in plan.conditions:
             if pilot.tokens:
-                per_token_s = _find_pace(condition, warm.decoding[arm, condition.label], warm.counters[arm], pilot)
-                texts[arm, workload, condition.label] = TextPace(first_s=first_s, per_token_s=per_token_s)
+                place = arm, condition.label
+                per_token_s = _find_pace(condition, warm.decoding[place], warm.counters[arm], pilot)
+                # Alone, a first token waits for a step and its way through the server; under a load others share these.
+                alone = condition.concurrency == 1
+                prompt_s = first_s if alone else min(first_s, warm.prompt_s(*place) * times_longer[workload])
+                texts[arm, workload, condition.label] = TextPace(first_s=prompt_s, per_token_s=per_token_s)
     return Forecast(
         pace=warm.pace,
         lengths=lengths,
@@ -196,7 +201,13 @@ def make_forecast(
         texts=texts,
         turn_s=plan.turn_s,
         overhead_s=overhead_s,
+        conditions=plan.conditions,
     )
+
+
+def _compare_length(workload: Workload) -> float:
+    """Return how many times as long as a warm-up prompt those of a workload are; 1 where they are shorter."""
+    return max(1.0, median(map(_measure_length, workload.prompts)) / WARM_UP_LENGTH)
 
 
 def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pilot) -> float:

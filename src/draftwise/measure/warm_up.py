@@ -15,7 +15,7 @@ from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
 from draftwise.runs.schedule import Turn
 
-__all__ = ["WarmUp", "make_greeting", "presume_warm_prefixes", "settle", "warm_up"]
+__all__ = ["WARM_UP_LENGTH", "WarmUp", "make_greeting", "presume_warm_prefixes", "settle", "warm_up"]
 
 _WARMUP_TOKENS = 32
 _OPEN_STREAMS = 4
@@ -30,6 +30,8 @@ _NOISY_ROUNDS = 3
 _STILL_FALLS = 0.9
 _REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
 _TIMES = 4
+WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
+"""Characters of a warm-up prompt."""
 _LOOK_S = 0.5
 """For which servers that are asked nothing are watched."""
 _IDLE = 0.10
@@ -47,6 +49,10 @@ class WarmUp:
     """Growth of every server's counters, by arm."""
     unsteady: Mapping[str, str]
     """The first load under which the pace of a server had not become steady, by arm."""
+
+    def prompt_s(self, arm: str, label: str) -> float:
+        """Return what a warm-up prompt took of a server's time under a load until its first token."""
+        return _WARMUP_TOKENS * max(0.0, self.pace[arm, label] - self.decoding[arm, label])
 
     def join(self, other: WarmUp) -> WarmUp:
         """Return what the warm-ups of these servers and of others showed."""
