@@ -37,7 +37,8 @@ def _cell(each: Comparison) -> dict[str, Any]:
     row = {"candidate": each.candidate, "condition": each.condition.label, "verdict": str(each.verdict)}
     row |= {"passes": len(each.repetitions), "acceptance_length": length}
     row |= {"speedup": each.speedup.value, "speedup_low": each.speedup.low, "speedup_high": each.speedup.high}
-    row |= {"throughput": ratio.value, "ttft": each.ttft and each.ttft.value}
+    row |= {"throughput": ratio.value, "throughput_low": ratio.low, "throughput_high": ratio.high}
+    row |= {"ttft": each.ttft and each.ttft.value}
     return {name: _rounded(value) for name, value in row.items()}
 
 
