@@ -35,8 +35,9 @@ _SEQS = (1, 8)
 _MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _MOST_DECODE_ROWS = 128
 """Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
-_FEW_DECODES = 16
-"""Sequences up to which attention divides the keys of each, so that their number is to be known about."""
+_LONGEST_CONTEXT = 4096
+"""Of decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
+the keys of few long ones among many multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,9 +87,10 @@ class PromptSize:
         return None
 
 
-def may_share(num_decodes: int, width: int) -> bool:
-    """Return whether so many sequences of so many rows are better computed with prompts than by themselves."""
-    return num_decodes * width <= _MOST_DECODE_ROWS
+def may_share(num_decodes: int, width: int, longest: int) -> bool:
+    """Return whether so many sequences of so many rows, the longest of so many tokens, are better computed with prompts
+    than by themselves."""
+    return num_decodes * width <= _MOST_DECODE_ROWS and longest <= _LONGEST_CONTEXT
 
 
 def prompt_sizes(
@@ -103,11 +105,12 @@ def prompt_sizes(
     """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
     alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
-    mixed = []
-    for width in set(widths) if max_num_seqs > 1 else ():
-        most = min(max_num_seqs, _MOST_DECODE_ROWS // width)
-        numbers = {min(_FEW_DECODES, most), most} - {0}
-        mixed += [PromptSize(rows, _SEQS[-1], number, width) for rows in _MIXED_ROWS for number in numbers]
+    mixed = [
+        PromptSize(rows, _SEQS[-1], min(max_num_seqs, _MOST_DECODE_ROWS // width), width)
+        for rows in _MIXED_ROWS
+        for width in set(widths)
+        if max_num_seqs > 1 and width <= _MOST_DECODE_ROWS
+    ]
     return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 
 

@@ -157,7 +157,8 @@ class Runner:
             return None
         width = k + 1 if decodes else 0
         number = bucket_of(len(decodes), self.capture_sizes) if decodes else 0
-        if number is None or not self.prompt_sizes or not may_share(number, width):
+        longest = max((len(sequence.tokens) for sequence in decodes), default=0)
+        if number is None or not self.prompt_sizes or not may_share(number, width, longest):
             return None
         num_rows = len(decodes) * width
         size = PromptSize.of(
