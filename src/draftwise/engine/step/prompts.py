@@ -4,8 +4,9 @@ A pass over few tokens takes the GPU less long than the host takes to launch it,
 too many are computed as if the last prompt went on: what they write lies behind its end, where the tokens to come
 overwrite it, and nobody reads what comes out.
 
-Sequences that decode in the same step go first, if the size has room for them: one pass reads the weights once. Each
-has W rows, whatever its draft's length: those behind it are computed in vain, as in a step without prompts.
+Sequences that decode in the same step go first, as long as they have few rows: a pass of their own would take as long
+as it takes to read all weights. Each has W rows, whatever its draft's length: those behind it are computed in vain, as
+in a step without prompts.
 
 Shape letters: N rows of the pass, B sequences, padding included in both, D of them decoding, W rows of each of these.
 """
@@ -26,14 +27,17 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 
-__all__ = ["Decoding", "PromptBatch", "PromptSize", "prompt_sizes"]
+__all__ = ["Decoding", "PromptBatch", "PromptSize", "may_share", "prompt_sizes"]
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
 _SEQS = (1, 8)
-_MIXED_ROWS = (64, 128, 256, 384, 512, 768, 1024)
-_FEW_DECODES = 16
-"""Sequences up to which attention divides the keys of each, so that their number is to be known about."""
+_MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+_MOST_DECODE_ROWS = 128
+"""Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
+_LONGEST_CONTEXT = 4096
+"""Of decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
+the keys of few long ones among many multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,6 +87,12 @@ class PromptSize:
         return None
 
 
+def may_share(num_decodes: int, width: int, longest: int) -> bool:
+    """Return whether so many sequences of so many rows, the longest of so many tokens, are better computed with prompts
+    than by themselves."""
+    return num_decodes * width <= _MOST_DECODE_ROWS and longest <= _LONGEST_CONTEXT
+
+
 def prompt_sizes(
     *, max_num_seqs: int, max_num_batched_tokens: int, widths: Sequence[int] = ()
 ) -> tuple[PromptSize, ...]:
@@ -95,13 +105,11 @@ def prompt_sizes(
     """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
     alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
-    numbers = sorted({min(_FEW_DECODES, max_num_seqs), max_num_seqs}) if max_num_seqs > 1 else []
     mixed = [
-        PromptSize(rows, _SEQS[-1], number, width)
+        PromptSize(rows, _SEQS[-1], min(max_num_seqs, _MOST_DECODE_ROWS // width), width)
         for rows in _MIXED_ROWS
-        for width in sorted(set(widths))
-        for number in numbers
-        if width < rows
+        for width in set(widths)
+        if max_num_seqs > 1 and width <= _MOST_DECODE_ROWS
     ]
     return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 

@@ -42,7 +42,7 @@ from draftwise.engine.step.host_part import (
     rank_prompts,
 )
 from draftwise.engine.step.launched import Launched, pack
-from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize
+from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize, may_share
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
@@ -157,7 +157,8 @@ class Runner:
             return None
         width = k + 1 if decodes else 0
         number = bucket_of(len(decodes), self.capture_sizes) if decodes else 0
-        if number is None or not self.prompt_sizes:
+        longest = max((len(sequence.tokens) for sequence in decodes), default=0)
+        if number is None or not self.prompt_sizes or not may_share(number, width, longest):
             return None
         num_rows = len(decodes) * width
         size = PromptSize.of(
@@ -281,10 +282,9 @@ class Runner:
         which is not captured."""
         if self._passed is None:
             num_aux_layers = len(self.confirmations.aux_layers)
-            # Steps that are padded further than a pass find rows here that it has not written, but finite ones.
-            decodes = self.capture_sizes[-1] * self.table.width
-            most_wanted = max(decodes, *(size.num_wanted for size in self.prompt_sizes))
-            most_rows = max(decodes, *(size.num_rows for size in self.prompt_sizes))
+            most_wanted = max(size.num_wanted for size in self.prompt_sizes)
+            most_rows = max(most_wanted, *(size.num_rows for size in self.prompt_sizes))
+            # A step that is padded further than a pass finds rows here that it has not written, but finite ones.
             features_NF = self._make_rows(most_rows, num_aux_layers).zero_() if num_aux_layers else None
             self._passed = self._make_rows(most_wanted, 1).zero_(), features_NF
         return self._passed
