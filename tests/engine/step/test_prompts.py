@@ -108,28 +108,30 @@ def test_prompts_beside_decoding_sequences(largest, method, tiny_target, tiny_dr
 
 
 def replay(llm):
-    """Let an engine's work be done again as a graph does it: as the first time, with results in the same tensors."""
-    work = {}
+    """Let an engine's work be done again as graphs do it: as the first time, in the same tensors, of which each graph
+    overwrites those that others have returned. Rows of passes over prompts are in no graph's memory."""
+    work, results = {}, {}
 
     def run(key, given):
-        again, result = work.setdefault(key, (given, None))
-        new = again()
-        if result is None or key[0] in ("step", "end"):  # a device would have copied what goes to the host by now
-            work[key] = again, new
-            return new
-        put(new, result)
+        for other in results:
+            spoil(results[other])
+        results.clear()
+        result = work.setdefault(key, given)()
+        if key[0] not in ("prompts", "step", "end"):  # a device would have copied what goes to the host by now
+            results[key] = result
         return result
 
     llm.engine.runner.graphs.run = run
     return work
 
 
-def put(new, into):
-    if isinstance(into, torch.Tensor):
-        into.copy_(new)
-    elif isinstance(into, tuple):
-        for each in zip(new, into, strict=True):
-            put(*each)
-    elif is_dataclass(into):
-        for field in fields(into):
-            put(getattr(new, field.name), getattr(into, field.name))
+def spoil(result):
+    if isinstance(result, torch.Tensor):
+        result.fill_(-(2**20))
+    elif isinstance(result, tuple):
+        for each in result:
+            spoil(each)
+    elif is_dataclass(result):
+        for field in fields(result):
+            if field.name not in ("slots_B", "draft"):  # the slots, and drafts of the host, are in no graph's memory
+                spoil(getattr(result, field.name))

@@ -24,8 +24,8 @@ class Graphs:
 
     Work must be the same for the same key: the same tensors as input, no look at their values, static shapes. The first
     time it runs as it is (which compiles its kernels and lets libraries set themselves up), the second time it is
-    captured. All graphs share one memory pool, so what a replay leaves is valid until the next one, except for the
-    result that the work returned while it was captured: that belongs to its key, and its memory to no other graph.
+    captured. All graphs share one memory pool, so what a replay leaves is valid until the next one, the result of the
+    work as well: no graph that is captured later uses its memory, but one that was captured before may.
 
     Args:
         enabled: whether to capture at all.

@@ -126,6 +126,7 @@ class Runner:
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
+        self._drafted: dict[tuple[int, int], _Drafted] = {}
         self._batches: dict[PromptSize, PromptBatch] = {}
         self._passed: tuple[Tensor, Tensor | None] | None = None
         """What a captured pass over prompts returns: one place for all sizes."""
@@ -194,11 +195,11 @@ class Runner:
         weights once, and more rows make better use of a GPU. What comes before and after is captured by itself, and the
         pass too if it has few rows."""
         shape, slots_B = self._prepare(sequences, k)
-        view, draft = self._captured("draft", replace(shape, num_ranked=None), lambda: self._draft(slots_B, shape))
+        drafted = self._drafted_in(shape, slots_B)
+        self._captured("draft", replace(shape, num_ranked=None), partial(self._draft, shape, drafted))
         is_captured = size.num_rows <= self.prompt_sizes[-1].num_rows
         batch = self._batch_of(size) if is_captured else self._make_batch(size, max(each.length for each in chunks))
-        slots = [sequence.row for sequence in sequences]
-        batch.set(chunks, Decoding(slots=slots, last_B=view.last_B, position_B=view.position_B, draft=draft))
+        batch.set(chunks, drafted.of([sequence.row for sequence in sequences]))
         if is_captured:
             hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
         else:
@@ -206,27 +207,31 @@ class Runner:
         last_CH = hidden_RH[size.num_decodes * size.width :][: len(chunks)]
         features_NF = None if features_NF is None else features_NF[len(sequences) * size.width :]
         prompts = self._end_prompts(chunks, last_CH, features_NF)
-        read = partial(self._read_passed, view, draft, shape)
+        read = partial(self._read_passed, shape, drafted)
         return prompts, self._conclude(sequences, shape, read, parts=("end", "logits"))
 
-    def _draft(self, slots_B: Tensor, shape: _StepShape) -> tuple[View, Draft]:
-        """Return what a pass over prompts and decoding sequences takes from the table: it belongs to the graph, so
-        no more than is read after it."""
-        view = self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
-        return view.without_pages(), self.confirmations.draft(view, shape.k)
+    def _drafted_in(self, shape: _StepShape, slots_B: Tensor) -> _Drafted:
+        """Return where steps of a size draft for a shared pass."""
+        assert shape.size is not None
+        if (shape.size, shape.k) not in self._drafted:
+            self._drafted[shape.size, shape.k] = _Drafted(slots_B, shape.k)
+        return self._drafted[shape.size, shape.k]
 
-    def _read_passed(self, view: View, draft: Draft, shape: _StepShape) -> _Computed:
+    def _draft(self, shape: _StepShape, drafted: _Drafted) -> None:
+        """Draft for each sequence, and note where it is."""
+        view = self._look_up(drafted.slots_B, shape)
+        drafted.set(view, self.confirmations.draft(view, shape.k))
+
+    def _read_passed(self, shape: _StepShape, drafted: _Drafted) -> _Computed:
         """Return what a pass over prompts and decoding sequences says about the latter, whose rows are its first."""
         hidden_RH, features_NF = self._rooms()
-        num_seqs, width = len(view.slots_B), shape.k + 1
-        logits_BSV = self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width))
-        features_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
-        num_rows = draft.tokens_BK.shape[1] + 1
+        num_seqs, width = len(drafted.slots_B), shape.k + 1
+        rows_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
         return _Computed(
-            view=view,
-            draft=draft,
-            logits_BSV=logits_BSV[:, :num_rows],
-            features_BSF=None if features_BSF is None else features_BSF[:, :num_rows],
+            view=self._look_up(drafted.slots_B, shape),
+            draft=drafted.draft,
+            logits_BSV=self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width)),
+            features_BSF=rows_BSF,
         )
 
     def _end_prompts(
@@ -347,7 +352,7 @@ class Runner:
 
     def _compute(self, slots_B: Tensor, shape: _StepShape) -> _Computed:
         """Draft, and run the target over each sequence's last token and its draft."""
-        view = self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
+        view = self._look_up(slots_B, shape)
         draft = self.confirmations.draft(view, shape.k)
         width = draft.tokens_BK.shape[1] + 1
         spans = Spans.on(view.position_B, draft.lengths_B + 1, width, uniform=self._uniform)
@@ -360,6 +365,9 @@ class Runner:
             logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
         )
+
+    def _look_up(self, slots_B: Tensor, shape: _StepShape) -> View:
+        return self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
 
     def _constrain(self, logits_BSV: Tensor, sequences: list[Sequence], draft: Draft) -> Draft:
         return self.grammars.constrain(logits_BSV, [sequence.grammar for sequence in sequences], draft)
@@ -484,3 +492,30 @@ class _Slots:
             self.slots_B.copy_(upload(slots, self.slots_B.device))
             self._slots = slots
         return self.slots_B
+
+
+class _Drafted:
+    """What a step drafts before its shared pass and needs again after it: in tensors of no graph, since the graph of
+    the pass may use the memory of any other graph for its own.
+
+    Args:
+        slots_B: of a captured step.
+        k: draft tokens of a sequence at most.
+    """
+
+    def __init__(self, slots_B: Tensor, k: int) -> None:
+        self.slots_B = slots_B
+        numbers = torch.zeros(k + 3, len(slots_B), dtype=torch.long, device=slots_B.device)
+        self.last_B, self.position_B, lengths_B = numbers[:3].unbind()
+        self.draft = Draft(lengths_B=lengths_B, tokens_BK=numbers[3:].t())
+
+    def of(self, slots: list[int]) -> Decoding:
+        """Return it for the pass; the slots are without padding."""
+        return Decoding(slots=slots, last_B=self.last_B, position_B=self.position_B, draft=self.draft)
+
+    def set(self, view: View, draft: Draft) -> None:
+        """Keep a draft, and the token and the position that it follows."""
+        self.last_B.copy_(view.last_B)
+        self.position_B.copy_(view.position_B)
+        self.draft.lengths_B.copy_(draft.lengths_B)
+        self.draft.tokens_BK[:, : draft.tokens_BK.shape[1]].copy_(draft.tokens_BK)

@@ -7,7 +7,7 @@ F features of a token.
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -87,10 +87,6 @@ class View:
     """Position of the first of them."""
     features_BWF: Tensor | None
     """Of each of these tokens, the auxiliary hidden states before it."""
-
-    def without_pages(self) -> View:
-        """Return it without what is large and only needed to draft and to attend."""
-        return replace(self, page_table_BP=self.page_table_BP.new_empty(0), features_BWF=None)
 
 
 class SequenceTable:
