@@ -91,6 +91,7 @@ def test_deterministic_readings_cross_at_a_point() -> None:
         ([point(9, 1.5), point(81, 0.9)], {}, 27),
         ([point(15, 1.1), point(16, 0.9)], {}, None),
         ([point(14, 1.05), point(16, 0.95)], {}, None),
+        ([point(34, 1.4, 0.05), point(64, 1.01, 0.05), point(128, 0.84, 0.05)], {}, None),  # 66 would be 64 again
     ],
 )
 def test_where_to_measure_next(points: list[LoadPoint], settings: dict, expected: float | None) -> None:

@@ -104,9 +104,9 @@ def next_load(
 ) -> float | None:
     """Return the load whose measurement tells most about the crossing; None when it is known well enough.
 
-    Well enough: the ends of its interval are within a factor of each other, no other whole number lies between, or
-    one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is missing
-    are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones it
+    Well enough: the ends of its interval are within a factor of each other, all that lies between is next to a measured
+    load, or one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is
+    missing are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones it
     doubles or halves the load, up to `most` or down to `least`.
     """
     crossing = find_crossing(points)
@@ -135,11 +135,12 @@ def _around(loads: Sequence[float], load: float) -> tuple[float, float]:
 
 
 def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -> float | None:
-    """Return the load if nothing as good as it has been measured yet."""
+    """Return the load, or the nearest whole number, if nothing as good as it has been measured yet."""
+    near = [wanted]
     if integer:
         near = sorted({math.floor(wanted), math.ceil(wanted)}, key=lambda whole: abs(math.log(whole / wanted)))
-        return next((float(whole) for whole in near if whole not in loads), None)
-    return wanted if all(abs(math.log(wanted / load)) > math.log(within) / 4 for load in loads) else None
+    far = math.log(within) / 4
+    return next((float(each) for each in near if all(abs(math.log(each / load)) > far for load in loads)), None)
 
 
 def _narrows(known: Mapping[float, LoadPoint], load: float, crossing: Crossing) -> bool:
