@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_comparisons import adopted, around, compared, decision_on, rejected
 from tests.support.made_runs import gains, make_run
 
-from draftwise.core import Arm, Band, Crossover, Schedule, Scope, SpecConfig, Verdict
+from draftwise.core import Arm, Band, Crossover, Reason, ReasonCode, Schedule, Scope, SpecConfig, Verdict
 from draftwise.core.comparison import ALL
 from draftwise.report.actions import describe_way_back, list_actions
 from draftwise.report.sentences import describe_decision, list_clauses
@@ -76,6 +76,19 @@ def test_a_crossover_that_is_known_to_the_request_has_no_interval(low: float, hi
         crossovers=[crossover],
     )
     assert told in describe_decision(decision)
+
+
+def test_a_gain_that_has_a_price_at_the_next_load_says_which() -> None:
+    place = {"workload": "code", "candidate": "ngram k=3", "temperature": 0.0, "axis": "concurrency"}
+    crossover = Crossover(**place, value=67.0, low=63.0, high=88.0, adopt_below=1)
+    late = Reason(code=ReasonCode.LATE_FIRST_TOKEN, values={"ratio": 1.59})
+    price = Reason(code=ReasonCode.GAIN_WITH_DAMAGE, values={"promise": False}, detail=late)
+    mixed = replace(adopted(16, 1.19), verdict=Verdict.MIXED, reason=price)
+    stretches = bands((0, 15, "ngram k=3"), (15, 23, "plain"), (23, 66, "ngram k=3"), (66, float("inf"), "plain"))
+    decision = decision_on([adopted(1), mixed, adopted(34), rejected(128)], stretches, crossovers=[crossover])
+    told = describe_decision(decision)
+    assert "up to 15 (at 16 faster on the whole, but the first token comes 1.59x as late), then plain up to 23" in told
+    assert "up to 66 (the gain ends at about 67, 63-88), then plain" in told
 
 
 def test_a_candidate_that_pays_under_load_only_leaves_the_light_ones_plain() -> None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.core.comparison import ALL
@@ -203,8 +203,17 @@ class _Stretches:
         is_sharp = interval == f"{end}-{end}"
         if band.up_to == (math.floor(crossing.value) if band.axis == "concurrency" else crossing.value):
             return text if is_sharp else f"{text} ({interval})"
+        hurdle = self._find_hurdle(band)
+        if hurdle is not None and hurdle[0] < crossing.value:
+            return f"{text} (at {format_load(hurdle[0], band.axis)} {describe_reason(hurdle[1].reason)})"
         # The verdicts end before the estimate does: at some load between no difference was shown.
         return f"{text} (the gain ends at about {end}{'' if is_sharp else f', {interval}'})"
+
+    def _find_hurdle(self, band: Band) -> tuple[float, Comparison] | None:
+        """Return the next load and its comparison if the setting gains there, but at a price or with a doubt."""
+        beyond = self._find_points(replace(band, above=band.up_to, up_to=math.inf))
+        nearest = min(beyond, key=lambda point: point[0], default=None)
+        return nearest if nearest and nearest[1].verdict in (Verdict.MIXED, Verdict.BLOCKED) else None
 
     def _find_crossing(self, candidate: str) -> Crossover | None:
         every = self.recommendation.crossovers
