@@ -24,11 +24,13 @@ from draftwise.core import (
     SpecConfig,
     Verdict,
 )
-from draftwise.decide.bands import find_bands, find_single_settings, propose_schedules
+from draftwise.core.comparison import ALL
+from draftwise.decide.bands import find_bands, find_rises, find_single_settings, propose_schedules
 from draftwise.plan.schedule.ranges import KEY
 from draftwise.report.conditions import describe_single_settings
 from draftwise.report.units import format_load
 from draftwise.setups.read import read_setups
+from draftwise.statistics import Estimate, LoadPoint, Spread
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
@@ -62,6 +64,20 @@ def test_a_crossover_that_contradicts_the_verdicts_is_held_between_them(value: f
 
 def test_without_a_crossover_a_band_ends_where_the_candidate_was_last_shown_to_pay() -> None:
     assert told([adopted(4), rejected(64)])[0][1] == 4
+
+
+@pytest.mark.parametrize(("error", "num_found"), [(0.03, 1), (0.12, 0)])
+def test_a_gain_that_returns_under_more_load_is_told(error: float, num_found: int) -> None:
+    def point(load: float, ratio: float) -> LoadPoint:
+        spread = Spread(variance=error**2, degrees=100, lasting=0.0, num_prompts=100, num_blocks=100)
+        return LoadPoint(load=load, estimate=Estimate(log=math.log(ratio), spread=spread))
+
+    line = [point(1, 1.3), point(64, 1.0), point(128, 0.8), point(256, 1.2)]
+    sweeps = {(name, "ngram k=3", 0.0, "concurrency"): line for name in ("code", ALL)}
+    findings = list(find_rises(sweeps))
+    assert [each.code for each in findings] == ["gain-returns"] * num_found
+    assert all("slower on code at 128 (" in str(each) and "again at 256 (" in str(each) for each in findings)
+    assert not list(find_rises(dict.fromkeys(sweeps, line[:3])))
 
 
 def test_different_candidates_win_in_different_bands() -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import combinations, groupby, takewhile
 
 from draftwise.core import (
     Arm,
     Band,
     Comparison,
     Crossover,
+    Finding,
     InvalidSetup,
     Run,
     RunContext,
@@ -23,6 +24,7 @@ from draftwise.core import (
     SpecConfig,
     Verdict,
 )
+from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.decide.comparison.comparisons import Estimates
 from draftwise.facts.vllm import history
@@ -35,6 +37,7 @@ __all__ = [
     "divide_loads",
     "find_bands",
     "find_crossovers",
+    "find_rises",
     "find_single_settings",
     "gather_load_points",
     "propose_schedules",
@@ -111,6 +114,24 @@ def find_crossovers(
                 )
             )
     return tuple(found)
+
+
+def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Finding]:
+    """Yield each sweep in which a candidate is slower under a load and faster under a heavier one, beyond chance: a
+    crossover takes the ratio to fall."""
+    for (workload, candidate, _, axis), line in points.items():
+        known = [(point.load, point.estimate.interval()) for point in line]
+        rises = (pair for pair in combinations(known, 2) if pair[0][1].high < 1 < pair[1][1].low)
+        if workload != ALL and (rise := next(rises, None)) is not None:
+            (light, slower), (heavy, faster) = rise
+            yield Finding.warning(
+                "gain-returns",
+                f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at {heavy:g} "
+                f"({faster.span}, {axis}): there is no one load up to which it pays.",
+                where=candidate,
+                fix="Go by the verdict at each load, and measure loads between them. Batches beyond the largest CUDA "
+                "graph are a usual cause, on either server: `draftwise check` tells their sizes.",
+            )
 
 
 def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | None:

@@ -106,8 +106,8 @@ def next_load(
 
     Well enough: the ends of its interval are within a factor of each other, all that lies between is next to a measured
     load, or one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is
-    missing are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones it
-    doubles or halves the load, up to `most` or down to `least`.
+    missing are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones
+    it doubles or halves the load, up to `most` or down to `least`.
     """
     crossing = find_crossing(points)
     if crossing is None:
