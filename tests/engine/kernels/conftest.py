@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,8 +53,52 @@ def _mended_interpreter() -> Iterator[None]:
         return scope
 
     interpreter._patch_lang_tensor, interpreter._patch_lang = patch_index_too, patch_once
-    yield
+    with _memory_checked(interpreter):
+        yield
     interpreter._patch_lang_tensor, interpreter._patch_lang = patch_tensor, patch_language
+
+
+@contextmanager
+def _memory_checked(interpreter: Any) -> Iterator[None]:
+    """Fail where a kernel reads or writes beyond the tensors that it was given."""
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    take, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+    begins, ends = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+
+    def take_and_note(self: Any, args: Any, options: Any) -> Any:
+        nonlocal begins, ends
+        given = take(self, args, options)
+        found = sorted(set(_memory((*given[0], *given[1].values()))))
+        begins, ends = (np.array(each, np.uint64) for each in zip(*found, strict=True))
+        return given
+
+    def check(pointers: Any, mask: Any) -> None:
+        used = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)].astype(np.uint64)
+        place = np.searchsorted(begins, used, side="right")
+        inside = (place > 0) & (used < ends[np.maximum(place, 1) - 1])
+        assert inside.all(), "a kernel looks beyond its tensors"
+
+    def checked_load(self: Any, pointers: Any, mask: Any, *other: Any, **how: Any) -> Any:
+        check(pointers, mask)
+        return load(self, pointers, mask, *other, **how)
+
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *other: Any, **how: Any) -> Any:
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *other, **how)
+
+    executor._init_args_hst, builder.create_masked_load = take_and_note, checked_load
+    builder.create_masked_store = checked_store
+    yield
+    executor._init_args_hst, builder.create_masked_load, builder.create_masked_store = take, load, store
+
+
+def _memory(values: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the storage of each tensor, also of those that a descriptor names."""
+    for value in values:
+        tensor = getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 @pytest.fixture(autouse=True)
