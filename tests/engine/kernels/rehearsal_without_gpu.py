@@ -32,6 +32,7 @@ from draftwise.engine.proposers import ngram_gpu
 from draftwise.engine.sampling import tempering, verify
 from draftwise.engine.step import launched
 from draftwise.engine.step.rehearsal import Rehearsal
+from draftwise.engine.step.scheduler import Chunk
 
 STEPS = 6
 KINDS = (
@@ -77,6 +78,13 @@ def run_random_steps(rehearsal: Rehearsal, engine: Engine, rng: random.Random) -
         k = engine.spec.k_for(count) if engine.spec else 0
         for params in KINDS:
             rehearsal._run([], [rehearsal._sequence(slot, 1, params) for slot in range(count)], k)
+        count = min(count, config.max_num_seqs - 1)
+        room = config.max_num_batched_tokens - count * (k + 1)
+        lengths = [length for length in lengths[: config.max_num_seqs - count] if length <= room // config.max_num_seqs]
+        for params in KINDS if count else ():
+            made = [rehearsal._sequence(count + i, length, params) for i, length in enumerate(lengths or [1])]
+            chunks = [Chunk(sequence, 0, len(sequence.tokens)) for sequence in made]
+            rehearsal._run(chunks, [rehearsal._sequence(slot, 1, params) for slot in range(count)], k)
 
 
 def main() -> None:

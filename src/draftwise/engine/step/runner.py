@@ -504,10 +504,10 @@ class _Drafted:
     """
 
     def __init__(self, slots_B: Tensor, k: int) -> None:
+        size, device = len(slots_B), slots_B.device
         self.slots_B = slots_B
-        numbers = torch.zeros(k + 3, len(slots_B), dtype=torch.long, device=slots_B.device)
-        self.last_B, self.position_B, lengths_B = numbers[:3].unbind()
-        self.draft = Draft(lengths_B=lengths_B, tokens_BK=numbers[3:].t())
+        self.last_B, self.position_B = torch.zeros(2, size, dtype=torch.long, device=device).unbind()
+        self.draft = Draft.empty(size, k, device=device)
 
     def of(self, slots: list[int]) -> Decoding:
         """Return it for the pass; the slots are without padding."""
