@@ -60,6 +60,7 @@ class Sweeps:
     bands: tuple[Band, ...]
     single_settings: tuple[SingleSetting, ...]
     schedules: tuple[Schedule, ...]
+    findings: tuple[Finding, ...]
 
 
 def divide_loads(
@@ -70,14 +71,15 @@ def divide_loads(
     Args:
         margin: what a change of configuration must gain at least.
     """
-    baseline = run.plan.arms[0].name
-    crossovers = find_crossovers(gather_load_points(estimates), comparisons)
+    baseline, points = run.plan.arms[0].name, gather_load_points(estimates)
+    crossovers = find_crossovers(points, comparisons)
     bands = find_bands(comparisons, crossovers, baseline, margin=margin)
     return Sweeps(
         crossovers=crossovers,
         bands=bands,
         single_settings=find_single_settings(comparisons, bands, baseline),
         schedules=propose_schedules(run, bands),
+        findings=tuple(find_rises(points)),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from draftwise.core import Comparison, Decision, Finding, Run
 from draftwise.core.comparison import ALL
-from draftwise.decide.bands import divide_loads, find_rises, gather_load_points
+from draftwise.decide.bands import divide_loads
 from draftwise.decide.comparison.acceptance import Acceptance, Conversion, pool_acceptance, trace_conversion
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
@@ -118,7 +118,7 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         baseline=baseline,
         comparisons=comparisons,
         recommendations=advice.recommendations,
-        findings=(*evidence.findings, *find_rises(gather_load_points(evidence.estimates)), *reach.failures),
+        findings=(*evidence.findings, *sweeps.findings, *reach.failures),
         missing_context=reach.missing_context,
         scope=reach.scope,
         rollback=advice.rollback,

@@ -334,7 +334,9 @@ def test_prompts_beside_decoding_sequences(counts_in_graph, num_decodes, width, 
     position_B = torch.tensor([7, 2, 11, 30], device=device)
     draft = Draft.empty(4, width - 1, device=device)
     slots = list(range(num_decodes)) if num_decodes < 4 else [0, 1, 2, 0]
-    batch.set(chunks, Decoding(slots=slots, last_B=torch.ones_like(position_B), position_B=position_B, draft=draft))
+    decoding = Decoding(torch.arange(4, device=device), width - 1)
+    decoding.set(SimpleNamespace(last_B=torch.ones_like(position_B), position_B=position_B), draft)
+    batch.set(chunks, slots, decoding)
     host = [(start, width) for start in position_B[:num_decodes].tolist()] + [(0, 0)] * (4 - num_decodes)
     more = 3 if counts_in_graph else 0
     spans = replace(batch.spans, host=(*host, (0, 9), (5, 20 + more)))

@@ -8,7 +8,7 @@ import torch
 from tests.support.every_method import make_config
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.step.prompts import PromptSize, may_share, prompt_sizes
+from draftwise.engine.step.prompts import Beside, PromptSize, choose_size, prompt_sizes
 from draftwise.engine.step.scheduler import Chunk
 
 SIZES = (PromptSize(16, 1), PromptSize(16, 8), PromptSize(32, 1), PromptSize(32, 8))
@@ -47,12 +47,19 @@ def test_sizes_are_no_larger_than_a_step():
 def test_decoding_sequences_of_few_rows_have_sizes_of_their_own():
     sizes = prompt_sizes(max_num_seqs=64, max_num_batched_tokens=300, widths=[1, 4, 200])
     assert {(size.num_decodes, size.width) for size in sizes} == {(0, 0), (64, 1), (32, 4)}
-    assert PromptSize.of(chunks((0, 40)), sizes, reach=96, num_decodes=16, width=4, num_rows=60).num_rows == 128
-    assert PromptSize.of(chunks((0, 40)), sizes, reach=96, num_decodes=40, width=4, num_rows=160) is None
-    assert PromptSize.of(chunks((0, 40)), sizes, reach=96, num_decodes=40, width=2, num_rows=80) is None
-    assert may_share(32, 4, 4096)
-    assert not may_share(33, 4, 10)
-    assert not may_share(2, 4, 4097)
+
+    def choose(count: int, padded: int, width: int, longest: int = 10, *, length: int = 40) -> PromptSize | None:
+        beside = Beside(count=count, padded=padded, width=width, longest=longest)
+        return choose_size(chunks((0, length)), sizes, reach=400, beside=beside, max_num_rows=300)
+
+    assert choose(15, 16, 4) == PromptSize(128, 8, 32, 4)
+    assert choose(40, 40, 4) is None
+    assert choose(33, 40, 4) is None
+    assert choose(40, 40, 2) is None  # no step drafts one token
+    assert choose(32, 32, 4, 4096) == PromptSize(192, 8, 32, 4)
+    assert choose(2, 2, 4, 4097) is None
+    assert choose(5, 6, 4, length=270) == PromptSize(290, 1, 8, 4)  # more rows than graphs have
+    assert choose(5, 6, 4, length=281) is None
 
 
 def test_one_graph_serves_all_prompts_of_a_size(tiny_target):

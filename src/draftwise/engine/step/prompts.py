@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.engine.attention.spans import Part, Spans
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
+from draftwise.engine.step.table import View
 
-__all__ = ["Decoding", "PromptBatch", "PromptSize", "may_share", "prompt_sizes"]
+__all__ = ["Beside", "Decoding", "PromptBatch", "PromptSize", "choose_size", "prompt_sizes"]
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
@@ -38,6 +38,10 @@ _MOST_DECODE_ROWS = 128
 _LONGEST_CONTEXT = 4096
 """Of decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
 the keys of few long ones among many multiprocessors."""
+
+
+_ALIGNED = 4
+"""Sequences whose rows of a page table end at a multiple of 16 bytes, for which kernels are compiled."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,10 +91,51 @@ class PromptSize:
         return None
 
 
-def may_share(num_decodes: int, width: int, longest: int) -> bool:
-    """Return whether so many sequences of so many rows, the longest of so many tokens, are better computed with prompts
-    than by themselves."""
-    return num_decodes * width <= _MOST_DECODE_ROWS and longest <= _LONGEST_CONTEXT
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Sequences that may decode in a pass over prompts."""
+
+    count: int
+    padded: int
+    """With padding, as a step of their own has it."""
+    width: int
+    """W."""
+    longest: int
+    """Tokens of the longest."""
+
+
+def choose_size(
+    chunks: Sequence[Chunk],
+    sizes: Sequence[PromptSize],
+    *,
+    reach: int,
+    beside: Beside | None = None,
+    max_num_rows: int = 0,
+) -> PromptSize | None:
+    """Return what a pass over these prompts is padded to, and over sequences beside them.
+
+    Args:
+        chunks: of the step.
+        sizes: that are captured, ascending.
+        reach: positions that the pages of a sequence can have.
+        beside: sequences that decode in the same step.
+        max_num_rows: rows of a pass at most that they share with more prompts than a graph has; that one is not padded.
+
+    Returns:
+        None: prompts are computed as they are, without the sequences beside them.
+    """
+    if beside is None:
+        return PromptSize.of(chunks, sizes, reach=reach)
+    if beside.padded * beside.width > _MOST_DECODE_ROWS or beside.longest > _LONGEST_CONTEXT:
+        return None
+    num_rows = beside.count * beside.width
+    place = {"num_decodes": beside.padded, "width": beside.width, "num_rows": num_rows}
+    if sizes and (size := PromptSize.of(chunks, sizes, reach=reach, **place)) is not None:
+        return size
+    num_rows += sum(chunk.length for chunk in chunks)
+    if not sizes or not sizes[-1].num_rows < num_rows <= max_num_rows:
+        return None
+    return PromptSize(num_rows, len(chunks), -(-beside.padded // _ALIGNED) * _ALIGNED, beside.width)
 
 
 def prompt_sizes(
@@ -114,24 +159,41 @@ def prompt_sizes(
     return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Sequences that decode in a pass over prompts, perhaps with padding behind them in the tensors."""
+    """What is drafted before a pass over prompts, and needed again after it: in tensors of no graph, since the graph of
+    the pass may use the memory of any other graph for its own.
 
-    slots: Sequence[int]
-    last_B: Tensor
-    """int64, the token of each to compute next."""
-    position_B: Tensor
-    """int64, of that token."""
-    draft: Draft
-    """What follows it; no longer than the size of the pass allows."""
+    Args:
+        slots_B: of a captured step, padding included.
+        k: draft tokens of a sequence at most.
 
-    def rows(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and positions of their W rows each, without padding."""
-        count = len(self.slots)
-        tokens_BW = torch.cat((self.last_B.unsqueeze(1), self.draft.tokens_BK), dim=1)[:count]
-        positions_BW = self.position_B[:count].unsqueeze(1) + torch.arange(width, device=self.position_B.device)
-        return F.pad(tokens_BW, (0, width - tokens_BW.shape[1])).flatten(), positions_BW.flatten()
+    Attributes:
+        slots_B: as given.
+        draft: what may follow.
+    """
+
+    def __init__(self, slots_B: Tensor, k: int) -> None:
+        size, device = len(slots_B), slots_B.device
+        self.slots_B = slots_B
+        self.draft = Draft.empty(size, k, device=device)
+        self._last_B, self._position_B = torch.zeros(2, size, dtype=torch.long, device=device).unbind()
+
+    def set(self, view: View, draft: Draft) -> None:
+        """Keep a draft, and the token and the position that it follows."""
+        self._last_B.copy_(view.last_B)
+        self._position_B.copy_(view.position_B)
+        self.draft.lengths_B.copy_(draft.lengths_B)
+        self.draft.tokens_BK[:, : draft.tokens_BK.shape[1]].copy_(draft.tokens_BK)
+
+    def starts(self, count: int) -> Tensor:
+        """Return the position of the first row of so many sequences."""
+        return self._position_B[:count]
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and positions of the rows of so many sequences."""
+        tokens_BW = torch.cat((self._last_B.unsqueeze(1), self.draft.tokens_BK), dim=1)[:count]
+        offsets_W = torch.arange(tokens_BW.shape[1], device=tokens_BW.device)
+        return tokens_BW.flatten(), (self.starts(count).unsqueeze(1) + offsets_W).flatten()
 
 
 class PromptBatch:
@@ -163,9 +225,8 @@ class PromptBatch:
         """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
         there have some, too, which are others'."""
 
-    def set(self, chunks: Sequence[Chunk], decoding: Decoding | None = None) -> None:
-        """Enter the prompts of a step, and sequences that decode beside them."""
-        slots = decoding.slots if decoding else ()
+    def set(self, chunks: Sequence[Chunk], slots: Sequence[int] = (), decoding: Decoding | None = None) -> None:
+        """Enter the prompts of a step, and sequences that decode beside them, in these slots."""
         size, count = self.size, len(slots)
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         by_row = np.zeros((3, num_rows), dtype=np.int64)
@@ -188,7 +249,7 @@ class PromptBatch:
         numbers = np.concatenate((by_row, by_seq, wanted_rows), axis=None)
         self._numbers.copy_(upload(numbers, self._numbers.device))
         if decoding:
-            by_seq[[1, 3], :count] = self._enter(decoding)
+            by_seq[[1, 3], :count] = self._enter(decoding, count)
         self.spans = Spans.laid_out(
             _pairs(by_seq[1], by_seq[2]),
             self._starts_B,
@@ -217,15 +278,15 @@ class PromptBatch:
             return Part(0, size.num_decodes, size.width), Part(size.num_decodes, size.num_seqs, size.num_rows)
         return Part(0, count, size.width, 0), Part(size.num_decodes, size.num_seqs, self._longest)
 
-    def _enter(self, decoding: Decoding) -> list[int]:
+    def _enter(self, decoding: Decoding, count: int) -> list[int]:
         """Enter tokens and positions that only the device knows; return the latter if the host may look."""
-        tokens_N, positions_N = decoding.rows(self.size.width)
+        tokens_N, positions_N = decoding.rows(count)
         self.tokens_N[: len(tokens_N)].copy_(tokens_N)
         self._positions_N[: len(positions_N)].copy_(positions_N)
-        starts_B = decoding.position_B[: len(decoding.slots)]
+        starts_B = decoding.starts(count)
         for room_B in (self._starts_B, self._wanted_starts_B):
-            room_B[: len(starts_B)].copy_(starts_B)
-        return starts_B.tolist() if starts_B.device.type == "cpu" else [0] * len(starts_B)
+            room_B[:count].copy_(starts_B)
+        return starts_B.tolist() if starts_B.device.type == "cpu" else [0] * count
 
 
 def _pairs(starts: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[tuple[int, int], ...]:

@@ -42,16 +42,13 @@ from draftwise.engine.step.host_part import (
     rank_prompts,
 )
 from draftwise.engine.step.launched import Launched, pack
-from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize, may_share
+from draftwise.engine.step.prompts import Beside, Decoding, PromptBatch, PromptSize, choose_size
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
 from draftwise.engine.step.threads import StepThreads
 
 __all__ = ["Runner"]
-
-_ALIGNED = 4
-"""Sequences whose rows of a page table end at a multiple of 16 bytes, for which kernels are compiled."""
 
 T = TypeVar("T")
 
@@ -126,7 +123,7 @@ class Runner:
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
-        self._drafted: dict[tuple[int, int], _Drafted] = {}
+        self._decoding: dict[tuple[int, int], Decoding] = {}
         self._batches: dict[PromptSize, PromptBatch] = {}
         self._passed: tuple[Tensor, Tensor | None] | None = None
         """What a captured pass over prompts returns: one place for all sizes."""
@@ -152,23 +149,18 @@ class Runner:
         return (*prompts, self._decode(decodes, k)) if decodes else prompts
 
     def _size_of(self, chunks: list[Chunk], decodes: list[Sequence], k: int) -> PromptSize | None:
-        """Return to what size a pass over prompts, and over decoding sequences beside them, is padded; None: they are
-        computed as they are, and apart."""
+        """Return what `choose_size` does; None also for prompts of which all rows are read."""
         if _ranks_prompts(chunks):
             return None
-        width = k + 1 if decodes else 0
-        number = bucket_of(len(decodes), self.capture_sizes) if decodes else 0
-        longest = max((len(sequence.tokens) for sequence in decodes), default=0)
-        if number is None or not self.prompt_sizes or not may_share(number, width, longest):
-            return None
-        num_rows = len(decodes) * width
-        size = PromptSize.of(
-            chunks, self.prompt_sizes, reach=self.table.reach, num_decodes=number, width=width, num_rows=num_rows
-        )
-        num_rows += sum(chunk.length for chunk in chunks)
-        if size is None and decodes and self.prompt_sizes[-1].num_rows < num_rows <= self.max_num_rows:
-            return PromptSize(num_rows, len(chunks), -(-number // _ALIGNED) * _ALIGNED, width)
-        return size
+        beside = None
+        if decodes:
+            padded = bucket_of(len(decodes), self.capture_sizes)
+            if padded is None:
+                return None
+            longest = max(len(sequence.tokens) for sequence in decodes)
+            beside = Beside(count=len(decodes), padded=padded, width=k + 1, longest=longest)
+        reach = self.table.reach
+        return choose_size(chunks, self.prompt_sizes, reach=reach, beside=beside, max_num_rows=self.max_num_rows)
 
     def _prefill(self, chunks: list[Chunk]) -> Launched:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
@@ -195,11 +187,11 @@ class Runner:
         weights once, and more rows make better use of a GPU. What comes before and after is captured by itself, and the
         pass too if it has few rows."""
         shape, slots_B = self._prepare(sequences, k)
-        drafted = self._drafted_in(shape, slots_B)
-        self._captured("draft", replace(shape, num_ranked=None), partial(self._draft, shape, drafted))
+        decoding = self._decoding_in(shape, slots_B)
+        self._captured("draft", replace(shape, num_ranked=None), partial(self._draft, shape, decoding))
         is_captured = size.num_rows <= self.prompt_sizes[-1].num_rows
         batch = self._batch_of(size) if is_captured else self._make_batch(size, max(each.length for each in chunks))
-        batch.set(chunks, drafted.of([sequence.row for sequence in sequences]))
+        batch.set(chunks, [sequence.row for sequence in sequences], decoding)
         if is_captured:
             hidden_RH, features_NF = self.graphs.run(("prompts", size), partial(self._pass_over, batch))
         else:
@@ -207,29 +199,29 @@ class Runner:
         last_CH = hidden_RH[size.num_decodes * size.width :][: len(chunks)]
         features_NF = None if features_NF is None else features_NF[len(sequences) * size.width :]
         prompts = self._end_prompts(chunks, last_CH, features_NF)
-        read = partial(self._read_passed, shape, drafted)
+        read = partial(self._read_passed, shape, decoding)
         return prompts, self._conclude(sequences, shape, read, parts=("end", "logits"))
 
-    def _drafted_in(self, shape: _StepShape, slots_B: Tensor) -> _Drafted:
+    def _decoding_in(self, shape: _StepShape, slots_B: Tensor) -> Decoding:
         """Return where steps of a size draft for a shared pass."""
         assert shape.size is not None
-        if (shape.size, shape.k) not in self._drafted:
-            self._drafted[shape.size, shape.k] = _Drafted(slots_B, shape.k)
-        return self._drafted[shape.size, shape.k]
+        if (shape.size, shape.k) not in self._decoding:
+            self._decoding[shape.size, shape.k] = Decoding(slots_B, shape.k)
+        return self._decoding[shape.size, shape.k]
 
-    def _draft(self, shape: _StepShape, drafted: _Drafted) -> None:
+    def _draft(self, shape: _StepShape, decoding: Decoding) -> None:
         """Draft for each sequence, and note where it is."""
-        view = self._look_up(drafted.slots_B, shape)
-        drafted.set(view, self.confirmations.draft(view, shape.k))
+        view = self._look_up(decoding.slots_B, shape)
+        decoding.set(view, self.confirmations.draft(view, shape.k))
 
-    def _read_passed(self, shape: _StepShape, drafted: _Drafted) -> _Computed:
+    def _read_passed(self, shape: _StepShape, decoding: Decoding) -> _Computed:
         """Return what a pass over prompts and decoding sequences says about the latter, whose rows are its first."""
         hidden_RH, features_NF = self._rooms()
-        num_seqs, width = len(drafted.slots_B), shape.k + 1
+        num_seqs, width = len(decoding.slots_B), shape.k + 1
         rows_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
         return _Computed(
-            view=self._look_up(drafted.slots_B, shape),
-            draft=drafted.draft,
+            view=self._look_up(decoding.slots_B, shape),
+            draft=decoding.draft,
             logits_BSV=self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width)),
             features_BSF=rows_BSF,
         )
@@ -492,30 +484,3 @@ class _Slots:
             self.slots_B.copy_(upload(slots, self.slots_B.device))
             self._slots = slots
         return self.slots_B
-
-
-class _Drafted:
-    """What a step drafts before its shared pass and needs again after it: in tensors of no graph, since the graph of
-    the pass may use the memory of any other graph for its own.
-
-    Args:
-        slots_B: of a captured step.
-        k: draft tokens of a sequence at most.
-    """
-
-    def __init__(self, slots_B: Tensor, k: int) -> None:
-        size, device = len(slots_B), slots_B.device
-        self.slots_B = slots_B
-        self.last_B, self.position_B = torch.zeros(2, size, dtype=torch.long, device=device).unbind()
-        self.draft = Draft.empty(size, k, device=device)
-
-    def of(self, slots: list[int]) -> Decoding:
-        """Return it for the pass; the slots are without padding."""
-        return Decoding(slots=slots, last_B=self.last_B, position_B=self.position_B, draft=self.draft)
-
-    def set(self, view: View, draft: Draft) -> None:
-        """Keep a draft, and the token and the position that it follows."""
-        self.last_B.copy_(view.last_B)
-        self.position_B.copy_(view.position_B)
-        self.draft.lengths_B.copy_(draft.lengths_B)
-        self.draft.tokens_BK[:, : draft.tokens_BK.shape[1]].copy_(draft.tokens_BK)
