@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Comparison, Crossover, Decision
+from draftwise.core import Comparison, Crossover, Decision, Interval
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.report.sentences import describe_decision
 
@@ -104,5 +104,5 @@ def as_table(content: dict[str, Any]) -> str:
 def _shown(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "-"
-    speedup, low, high = (f"{float(cell[key]):.2f}" for key in ("speedup", "speedup_low", "speedup_high"))
-    return f"{speedup} ({low}-{high}) {cell['verdict']}"
+    value, low, high = (float(cell[key]) for key in ("speedup", "speedup_low", "speedup_high"))
+    return f"{value:.2f} ({Interval(value=value, low=low, high=high).span}) {cell['verdict']}"
