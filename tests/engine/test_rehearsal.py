@@ -69,7 +69,7 @@ def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tm
     for params in (*KINDS, KINDS):  # some start while others decode
         kinds = params if isinstance(params, tuple) else (params,)
         llm.generate([[1]] * 12, [replace(kinds[i % len(kinds)], max_tokens=2 + i % 5) for i in range(12)])
-    assert {key[0] for key in graphs.counts} == {"step", "prompts"} | (set() if spec else {"draft", "end"})
+    assert {key[0] for key in graphs.counts} == {"step", "prompts", "draft", "end"}
     assert set(graphs.counts) <= set(rehearsed)
     assert set(rehearsed.values()) == {4}
 
@@ -106,8 +106,9 @@ def test_passes_over_prompts_are_captured_only_where_a_kernel_attends(dtype, pad
     assert bool(llm.engine.runner.prompt_sizes) == pads
 
 
-@pytest.mark.parametrize("spec", [None, {"method": "ngram", "num_speculative_tokens": 2}])
-def test_plain_decoding_shares_passes_with_prompts(spec, tiny_target):
-    runner = open_llm(tiny_target, spec).engine.runner
-    assert any(size.num_decodes for size in runner.prompt_sizes) == (spec is None)
-    assert bool(runner.max_num_rows) == (spec is None)
+@pytest.mark.parametrize(("draft_sample_method", "shares"), [("greedy", True), ("probabilistic", False)])
+def test_drafts_with_distributions_share_no_pass_with_prompts(draft_sample_method, shares, tiny_target, tiny_draft):
+    spec = {"method": "draft_model", "model": str(tiny_draft), "num_speculative_tokens": 2}
+    runner = open_llm(tiny_target, spec | {"draft_sample_method": draft_sample_method}).engine.runner
+    assert any(size.num_decodes for size in runner.prompt_sizes) == shares
+    assert bool(runner.max_num_rows) == shares

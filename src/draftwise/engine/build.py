@@ -126,10 +126,9 @@ class _Site:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether prompts and decoding sequences share passes of the target: in plain decoding only. With speculation a
-        server's start ended in an error, which is mended and not yet seen to be gone (benchmarks/h200/NOTES.md). Drafts
-        with distributions must not: those would have to be kept for every size."""
-        return self.spec is None
+        """Whether prompts and decoding sequences share passes of the target. Drafts with distributions do not: those would
+        have to be kept for every size."""
+        return self.spec is None or not self.spec.probabilistic
 
     def plan_capture(self) -> CapturePlan:
         """Return for which numbers of sequences steps are captured as CUDA graphs, or padded as if they were."""
