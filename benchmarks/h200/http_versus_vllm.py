@@ -35,7 +35,7 @@ from report import number, table
 HERE = Path(__file__).parent
 OURS, VLLM = "draftwise", "vllm"
 RESULT = "http_versus_vllm.json"
-START_S = 150
+START_S = 240
 """How long to wait for a server."""
 GOALS = {"plain": 1.12, "eagle3-k3": 1.15}
 """Output tokens/s over vLLM's, at least."""

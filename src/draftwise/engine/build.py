@@ -126,8 +126,8 @@ class _Site:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether prompts and decoding sequences share passes of the target. Drafts with distributions do not: those would
-        have to be kept for every size."""
+        """Whether prompts and decoding sequences share passes of the target: not where drafts have distributions, which
+        would have to be kept for every size."""
         return self.spec is None or not self.spec.probabilistic
 
     def plan_capture(self) -> CapturePlan:
