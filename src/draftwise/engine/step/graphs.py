@@ -12,6 +12,9 @@ __all__ = ["Graphs"]
 
 T = TypeVar("T")
 
+_ROOM = 2 << 30
+"""Bytes of a GPU that must be free for a capture, which can only take what nobody keeps for later."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Captured(Generic[T]):
@@ -38,6 +41,7 @@ class Graphs:
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
@@ -53,9 +57,18 @@ class Graphs:
         return captured.result
 
     def _capture(self, work: Callable[[], T]) -> _Captured[T]:
+        """Capture work, without `torch.cuda.graph`, which gives back all memory that is free: what runs next would ask
+        for it again, and a start captures hundreds of graphs."""
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        if torch.cuda.mem_get_info()[0] < _ROOM:
+            torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         return _Captured(graph, result)

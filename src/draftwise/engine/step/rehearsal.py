@@ -112,7 +112,6 @@ class Rehearsal:
                     for params in (*_PLAIN[1:], *_ADJUSTED):
                         self._prefill([1] * size, params)
                     self._decode(size, self._k_for(size), _ADJUSTED, 1)
-            # Prompts come last: capturing a step gives back the memory that they leave for those to come.
             with torch.inference_mode():
                 for kv in self._kvs:
                     self._attend(kv)
@@ -140,29 +139,30 @@ class Rehearsal:
                 self._run([], sequences, k, captured=time > 0)
 
     def _mix(self, times: int) -> None:
-        """Run each pass that prompts and decoding sequences share, then what surrounds it for each number of these."""
+        """Run each pass that prompts and decoding sequences share, and what surrounds it for each number of these."""
         mixed = [size for size in self._runner.prompt_sizes if size.num_decodes]
         for size in mixed:
             number = min(size.num_decodes, (size.num_rows - 1) // size.width, self._most_seqs - 1)
-            self._beside(number, size, _GREEDY, times)
+            self._beside(number, size, times)
         for before, count in pairwise((0, *self.sizes)):
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
-                fits = (s for s in mixed if s.width == k + 1 and before < number <= s.num_decodes)
-                for smallest in [s for s in fits if number * s.width < s.num_rows][:1]:
+                if any(size.width == k + 1 and before < number <= size.num_decodes for size in mixed):
                     for params in _PLAIN:
-                        self._beside(number, smallest, params, times)
+                        decodes = [self._sequence(slot, 1, params) for slot in range(number)]
+                        for time in range(times):
+                            self._run([], decodes, k, launch=self._runner.surround, captured=time > 0)
         if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
             for width in {size.width for size in mixed}:
                 most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)
-                self._beside(1, most, _GREEDY, 1)
+                self._beside(1, most, 1)
 
-    def _beside(self, number: int, size: PromptSize, params: SamplingParams, times: int) -> None:
-        """Run a pass of a size with so many decoding sequences of a kind, as often as it takes to capture it."""
+    def _beside(self, number: int, size: PromptSize, times: int) -> None:
+        """Run a pass of a size with so many decoding sequences, as often as it takes to capture it."""
         lengths = self._share_out(size.num_rows - number * size.width)
         if len(lengths) > min(size.num_seqs, self._most_seqs - number):
             return
-        decodes = [self._sequence(slot, 1, params) for slot in range(number)]
+        decodes = [self._sequence(slot, 1, _GREEDY) for slot in range(number)]
         made = [self._sequence(number + slot, length, _GREEDY) for slot, length in enumerate(lengths)]
         chunks = [Chunk(sequence, 0, length) for sequence, length in zip(made, lengths, strict=True)]
         for time in range(times):
@@ -184,17 +184,25 @@ class Rehearsal:
         self._run([Chunk(part, _CHUNK, _CHUNK)], [], 0, keeps=True)
 
     def _run(
-        self, chunks: list[Chunk], decodes: list[Sequence], k: int, *, keeps: bool = False, captured: bool = False
+        self,
+        chunks: list[Chunk],
+        decodes: list[Sequence],
+        k: int,
+        *,
+        launch: Callable[[Schedule], object] | None = None,
+        keeps: bool = False,
+        captured: bool = False,
     ) -> None:
-        """Launch a step of sequences that are new to everybody, or, where `keeps`, are not; with some of its layers,
-        unless it is to be captured."""
+        """Launch a step, or another part of one, of sequences that are new to everybody, or, where `keeps`, are not;
+        with some of its layers, unless it is to be captured."""
         slots = [sequence.row for sequence in (*(chunk.sequence for chunk in chunks), *decodes)]
         released = [] if keeps else slots
         model, graphs = self._runner.model, self._runner.graphs
         weights, model.weights = model.weights, model.weights if captured else self._some_layers
         graphs.paused = not captured
         try:
-            self._runner.run(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+            launch = launch or self._runner.run
+            launch(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
         finally:
             model.weights, graphs.paused = weights, False
 

@@ -135,18 +135,30 @@ class Runner:
         with self.threads.computing(prompt_rows=sum(chunk.length for chunk in schedule.chunks)):
             return self._launch(schedule)
 
+    @torch.inference_mode()
+    def surround(self, schedule: Schedule) -> None:
+        """Launch what comes before and after a pass that decoding sequences share with prompts, and not the pass."""
+        with self.threads.computing(prompt_rows=0):
+            self._enter(schedule)
+            shape, decoding = self._draft_beside(schedule.decodes, schedule.k)
+            self._end_beside(schedule.decodes, shape, decoding)
+
     def _launch(self, schedule: Schedule) -> tuple[Launched, ...]:
+        self._enter(schedule)
+        chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
+        if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
+            return self._prefill_beside(chunks, decodes, k, size)
+        prompts = (self._prefill(chunks),) if chunks else ()
+        return (*prompts, self._decode(decodes, k)) if decodes else prompts
+
+    def _enter(self, schedule: Schedule) -> None:
+        """Enter what the scheduler decided into the table."""
         self.confirmations.notify()
         if schedule.released_slots:
             self.table.release(schedule.released_slots)
             self.confirmations.release(schedule.released_slots)
         if schedule.page_changes:
             self.table.give_pages(schedule.page_changes)
-        chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
-        if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
-            return self._prefill_beside(chunks, decodes, k, size)
-        prompts = (self._prefill(chunks),) if chunks else ()
-        return (*prompts, self._decode(decodes, k)) if decodes else prompts
 
     def _size_of(self, chunks: list[Chunk], decodes: list[Sequence], k: int) -> PromptSize | None:
         """Return what `choose_size` does; None also for prompts of which all rows are read."""
@@ -186,9 +198,7 @@ class Runner:
         """Compute prompts, and draft and verify for decoding sequences, in one pass of the target: it reads the
         weights once, and more rows make better use of a GPU. What comes before and after is captured by itself, and the
         pass too if it has few rows."""
-        shape, slots_B = self._prepare(sequences, k)
-        decoding = self._decoding_in(shape, slots_B)
-        self._captured("draft", replace(shape, num_ranked=None), partial(self._draft, shape, decoding))
+        shape, decoding = self._draft_beside(sequences, k)
         is_captured = size.num_rows <= self.prompt_sizes[-1].num_rows
         batch = self._batch_of(size) if is_captured else self._make_batch(size, max(each.length for each in chunks))
         batch.set(chunks, [sequence.row for sequence in sequences], decoding)
@@ -199,15 +209,24 @@ class Runner:
         last_CH = hidden_RH[size.num_decodes * size.width :][: len(chunks)]
         features_NF = None if features_NF is None else features_NF[len(sequences) * size.width :]
         prompts = self._end_prompts(chunks, last_CH, features_NF)
-        read = partial(self._read_passed, shape, decoding)
-        return prompts, self._conclude(sequences, shape, read, parts=("end", "logits"))
+        return prompts, self._end_beside(sequences, shape, decoding)
 
-    def _decoding_in(self, shape: _StepShape, slots_B: Tensor) -> Decoding:
-        """Return where steps of a size draft for a shared pass."""
+    def _draft_beside(self, sequences: list[Sequence], k: int) -> tuple[_StepShape, Decoding]:
+        """Draft for a shared pass; return which kernels end the step, and where the drafts of its size are kept."""
+        shape, slots_B = self._prepare(sequences, k)
         assert shape.size is not None
-        if (shape.size, shape.k) not in self._decoding:
-            self._decoding[shape.size, shape.k] = Decoding(slots_B, shape.k)
-        return self._decoding[shape.size, shape.k]
+        if (shape.size, k) not in self._decoding:
+            self._decoding[shape.size, k] = Decoding(slots_B, k)
+        decoding = self._decoding[shape.size, k]
+        # Drafts are not drawn here, so that they do not depend on how tokens are sampled.
+        drafted = _StepShape(shape.size, k, all_greedy=True, truncates=False, num_ranked=None)
+        self._captured("draft", drafted, partial(self._draft, drafted, decoding))
+        return shape, decoding
+
+    def _end_beside(self, sequences: list[Sequence], shape: _StepShape, decoding: Decoding) -> Launched:
+        """Verify what a shared pass says about its decoding sequences."""
+        read = partial(self._read_passed, shape, decoding)
+        return self._conclude(sequences, shape, read, parts=("end", "logits"))
 
     def _draft(self, shape: _StepShape, decoding: Decoding) -> None:
         """Draft for each sequence, and note where it is."""
