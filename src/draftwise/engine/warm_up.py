@@ -29,8 +29,9 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
     # A method that writes what it sees to disk must not see what is made up.
     if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:
         return True
-    from draftwise.engine.kernels.cuda.ahead import note_late_compilations  # Triton is there where CUDA is
+    from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare  # Triton is there where CUDA is
 
+    prepare()
     rehearsal = engine.rehearsal()
     if compilers is not None:
         with startup.phase("compile kernels"):

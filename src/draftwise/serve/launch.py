@@ -75,12 +75,22 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
             from draftwise.engine.warm_up import warm_up
         except ModuleNotFoundError as error:
             raise make_missing_error(error) from None
+        if may_have_gpu(config.device):
+            threading.Thread(target=_prepare_kernels, daemon=True).start()
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
         is_warm = warm_up(engine, compilers, startup)
     if kernels is not None and is_warm:
         kernels.add(setup)
     return engine
+
+
+def _prepare_kernels() -> None:
+    """Begin what the first launch of a kernel would wait for; what cannot be done now, that one reports."""
+    with suppress(Exception):
+        from draftwise.engine.kernels.cuda.ahead import prepare
+
+        prepare()
 
 
 def _open_kernels(config: EngineConfig) -> KernelCache | None:

@@ -75,7 +75,7 @@ def scale(x, y, bias, factor, stride, count, BLOCK: tl.constexpr, HOW: tl.conste
 
 
 def launched(kernel: Kernel, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    kernel((3, 2), *args, num_warps=2, **constants)
+    kernel((3, 2, 5)[: 1 + len(constants["HOW"]) % 3], *args, num_warps=2, **constants)
     return TOLD.pop()
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     for bias in (None, x, x.bfloat16()):
         for source in (x, x[1:], x.half()):
             for stride in (1, 16, 2**33):
-                for constants in ({"BLOCK": 32, "HOW": ""}, {"BLOCK": 64, "HOW": "evict_last"}):
+                for constants in ({"BLOCK": 32, "HOW": ""}, {"BLOCK": 64, "HOW": "evict_last", "num_stages": 4}):
                     args = (source, x, bias, 0.5, stride, 30)
                     expected = launched(Kernel(scale), args, constants)
                     verdicts += [launched(kept, args, constants) == expected for _ in range(2)]

@@ -50,6 +50,14 @@ def test_what_was_recorded_is_there_when_it_is_launched(tmp_path):
     assert not list(own.rglob("*.cubin"))
 
 
+def test_a_kernel_has_one_hash_whatever_is_hashed_first():
+    """Triton takes constants of a function into the hash of what calls it only if it has hashed the function before."""
+    forwards, backwards = (json.loads(run("hashes_without_gpu.py", order).stdout) for order in ("", "reversed"))
+    assert forwards == backwards
+    assert len(forwards) > 50
+    assert None not in forwards.values()
+
+
 def test_random_steps_need_no_kernel_that_a_rehearsal_does_not(tiny_target, tiny_draft, tmp_path):
     """Without a drafter, and with one."""
     spec = json.dumps(make_config("eagle3", tiny_target, tiny_draft, tmp_path / "drafter"))

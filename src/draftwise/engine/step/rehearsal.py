@@ -77,12 +77,12 @@ class Rehearsal:
         self._most_tokens = config.max_num_batched_tokens
         self._longest = max(1, config.max_model_len - 2)
         self._made: dict[tuple[int, int, int], Sequence] = {}
-        self._some_layers = runner.model.weights
-        if not runner.confirmations.aux_layers:  # nobody looks at later layers, which launch what the first ones do
-            layers = runner.model.weights.layers
-            first = {type(layer.mlp): layer for layer in reversed(layers)}
-            some = {id(layer): layer for layer in (*layers[:2], *first.values())}
-            self._some_layers = replace(self._some_layers, layers=tuple(some.values()))
+        # Nobody looks at what comes out, and later layers launch what the first ones do.
+        layers, num_layers = runner.model.weights.layers, runner.model.shape.num_layers
+        first_aux = min((i for i in runner.confirmations.aux_layers if i < num_layers), default=0)
+        first = {type(layer.mlp): layer for layer in reversed(layers)}
+        some = {id(layer): layer for layer in (*layers[: max(2, first_aux + 1)], *first.values())}
+        self._some_layers = replace(runner.model.weights, layers=tuple(some.values()))
 
     @property
     def sizes(self) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +17,44 @@ import torch
 import triton
 from torch import Tensor
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from draftwise.engine.compilers import Job
+from draftwise.engine.kernels import cuda
 
-__all__ = ["compile_job", "note_late_compilations", "recording"]
+__all__ = ["compile_job", "note_late_compilations", "prepare", "recording"]
 
 logger = logging.getLogger("draftwise.engine")
+
+
+def prepare() -> None:
+    """Hash Triton and all kernels, as every process must before it looks for one that another has compiled.
+
+    Triton (3.6.0, `DependenciesFinder._update_hash`) hashes the constants of a function into a kernel that calls it
+    only if it has hashed the function before. So functions come first here: in the order of launches, two processes
+    would keep one kernel under two names.
+    """
+    triton_key()
+    seen = set[int]()
+    for each in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}."):
+        try:
+            module = importlib.import_module(each.name)
+        except (ImportError, AttributeError, TypeError):  # not every Triton has Gluon
+            continue
+        for value in vars(module).values():
+            _hash(value, seen)
+
+
+def _hash(value: Any, seen: set[int]) -> None:
+    """Hash a kernel, if that is one, and before it what it calls."""
+    function = getattr(value, "jit", value)  # a `launch.Kernel` wraps Triton's function
+    if not isinstance(function, JITFunction) or id(function) in seen:
+        return
+    seen.add(id(function))
+    for name in function.fn.__code__.co_names:
+        _hash(function.fn.__globals__.get(name), seen)
+    _ = function.cache_key
 
 
 @contextmanager
@@ -83,7 +115,7 @@ def _zeros() -> Iterator[None]:
 def compile_job(job: Job) -> None:
     """Compile a kernel into Triton's cache; the driver in use says for which GPU."""
     function = getattr(importlib.import_module(job.module), job.name)
-    compiled = getattr(function, "jit", function).preload(job.form)  # a `launch.Kernel` wraps Triton's function
+    compiled = getattr(function, "jit", function).preload(job.form)
     launcher = getattr(driver.active, "launcher_cls", None)
     if compiled is not None and launcher is not None:
         launcher(compiled.src, compiled.metadata)

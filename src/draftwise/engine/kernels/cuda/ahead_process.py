@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
-import pkgutil
 import sys
 from typing import Any
 
@@ -13,8 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from draftwise.engine.compilers import Job
-from draftwise.engine.kernels import cuda
-from draftwise.engine.kernels.cuda.ahead import compile_job
+from draftwise.engine.kernels.cuda.ahead import compile_job, prepare
 
 __all__ = ["main"]
 
@@ -38,7 +35,8 @@ class _NoGPU:
 
 def main(count: int) -> None:
     """Compile what stdin lists, `count` kernels at a time."""
-    _prepare()
+    prepare()  # while there are no jobs yet; so is this
+    _find_launcher()
     jobs = [Job(*fields) for fields in map(json.loads, sys.stdin)]
     if not jobs:
         return
@@ -49,19 +47,6 @@ def main(count: int) -> None:
         for failure in pool.imap_unordered(_try, jobs):
             if failure:
                 print(failure, flush=True)
-
-
-def _prepare() -> None:
-    """Do what all compilers would do themselves, before there are jobs."""
-    from triton.runtime.cache import triton_key
-
-    triton_key()
-    for module in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}."):
-        try:
-            importlib.import_module(module.name)
-        except (ImportError, AttributeError, TypeError):  # not every Triton has Gluon
-            continue
-    _find_launcher()
 
 
 def _find_launcher() -> Any:

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention_kernels
-from draftwise.engine.kernels.cuda.launch import has_copy_engine, pdl
+from draftwise.engine.kernels.cuda.launch import has_copy_engine
 from draftwise.engine.kernels.cuda.matmul import find_device
 from draftwise.engine.kernels.cuda.matmul_configs import Device
 
@@ -247,10 +247,8 @@ def decode_attention(
         "D": dim,
         "CAUSAL": causal,
         "UNIFORM": num_rows == num_seqs * width if uniform is None else uniform,
-        "PDL": pdl(),
-        "launch_pdl": pdl(),
     }
-    of_tiles = {"DIMS": triton.next_power_of_2(dim), "M": tiling.rows, "K": tiling.keys}
+    dims = triton.next_power_of_2(dim)
     of_pages = {"PAGE": pages.shape[1], "GROUPS": groups, "SPLIT": splits > 1, "STAGES": tiling.stages}
     grid = (groups * -(-width * heads // groups // tiling.rows), splits, num_seqs)
     inputs = (
@@ -270,13 +268,15 @@ def decode_attention(
         from draftwise.engine.kernels.cuda import attention_hopper as code  # not every Triton has Gluon
 
         described = code.describe_pages(pages)
-        code.attend_hopper[grid](q_NAD, described, *inputs, *sizes, **form, **of_pages, num_warps=tiling.warps)
+        code.attend_hopper(grid, q_NAD, described, *inputs, *sizes, **form, **of_pages, num_warps=tiling.warps)
     else:
         sizes = (pages.stride(0), *sizes)
+        of_tiles = {"DIMS": dims, "M": tiling.rows, "K": tiling.keys}
         launch = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-        attention_kernels.attend[grid](q_NAD, pages, *inputs, *sizes, **form, **of_tiles, **of_pages, **launch)
+        attention_kernels.attend(grid, q_NAD, pages, *inputs, *sizes, **form, **of_tiles, **of_pages, **launch)
     if splits > 1:
-        attention_kernels.join[heads, width, num_seqs](
+        attention_kernels.join(
+            (heads, width, num_seqs),
             first_row_B,
             starts_B,
             lengths_B,
@@ -286,10 +286,12 @@ def decode_attention(
             width,
             most_keys,
             splits,
+            tiling.rows,
+            tiling.keys,
+            DIMS=dims,
             S=triton.next_power_of_2(splits),
             F=min(_JOINED_AT_ONCE, triton.next_power_of_2(splits)),
             **form,
-            **of_tiles,
             num_warps=2,
         )
     return out

@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.matmul_hopper import control
+from draftwise.engine.kernels.cuda.launch import Kernel
+from draftwise.engine.kernels.cuda.matmul_hopper import control, shared_layout
 
 __all__ = ["attend_hopper", "describe_pages"]
 
@@ -38,9 +39,8 @@ _CHUNK = 64
 def describe_pages(pages: Tensor) -> TensorDescriptor:
     """Return what the copy engine needs to know of pages [num_pages, PAGE, 2, G, D] of a 16-bit type."""
     num_pages, page, _, groups, dim = pages.shape
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     shape, row = [num_pages * page, 2 * groups * dim], 2 * groups * dim
-    return TensorDescriptor(pages, shape, [row, 1], [min(page, KEYS.value), _CHUNK], layout)
+    return TensorDescriptor(pages, shape, [row, 1], [min(page, KEYS.value), _CHUNK], shared_layout(16))
 
 
 @gluon.jit
@@ -202,9 +202,10 @@ def _attend_rows(
         gl.store(logs_ptr + part_M, gl.convert_layout(logs_M, gl.SliceLayout(1, OUT)), mask=exists_M)
 
 
-@gluon.jit(
-    do_not_specialize=["width", "table_stride", "most_keys", "most"],
-    do_not_specialize_on_alignment=["first_row_ptr", "starts_ptr", "lengths_ptr"],
+@Kernel.of_sizes(
+    *("width", "table_stride", "most_keys", "most"),
+    unaligned=("first_row_ptr", "starts_ptr", "lengths_ptr"),
+    jit=gluon.jit,
 )
 def attend_hopper(
     q_ptr,

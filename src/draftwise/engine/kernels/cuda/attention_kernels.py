@@ -14,15 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwise.engine.kernels.cuda.launch import launch_next, wait
+from draftwise.engine.kernels.cuda.launch import Kernel, launch_next, wait
 
 __all__ = ["attend", "join"]
 
 
 @triton.jit
-def _blocks(
-    start, length, most_keys, tile, SHARE: tl.constexpr, M: tl.constexpr, K: tl.constexpr, CAUSAL: tl.constexpr
-):
+def _blocks(start, length, most_keys, tile, M, K, SHARE: tl.constexpr, CAUSAL: tl.constexpr):
     """Return how many keys a tile looks at, and in how many blocks they lie: none when none of its queries exists."""
     end = tl.minimum(start + length, most_keys)
     if CAUSAL:
@@ -112,9 +110,8 @@ def _take(
     return max_M, sum_MK, out_MD, pages_K
 
 
-@triton.jit(
-    do_not_specialize=["width", "table_stride", "most_keys", "most"],
-    do_not_specialize_on_alignment=["first_row_ptr", "starts_ptr", "lengths_ptr"],
+@Kernel.of_sizes(
+    *("width", "table_stride", "most_keys", "most"), unaligned=("first_row_ptr", "starts_ptr", "lengths_ptr")
 )
 def attend(
     q_ptr,  # [N, A, D], rows `q_stride` apart
@@ -159,7 +156,7 @@ def attend(
     start = tl.load(starts_ptr + seq).to(tl.int32)
     length = tl.load(lengths_ptr + seq).to(tl.int32)
     first_row = tl.load(first_row_ptr + seq)
-    end, blocks = _blocks(start, length, most_keys, tile, SHARE, M, K, CAUSAL)
+    end, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL)
     step = tl.maximum(tl.minimum(blocks, most), 1)
     if split >= step:
         return
@@ -210,10 +207,7 @@ def attend(
         tl.store(logs_ptr + part_M, logs_M, mask=exists_M)
 
 
-@triton.jit(
-    do_not_specialize=["width", "most_keys", "most"],
-    do_not_specialize_on_alignment=["first_row_ptr", "starts_ptr", "lengths_ptr"],
-)
+@Kernel.of_sizes("width", "most_keys", "most", unaligned=("first_row_ptr", "starts_ptr", "lengths_ptr"))
 def join(
     first_row_ptr,
     starts_ptr,
@@ -224,11 +218,11 @@ def join(
     width,
     most_keys,
     most,
+    M,
+    K,
     SHARE: tl.constexpr,
     D: tl.constexpr,
     DIMS: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
     S: tl.constexpr,
     F: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -249,7 +243,7 @@ def join(
     first_row = seq.to(tl.int64) * width if UNIFORM else tl.load(first_row_ptr + seq)
     cell = (first_row + query) * tl.num_programs(0) + head
     tile = (query * SHARE + head % SHARE) // M
-    _, blocks = _blocks(start, length, most_keys, tile, SHARE, M, K, CAUSAL)
+    _, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL)
     num_splits = tl.where(query < (width if UNIFORM else length), tl.minimum(blocks, most), 0)
     # Where every row exists its memory does too: reading all of it does not wait for how much of it is used.
     there = most if UNIFORM else num_splits

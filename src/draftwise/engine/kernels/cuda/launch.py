@@ -68,46 +68,61 @@ class Kernel:
 
     Args:
         function: the kernel.
-        sizes: parameters that are numbers of any size, for which no code of their own is compiled.
+        jit: makes Triton's kernel of it: `triton.jit` or `gluon.jit`, with options.
     """
 
-    def __init__(self, function: Callable[..., None], *, sizes: tuple[str, ...] = ()) -> None:
-        self.jit: Any = triton.jit(function, do_not_specialize=sizes)
+    def __init__(self, function: Callable[..., None], jit: Callable[..., Any] = triton.jit) -> None:
+        self.jit: Any = jit(function)
         self._interpreted = interpreted()  # as Triton has decided now
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     @classmethod
-    def of_sizes(cls, *names: str) -> Callable[[Callable[..., None]], Kernel]:
-        """Return the decorator of a kernel with such parameters."""
-        return functools.partial(cls, sizes=names)
+    def of_sizes(
+        cls, *names: str, unaligned: tuple[str, ...] = (), jit: Callable[..., Any] = triton.jit
+    ) -> Callable[[Callable[..., None]], Kernel]:
+        """Return the decorator of a kernel.
 
-    def __call__(self, grid: tuple[int, int], *args: Tensor | float | None, num_warps: int, **constants: Any) -> None:
+        Args:
+            names: parameters that are numbers of any size, for which no code of their own is compiled.
+            unaligned: pointers for whose alignment none is.
+            jit: see above.
+        """
+        options = {"do_not_specialize": names, "do_not_specialize_on_alignment": unaligned}
+        return functools.partial(cls, jit=functools.partial(jit, **options))
+
+    def __call__(
+        self, grid: tuple[int, ...], *args: Any, num_warps: int, num_stages: int | None = None, **constants: Any
+    ) -> None:
         """Launch it.
 
         Args:
-            grid: programs in both directions.
-            args: tensors of one device, numbers, or None for what is not there.
+            grid: programs in each direction, up to three.
+            args: tensors of one device, the copy engine's descriptors of some, numbers, or None for what is not there.
             num_warps: of a program.
-            constants: the constants but `PDL`, in the order of the parameters.
+            num_stages: of its loops; None: Triton's default.
+            constants: the constants but `PDL`.
         """
         constants["PDL"] = dependent = pdl()
         if self._interpreted:
             self.jit[grid](*args, **constants)
             return
         values, key = _specialise(args)
-        key += (num_warps, *constants.values())
+        key += (num_warps, num_stages, *constants.values())
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self.jit[grid](*args, **constants, num_warps=num_warps, launch_pdl=dependent)
+            stages = {} if num_stages is None else {"num_stages": num_stages}
+            options = {"num_warps": num_warps, "launch_pdl": dependent, **stages}
+            self._compiled[key] = self.jit[grid](*args, **constants, **options)
             return
         device = torch.cuda.current_device()
         stream = triton.runtime.driver.active.get_current_stream(device)
         # Metadata and hooks are for Triton's profiler.
         handle, metadata = compiled.function, compiled.packed_metadata
-        compiled.run(*grid, 1, stream, handle, metadata, None, None, None, *values, *constants.values())
+        grid_3 = (*grid, 1, 1)[:3]
+        compiled.run(*grid_3, stream, handle, metadata, None, None, None, *values, *constants.values())
 
 
-def _specialise(args: tuple[Tensor | float | None, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+def _specialise(args: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the arguments as the driver takes them, and all that Triton compiles different code for."""
     values: list[Any] = []
     key: list[Any] = []
@@ -116,7 +131,12 @@ def _specialise(args: tuple[Tensor | float | None, ...]) -> tuple[list[Any], tup
             address = arg.data_ptr()
             values.append(address)
             key += (arg.dtype, arg.device, address % 16 == 0)
+            continue
+        values.append(arg)
+        if isinstance(arg, int):
+            key.append((arg == 1, arg % 16 == 0, arg.bit_length() < 32))
+        elif hasattr(arg, "block_shape"):
+            key += (arg.base.dtype, *arg.block_shape, getattr(arg, "layout", None))
         else:
-            values.append(arg)
-            key.append((arg == 1, arg % 16 == 0, arg.bit_length() < 32) if isinstance(arg, int) else type(arg))
+            key.append(type(arg))
     return values, tuple(key)

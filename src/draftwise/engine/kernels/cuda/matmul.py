@@ -145,7 +145,8 @@ def _run_early(
     if scale_O is not None:
         x_RK, x_scale_R = quantize_rows(x_RK)
     x_stride = x_RK.stride(0) if fold == 1 else part
-    code.hopper_kernel[(triton.cdiv(num_out, config.outputs),)](
+    code.hopper_kernel(
+        (triton.cdiv(num_out, config.outputs),),
         code.descriptor(x_RK, [num_rows * fold, part], x_stride, [rows * fold, config.columns]),
         code.descriptor(weight_OK, [len(weight_OK) * fold, part], part, [config.outputs * fold, config.columns]),
         x_scale_R,
@@ -161,9 +162,7 @@ def _run_early(
         FOLD=fold,
         STAGES=min(config.stages, part // config.columns),
         GATED=gated,
-        PDL=pdl(),
         num_warps=4,
-        launch_pdl=pdl(),
     )
     return y_RO
 

@@ -8,6 +8,8 @@ with activations of the same type and a scale for each row: widened first, they 
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,13 +22,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-__all__ = ["control", "descriptor", "hopper_kernel"]
+from draftwise.engine.kernels.cuda.launch import Kernel
+
+__all__ = ["control", "descriptor", "hopper_kernel", "shared_layout"]
 
 
 def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -> TensorDescriptor:
     """Return what the copy engine needs to know of a matrix whose rows are `stride` apart."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * matrix.itemsize, rank=2)
-    return TensorDescriptor(matrix, shape, [stride, 1], tile, layout)
+    return TensorDescriptor(matrix, shape, [stride, 1], tile, shared_layout(8 * matrix.itemsize))
+
+
+@functools.cache
+def shared_layout(bits: int) -> gl.NVMMASharedLayout:
+    """Return how rows of elements of so many bits lie in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
 
 
 @gluon.jit
@@ -69,7 +78,7 @@ def _scale(y_OR, x_scale_ptr, w_scale_ptr, row_R, out_O, above, num_rows, num_ou
     return y_OR
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
+@Kernel.of_sizes("num_rows", jit=gluon.jit)
 def hopper_kernel(
     x_desc,
     w_desc,
