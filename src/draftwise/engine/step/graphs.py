@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -41,7 +42,6 @@ class Graphs:
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
@@ -60,15 +60,21 @@ class Graphs:
         """Capture work, without `torch.cuda.graph`, which gives back all memory that is free: what runs next would ask
         for it again, and a start captures hundreds of graphs."""
         if self._pool is None:
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         if torch.cuda.mem_get_info()[0] < _ROOM:
             torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(_make_stream()):
             graph.capture_begin(pool=self._pool)
             try:
                 result = work()
             finally:
                 graph.capture_end()
         return _Captured(graph, result)
+
+
+@cache
+def _make_stream() -> torch.cuda.Stream:
+    """Return the stream of all captures: for each stream cuBLAS keeps memory of its own."""
+    return torch.cuda.Stream()
