@@ -52,7 +52,7 @@ def test_another_machines_folder_is_refused_before_anything_is_loaded(filled, ti
     with pytest.raises((InvalidSetup, BackendError), match="NVIDIA H100 there") as caught:
         fill_kernel_cache(EngineConfig(model=str(tiny_target)), None, str(tmp_path), on_phase=phases.append)
     assert isinstance(caught.value, InvalidSetup)
-    assert phases == []
+    assert {phase.name for phase in phases} == {"import torch"}
     result = CliRunner().invoke(main, ["serve", str(tiny_target), "--port", "0", "--kernel-cache", str(tmp_path)])
     assert result.exit_code == 1
     assert "torch 1.0 there" in result.stderr

@@ -31,13 +31,14 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
         return True
     from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare  # Triton is there where CUDA is
 
-    prepare()
     rehearsal = engine.rehearsal()
     if compilers is not None:
         with startup.phase("compile kernels"):
+            prepare()
             _compile(rehearsal, compilers)
     with startup.phase("capture steps"):
         try:
+            prepare()
             rehearsal.run()
             torch.cuda.synchronize()
         except Exception:  # requests that need no more than what went well are served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -66,16 +67,20 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
     are captured.
     """
     setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
+    may_use_gpu = may_have_gpu(config.device)
     with ExitStack() as ends:
         compilers = None
-        if may_have_gpu(config.device) and setup not in known_setups(folder):
+        if may_use_gpu and setup not in known_setups(folder):
             compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
+        if may_use_gpu and config.device in ("auto", "cuda", "cuda:0"):
+            threading.Thread(target=_open_gpu, daemon=True).start()
         try:
-            from draftwise.engine.core import Engine
-            from draftwise.engine.warm_up import warm_up
+            with startup.phase("import torch"):
+                from draftwise.engine.core import Engine
+                from draftwise.engine.warm_up import warm_up
         except ModuleNotFoundError as error:
             raise make_missing_error(error) from None
-        if may_have_gpu(config.device):
+        if may_use_gpu:
             threading.Thread(target=_prepare_kernels, daemon=True).start()
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
@@ -83,6 +88,15 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
     if kernels is not None and is_warm:
         kernels.add(setup)
     return engine
+
+
+def _open_gpu() -> None:
+    """Make the first GPU's context, which torch would make and wait for once it is imported; whatever is wrong with the
+    GPU, torch reports."""
+    with suppress(OSError, AttributeError):
+        driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        if driver.cuInit(0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 
 
 def _prepare_kernels() -> None:

@@ -6,9 +6,11 @@ Afterwards every launch finds its kernel there. What a recording misses is compi
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import pkgutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +28,7 @@ from draftwise.engine.kernels import cuda
 __all__ = ["compile_job", "note_late_compilations", "prepare", "recording"]
 
 logger = logging.getLogger("draftwise.engine")
+_preparing = threading.Lock()
 
 
 def prepare() -> None:
@@ -33,8 +36,14 @@ def prepare() -> None:
 
     Triton (3.6.0, `DependenciesFinder._update_hash`) hashes the constants of a function into a kernel that calls it
     only if it has hashed the function before. So functions come first here: in the order of launches, two processes
-    would keep one kernel under two names.
+    would keep one kernel under two names. Where two threads ask for it, one waits for the other.
     """
+    with _preparing:
+        _prepare_once()
+
+
+@functools.cache
+def _prepare_once() -> None:
     triton_key()
     seen = set[int]()
     for each in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}."):
