@@ -18,7 +18,8 @@ from draftwise.core import ModelShape
 from draftwise.engine.attention import attend_by_kernel, reference
 from draftwise.engine.attention.plan import plan_attention
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
-from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted
+from draftwise.engine.kernels.cuda.hopper import has_copy_engine
+from draftwise.engine.kernels.cuda.launch import interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Device
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft

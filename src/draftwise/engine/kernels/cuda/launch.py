@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Kernel", "has_copy_engine", "interpreted", "launch_next", "pdl", "wait"]
+__all__ = ["Kernel", "interpreted", "launch_next", "pdl", "wait"]
 
 
 @functools.cache
@@ -28,18 +28,6 @@ def pdl() -> bool:
     if interpreted() or os.environ.get("DRAFTWISE_PDL") == "0" or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability()[0] >= 9
-
-
-@functools.cache
-def has_copy_engine() -> bool:
-    """Say whether kernels for Hopper can be used: a GPU of its kind, and a Triton with the language they are in."""
-    if interpreted() or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    try:
-        from draftwise.engine.kernels.cuda import attention_hopper, matmul_hopper  # noqa: F401
-    except (ImportError, AttributeError, TypeError):  # not there, or an earlier form of it
-        return False
-    return True
 
 
 def interpreted() -> bool:

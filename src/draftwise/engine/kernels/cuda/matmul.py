@@ -14,7 +14,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.launch import has_copy_engine, interpreted, pdl
+from draftwise.engine.kernels.cuda.hopper import has_copy_engine
+from draftwise.engine.kernels.cuda.launch import interpreted, pdl
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
