@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import NamedTuple
 
@@ -41,10 +42,13 @@ class Job(NamedTuple):
 
 
 class Compilers:
-    """A process that starts its compilers while this one does something else.
+    """A process that starts its compilers, and then compiles what it is given, while this one does something else.
 
     Args:
         count: kernels compiled at a time.
+
+    Attributes:
+        num_jobs: kernels that it has been given.
     """
 
     def __init__(self, count: int) -> None:
@@ -52,6 +56,11 @@ class Compilers:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
+        self._stdin, self._process.stdin = self._process.stdin, None  # the sender's
+        self.num_jobs = 0
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._sender = Thread(target=self._send, daemon=True)  # a process that reads nothing holds up nobody else
+        self._sender.start()
 
     def __enter__(self) -> Compilers:
         return self
@@ -61,18 +70,31 @@ class Compilers:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                assert pipe is not None
-                pipe.close()
+        self._jobs.put(None)
+        self._sender.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
-    def compile(self, jobs: Iterable[Job]) -> list[str]:
-        """Compile everything; return what could not be, with the reason. To be called once."""
+    def begin(self, job: Job) -> None:
+        """Compile a kernel as soon as one of the compilers has nothing else to do."""
+        self.num_jobs += 1
+        self._jobs.put(job)
+
+    def finish(self) -> list[str]:
+        """Wait until everything is compiled; return what could not be, with the reason. To be called once."""
+        self._jobs.put(None)
         try:
-            answers, _ = self._process.communicate("".join(f"{json.dumps(job)}\n" for job in jobs), _LONGEST_S)
+            answers, _ = self._process.communicate(timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
             return [f"the compilers were not done after {_LONGEST_S} s"]
         failed = [line for line in answers.splitlines() if line]
         if self._process.returncode:
             failed.append(f"the compilers' process ended with status {self._process.returncode}")
         return failed
+
+    def _send(self) -> None:
+        assert self._stdin is not None
+        with suppress(OSError), self._stdin:  # where it has ended its status says so
+            for job in iter(self._jobs.get, None):
+                self._stdin.write(f"{json.dumps(job)}\n")
+                self._stdin.flush()

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from draftwise.engine.compilers import Compilers, Job
+from draftwise.engine.compilers import Compilers
 from draftwise.engine.core import Engine
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.rehearsal import Rehearsal
@@ -55,13 +55,12 @@ def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
     """Compile what a rehearsal would launch; what fails here is compiled when it is launched, one by one."""
     from draftwise.engine.kernels.cuda.ahead import recording
 
-    jobs: dict[Job, None] = {}
     try:
-        with recording(jobs):
+        with recording(compilers.begin):
             rehearsal.run(briefly=True)
     except Exception:  # it only saves time, and looks into Triton to do so
         logger.exception("Not all kernels could be recorded.")
-    failed = compilers.compile(jobs)
-    logger.info("%d kernels to compile ahead, %d failures", len(jobs), len(failed))
+    failed = compilers.finish()
+    logger.info("%d kernels to compile ahead, %d failures", compilers.num_jobs, len(failed))
     for each in failed[:3]:
         logger.warning("Not compiled ahead: %s", each)

@@ -32,16 +32,18 @@ def launch(width: int) -> torch.Tensor:
 
 
 def main(again: bool) -> None:
-    jobs: dict[Job, None] = {}
+    jobs: list[Job] = []
     failed: list[str] = []
     prepare()
     if not again:
-        with recording(jobs), torch.inference_mode():
+        with recording(jobs.append), torch.inference_mode():
             made = launch(256)
             assert not made.any(), "what a kernel would have written is zero"
             launch(256)
         with Compilers(2) as compilers:
-            failed = compilers.compile(jobs)
+            for job in jobs:
+                compilers.begin(job)
+            failed = compilers.finish()
     found: list[tuple[str, bool]] = []
     triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: found.append((src.name, cache_hit))
     launch(256)

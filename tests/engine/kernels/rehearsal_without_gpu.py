@@ -97,11 +97,11 @@ def main() -> None:
 def record(config: EngineConfig, spec: str) -> dict[str, Any]:
     """Return the kernels of the rehearsal, how many jobs the random steps made, and which of these are new."""
     engine = Engine(config, SpecConfig.parse(spec) if spec else None, lag=1)
-    rehearsed: dict[Job, None] = {}
-    later: dict[Job, None] = {}
-    with recording(rehearsed):
+    rehearsed: list[Job] = []
+    later: list[Job] = []
+    with recording(rehearsed.append):
         engine.rehearsal().run(briefly=True)
-    with recording(later):
+    with recording(later.append):
         run_random_steps(engine.rehearsal(), engine, random.Random(3))
     missed = [f"{job.name} {json.loads(job.form)['key']}" for job in later if job not in rehearsed]
     return {"rehearsed": Counter(job.name for job in rehearsed), "later": len(later), "missed": missed}

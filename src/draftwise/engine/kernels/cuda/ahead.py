@@ -11,7 +11,7 @@ import importlib
 import logging
 import pkgutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,18 +67,21 @@ def _hash(value: Any, seen: set[int]) -> None:
 
 
 @contextmanager
-def recording(jobs: dict[Job, None]) -> Iterator[None]:
-    """Launch no kernel inside; add to `jobs` those that would have to be compiled.
+def recording(take: Callable[[Job], object]) -> Iterator[None]:
+    """Launch no kernel inside; give to `take`, once each, those that would have to be compiled.
 
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
-    seen = set[object]()
+    seen, jobs = set[object](), set[Job]()
     launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
         form = compile["specialization_data"]
-        jobs[Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))] = None
+        job = Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
+        if job not in jobs:
+            jobs.add(job)
+            take(job)
         return True  # Triton goes on without compiling or launching
 
     def run(self: Any, *args: Any, **options: Any) -> None:

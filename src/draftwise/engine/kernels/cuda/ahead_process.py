@@ -1,10 +1,11 @@
-"""The process that compiles kernels (`engine.compilers`): it reads all jobs, and writes a line for each that failed."""
+"""The process that compiles kernels (`engine.compilers`): reads a job a line, writes a line for each that failed."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import sys
+from itertools import chain
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -14,9 +15,6 @@ from draftwise.engine.compilers import Job
 from draftwise.engine.kernels.cuda.ahead import compile_job, prepare
 
 __all__ = ["main"]
-
-_LONG = ("attend_hopper", "attend", "hopper_kernel", "gated_kernel", "matmul_kernel", "_multiply")
-"""Kernels that take longest to compile, the longest first: in this order they begin."""
 
 
 class _NoGPU:
@@ -34,17 +32,17 @@ class _NoGPU:
 
 
 def main(count: int) -> None:
-    """Compile what stdin lists, `count` kernels at a time."""
+    """Compile what stdin lists, `count` kernels at a time, as soon as it is listed."""
     prepare()  # while there are no jobs yet; so is this
     _find_launcher()
-    jobs = [Job(*fields) for fields in map(json.loads, sys.stdin)]
-    if not jobs:
+    jobs = (Job(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
+    first = next(jobs, None)
+    if first is None:
         return
-    driver.set_active(_NoGPU(jobs[0].target))
-    jobs.sort(key=lambda job: _LONG.index(job.name) if job.name in _LONG else len(_LONG))
+    driver.set_active(_NoGPU(first.target))
     # Forked, as importing torch takes longer than compiling most kernels; this process has no threads and no GPU.
-    with multiprocessing.get_context("fork").Pool(min(count, len(jobs))) as pool:
-        for failure in pool.imap_unordered(_try, jobs):
+    with multiprocessing.get_context("fork").Pool(count) as pool:
+        for failure in pool.imap_unordered(_try, chain((first,), jobs)):
             if failure:
                 print(failure, flush=True)
 
