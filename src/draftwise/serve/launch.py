@@ -67,12 +67,11 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
     are captured.
     """
     setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
-    may_use_gpu = may_have_gpu(config.device)
+    may_use_gpu, compilers = may_have_gpu(config.device), None
     with ExitStack() as ends:
-        compilers = None
-        if may_use_gpu and setup not in known_setups(folder):
-            compilers = ends.enter_context(Compilers(count_cores()))  # first: they import what is imported here, too
-        if may_use_gpu and config.device in ("auto", "cuda", "cuda:0"):
+        if may_use_gpu:
+            if setup not in known_setups(folder):  # first: they import what is imported here, too
+                compilers = ends.enter_context(Compilers(count_cores()))
             threading.Thread(target=_open_gpu, daemon=True).start()
         try:
             with startup.phase("import torch"):

@@ -180,12 +180,12 @@ class CausalLM:
                 x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, _input_norm(layer), places.get(i))
             if i in aux_layers:
                 states[i] = x_NH
-            is_last = i == len(weights.layers) - 1  # a rehearsal runs fewer of them: see below
+            is_last = i == len(weights.layers) - 1
             x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan, is_last=is_last)
         states[last], states[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
         if last + 1 in places:
             places[last + 1].copy_(states[last + 1])
-        for i in places.keys() - states.keys():
+        for i in places.keys() - states.keys():  # of layers that a rehearsal leaves out
             states[i] = places[i].zero_()
         return states[last + 1], [states[i] for i in aux_layers]
 

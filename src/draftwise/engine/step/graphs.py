@@ -65,7 +65,7 @@ class Graphs:
         if torch.cuda.mem_get_info()[0] < _ROOM:
             torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(_make_stream()):
+        with torch.cuda.stream(_capture_stream()):
             graph.capture_begin(pool=self._pool)
             try:
                 result = work()
@@ -75,6 +75,6 @@ class Graphs:
 
 
 @cache
-def _make_stream() -> torch.cuda.Stream:
+def _capture_stream() -> torch.cuda.Stream:
     """Return the stream of all captures: for each stream cuBLAS keeps memory of its own."""
     return torch.cuda.Stream()

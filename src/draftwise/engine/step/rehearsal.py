@@ -29,6 +29,9 @@ from draftwise.engine.step.sequence import Request, Sequence
 
 __all__ = ["Rehearsal"]
 
+Launch = Callable[[Schedule], object]
+"""What of a step is launched."""
+
 _TOKEN = 0
 _FEW, _MANY = 64, 1024
 """Rows of a pass beyond which only libraries see how many there are, without and with a mixture of experts."""
@@ -131,12 +134,14 @@ class Rehearsal:
         finally:
             runner.graphs = graphs
 
-    def _decode(self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int) -> None:
+    def _decode(
+        self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int, *, launch: Launch | None = None
+    ) -> None:
         """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
         for params in kinds:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
             for time in range(times):
-                self._run([], sequences, k, captured=time > 0)
+                self._run([], sequences, k, launch=launch, captured=time > 0)
 
     def _mix(self, times: int) -> None:
         """Run each pass that prompts and decoding sequences share, and what surrounds it for each number of these."""
@@ -148,10 +153,7 @@ class Rehearsal:
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
                 if any(size.width == k + 1 and before < number <= size.num_decodes for size in mixed):
-                    for params in _PLAIN:
-                        decodes = [self._sequence(slot, 1, params) for slot in range(number)]
-                        for time in range(times):
-                            self._run([], decodes, k, launch=self._runner.surround, captured=time > 0)
+                    self._decode(number, k, _PLAIN, times, launch=self._runner.surround)
         if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
             for width in {size.width for size in mixed}:
                 most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)
@@ -189,7 +191,7 @@ class Rehearsal:
         decodes: list[Sequence],
         k: int,
         *,
-        launch: Callable[[Schedule], object] | None = None,
+        launch: Launch | None = None,
         keeps: bool = False,
         captured: bool = False,
     ) -> None:
