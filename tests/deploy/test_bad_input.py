@@ -55,6 +55,31 @@ def test_of_two_servers_in_one_manifest_neither_is_deployed(tmp_path: Path) -> N
     assert "Give the file or the command line of one server." in said
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--nnodes", "2", "--tensor-parallel-size", "4"),
+        ("--data-parallel-size-local", "2", "--data-parallel-size", "4"),
+        ("--data-parallel-rank", "0", "--data-parallel-size", "2"),
+        ("--headless",),
+    ],
+)
+@pytest.mark.parametrize("to", ["kubernetes", "kserve", "ray-serve", "systemd"])
+def test_a_server_with_ranks_on_other_hosts_is_not_started_on_one_where_it_would_wait(
+    to: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    image = ("--image", "rayproject/ray-llm:2.60.0") if to == "ray-serve" else ()
+    said = refused(tmp_path, MODEL, "--vllm", "0.26.0", "-sc", NGRAM, "--to", to, *image, "--", *flags)
+    assert f"{flags[0]} leaves ranks to other hosts" in said
+
+
+@pytest.mark.parametrize("flags", [("--nnodes", "1"), ("--data-parallel-size", "2", "--data-parallel-size-local", "2")])
+def test_all_ranks_on_one_host_are_deployed(flags: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    order = (MODEL, "--vllm", "0.26.0", "-sc", NGRAM, "--to", "kubernetes", "--out", out)
+    assert run("deploy", *order, "--", *flags).exit_code == 0
+
+
 @pytest.mark.parametrize("to", [each for each in TARGETS if each != "ray-serve"])  # which fills in nothing
 def test_a_template_in_an_argument_is_not_carried_to_where_it_is_filled_in(to: str, tmp_path: Path) -> None:
     flag = ("--", "--chat-template", "{{ messages }}")

@@ -12,7 +12,7 @@ from typing import Literal
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
 from draftwise.deploy.secrets import refuse_secrets
-from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
+from draftwise.deploy.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
@@ -290,6 +290,14 @@ def _refuse_incomplete(setup: Setup) -> None:
     if setup.device is not None and setup.device.kind == "cpu":
         raise InvalidSetup.because(
             "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
+        )
+    if flag := find_other_hosts(setup):
+        raise InvalidSetup.because(
+            "several-hosts",
+            f"{flag} leaves ranks to other hosts, and every file here starts a server on one, where it would wait for "
+            "them.",
+            where=flag,
+            fix="Leave it out, and use the GPUs of one host; more of them as replicas (--max-replicas).",
         )
 
 

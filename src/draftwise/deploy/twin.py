@@ -1,4 +1,4 @@
-"""What follows from a setup alone: its twin without speculation, and the GPUs that its flags take."""
+"""What follows from a setup alone: its twin without speculation, and the GPUs and hosts that its flags take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from draftwise.core import Device, Setup
 from draftwise.plan.check.context import SPEC_FLAGS
 
-__all__ = ["Pool", "count_device", "count_gpus", "without_speculation"]
+__all__ = ["Pool", "count_device", "count_gpus", "find_other_hosts", "without_speculation"]
 
 Pool = Literal["spec", "plain"]
 """Which of the twins."""
@@ -26,6 +26,25 @@ def count_gpus(setup: Setup) -> int:
     local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
     sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
     return prod(size for size in sizes if isinstance(size, int) and size > 0)
+
+
+def find_other_hosts(setup: Setup) -> str | None:
+    """Return the flag by which a server has ranks on other hosts too; None where it has none."""
+
+    def number(flag: str, default: int) -> int:
+        value = setup.args.get(flag)
+        return value if isinstance(value, int) else default
+
+    ranks = number("data_parallel_size", 1)
+    beyond = {
+        "nnodes": number("nnodes", 1) > 1,
+        "node_rank": number("node_rank", 0) > 0,
+        "headless": setup.args.get("headless") is True,
+        "data_parallel_size_local": number("data_parallel_size_local", ranks) < ranks,
+        "data_parallel_start_rank": number("data_parallel_start_rank", 0) > 0,
+        "data_parallel_rank": ranks > 1 and "data_parallel_rank" in setup.args,
+    }
+    return next((f"--{name.replace('_', '-')}" for name, is_beyond in beyond.items() if is_beyond), None)
 
 
 def count_device(setup: Setup) -> Setup:
