@@ -21,9 +21,9 @@ from draftwise.core import InvalidSetup
 from draftwise.measure import measurement
 
 SCRIPTS = {
-    "plain": FakeScript(first_token_s=0.004, step_s=0.004),
-    "faster": FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,)),
-    "slower": FakeScript(first_token_s=0.004, step_s=0.010, k=3, accepted=(0, 1)),
+    "plain": FakeScript(first_token_s=0.02, step_s=0.004),
+    "faster": FakeScript(first_token_s=0.02, step_s=0.006, k=3, accepted=(3,)),
+    "slower": FakeScript(first_token_s=0.02, step_s=0.010, k=3, accepted=(0, 1)),
 }
 pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 PATIENCE_S = 300
