@@ -43,12 +43,13 @@ class Part:
     command: tuple[str, ...]
     env: dict[str, str]
     share: float
-    """Of the time that is left."""
+    """Of the time that is left, if other parts follow."""
 
 
-def parts(methods: list[str]) -> dict[str, Part]:
-    """Return the parts in order of importance."""
-    tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/kernels")
+def parts(methods: list[str], processes: int) -> dict[str, Part]:
+    """Return the parts in order of importance; the tests of kernels with so many processes (more than one: pytest-xdist)."""
+    split = ("-n", str(processes)) if processes > 1 else ()
+    tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *split, "tests/engine/kernels")
     work = (sys.executable, str(Path(__file__)), "work", "--methods", *methods)
     on_cuda = {"DRAFTWISE_TEST_DEVICE": "cuda"}
     return {
@@ -118,9 +119,10 @@ def work(methods: list[str], *, eager: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("all", "work"), nargs="?", default="all")
-    parser.add_argument("--parts", nargs="+", help="in place of all")
+    parser.add_argument("--parts", nargs="+", choices=tuple(parts([], 1)), help="in place of all")
     parser.add_argument("--methods", nargs="+", default=["plain", "ngram", "draft_model", "eagle3", "mtp", "dflash"])
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, help="for the tests of kernels")
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--out", type=Path, default=Path("sanitize.json"))
     args = parser.parse_args()
@@ -133,12 +135,13 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout.split("\n")
     about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv]), "tool": version[-2:]}
-    for name, part in parts(args.methods).items():
-        if args.parts and name not in args.parts:
-            continue
+    known = parts(args.methods, args.processes)
+    wanted = [name for name in known if not args.parts or name in args.parts]
+    for name in wanted:
         left = args.seconds - (time.monotonic() - began)
+        share = 1.0 if name == wanted[-1] else known[name].share
         with TemporaryDirectory() as logs:
-            found.append(run_part(name, part, Path(logs), left * part.share))
+            found.append(run_part(name, known[name], Path(logs), left * share))
         print(json.dumps({key: value for key, value in found[-1].items() if not key.startswith("end")}), flush=True)
         args.out.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n")
     sys.exit(any(part.get("errors") != 0 or part.get("exit_code") for part in found))
