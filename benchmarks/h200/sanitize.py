@@ -47,7 +47,7 @@ class Part:
 
 
 def parts(methods: list[str], processes: int) -> dict[str, Part]:
-    """Return the parts in order of importance; the tests of kernels with so many processes (more than one: pytest-xdist)."""
+    """Return the parts in order of importance. Tests of kernels in more than one process need pytest-xdist."""
     split = ("-n", str(processes)) if processes > 1 else ()
     tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *split, "tests/engine/kernels")
     work = (sys.executable, str(Path(__file__)), "work", "--methods", *methods)
