@@ -113,6 +113,11 @@ SOURCES: tuple[Source, ...] = (
         path="ray-operator/config/crd/bases/ray.io_rayservices.yaml",
     ),
     Source(
+        repository="kubernetes-sigs/lws",
+        commit="81ac8b0bb3a6213eb4f368acefba9a8008d04f90",  # v0.9.0
+        path="config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+    ),
+    Source(
         repository="kedacore/keda",
         commit="68a5b5028f35b22d50597c69819ab32c4e92f21a",  # v2.20.2
         path="config/crd/bases/keda.sh_scaledobjects.yaml",

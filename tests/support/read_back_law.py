@@ -17,7 +17,10 @@ from tests.support.adopted import IMAGES
 from tests.support.drawn_setups import drawn_setups
 
 GIB = 1 << 30
-UNSAID = ("argument-is-template", "argument-not-taken", "argument-read-by-shell", "config-not-spelled")
+UNSAID = (
+    *("argument-is-template", "argument-not-taken", "argument-read-by-shell", "config-not-spelled"),
+    "host-of-group-given",
+)
 """Refusals of what a platform cannot carry."""
 UNPLACED = ("layout-cannot-fetch", "layout-too-small")
 """Refusals of weights that a layout does not bring."""

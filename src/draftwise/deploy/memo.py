@@ -7,6 +7,7 @@ from itertools import chain
 
 from draftwise.core import Expected, Finding
 from draftwise.deploy.order import Order
+from draftwise.deploy.twin import count_hosts
 from draftwise.report.conditions import describe_rule
 from draftwise.report.units import describe_load
 from draftwise.setups.write import write_shell
@@ -73,10 +74,10 @@ def _tell(order: Order) -> Iterator[str]:
     yield write_shell(setup, line_per_flag=True)
     yield "```"
     yield ""
-    gpus = f"{order.num_gpus} GPU{'s' if order.num_gpus > 1 else ''}"
-    gib = 1 << 30
+    hosts, gpus = count_hosts(setup), f"{order.num_gpus} GPU{'s' if order.num_gpus > 1 else ''}"
+    who, gib = f"Each of its {hosts} hosts" if hosts > 1 else "It", 1 << 30
     yield (
-        f"It takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
+        f"{who} takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
         f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
     )
     yield ""

@@ -26,6 +26,7 @@ __all__ = [
     "Platform",
     "Scale",
     "make_order",
+    "refuse_other_hosts",
 ]
 
 Mode = Literal["Standard", "Knative"]
@@ -46,8 +47,8 @@ _WORKER_BYTES = 4 * _GIB
 """Of the host, for each GPU's worker: pinned buffers and libraries."""
 _SHM_BYTES = 2 * _GIB
 """Of /dev/shm, for each GPU: messages between the processes, and NCCL's buffers."""
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,50}[a-z0-9])?")
-"""A DNS label that leaves room for `-plain` and a suffix of the platform's."""
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
+"""A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
 
@@ -241,7 +242,7 @@ def make_order(
             "service-name",
             f"{name!r} is no name for a service.",
             where="--name",
-            fix="Use at most 52 lower-case letters, digits and dashes, e.g. llama-8b.",
+            fix="Use at most 52 lower-case letters, digits and dashes, a letter first, e.g. llama-8b.",
         )
     evidence, setup = evidence or Evidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
@@ -291,19 +292,24 @@ def _refuse_incomplete(setup: Setup) -> None:
         raise InvalidSetup.because(
             "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
         )
+
+
+def refuse_other_hosts(setup: Setup, *, fix: str) -> None:
+    """Raise for a server with ranks on other hosts, where what is written reaches one."""
     if flag := find_other_hosts(setup):
         raise InvalidSetup.because(
             "several-hosts",
-            f"{flag} leaves ranks to other hosts, and every file here starts a server on one, where it would wait for "
+            f"{flag} leaves ranks to other hosts, and what is written here is for one, where the server would wait for "
             "them.",
             where=flag,
-            fix="Leave it out, and use the GPUs of one host; more of them as replicas (--max-replicas).",
+            fix=fix,
         )
 
 
 def _name_after(target: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", target.rstrip("/").rpartition("/")[2].lower()).strip("-")
-    return name[:52].strip("-") or "model"
+    name = name if name[:1].isalpha() else f"model-{name}"
+    return name[:52].strip("-")
 
 
 def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:

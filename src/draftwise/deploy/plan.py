@@ -19,7 +19,7 @@ from draftwise.deploy.limits import find_limits
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.observe.naming import name_for
-from draftwise.deploy.order import Order
+from draftwise.deploy.order import Order, refuse_other_hosts
 from draftwise.deploy.proxies import Front, Wanted
 from draftwise.deploy.proxies.policy import find_policy
 from draftwise.deploy.read_back import read_back
@@ -29,6 +29,7 @@ from draftwise.deploy.render import (
     flagger,
     kserve,
     kubernetes,
+    leader_worker_set,
     llm_service,
     production_stack,
     ray_serve,
@@ -84,6 +85,8 @@ class Target:
     """Whether its files put the weights where the server looks for them."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
+    spans_hosts: bool = False
+    """Whether its files start ranks on other hosts, too."""
     prepare: Callable[[Order], Order] = _as_it_is
     """Settles what the platform leaves open, such as where the weights lie."""
     write_more: Callable[[Order, Order, Observation], Mapping[str, Step]] = _no_steps
@@ -179,6 +182,17 @@ TARGETS: Mapping[str, Target] = {
         metrics_prefix=ray_serve.METRICS_PREFIX,
         metrics_port=ray_serve.METRICS_PORT,
     ),
+    "leaderworkerset": _of_kubectl(
+        render=leader_worker_set.render,
+        spans_hosts=True,
+        scaled="leaderworkerset.x-k8s.io/v1 LeaderWorkerSet {name}",
+        address="{name}-http:80",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Available leaderworkerset/{name} "
+        "--timeout={startup}s",
+        leaves="Nothing in the cluster: the controller takes the group's pods and their Service away with the set.",
+        prepare=leader_worker_set.prepare,
+        find_limits=leader_worker_set.find_limits,
+    ),
     "compose": Target(
         render=compose.render,
         suffix=".yaml",
@@ -221,6 +235,12 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
             fix="Give a speculative config, or the run that adopted one; --edit takes the config out of a file.",
         )
     target = TARGETS[to]
+    if not target.spans_hosts:
+        refuse_other_hosts(
+            order.setup,
+            fix="Leave it out, and use the GPUs of one host, more of them as replicas (--max-replicas); or use "
+            "--to leaderworkerset with --nnodes.",
+        )
     warned, policy = tuple(find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
     twins: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}

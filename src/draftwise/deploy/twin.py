@@ -1,4 +1,4 @@
-"""What follows from a setup alone: its twin without speculation, and the GPUs and hosts that its flags take."""
+"""What follows from a setup alone: its twin without speculation, and the hosts and GPUs that its flags take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from draftwise.core import Device, Setup
 from draftwise.plan.check.context import SPEC_FLAGS
 
-__all__ = ["Pool", "count_device", "count_gpus", "find_other_hosts", "without_speculation"]
+__all__ = ["Pool", "count_device", "count_gpus", "count_hosts", "find_other_hosts", "without_speculation"]
 
 Pool = Literal["spec", "plain"]
 """Which of the twins."""
@@ -21,11 +21,20 @@ def without_speculation(setup: Setup) -> Setup:
     return replace(setup, spec=None, args=args)
 
 
+def count_hosts(setup: Setup) -> int:
+    """Return the hosts that the ranks are spread over, all alike (`--nnodes`)."""
+    hosts = setup.args.get("nnodes")
+    return hosts if isinstance(hosts, int) and hosts > 0 else 1
+
+
 def count_gpus(setup: Setup) -> int:
-    """Return the GPUs that the flags ask for on this host."""
-    local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
+    """Return the GPUs that the flags ask for on each host."""
+    hosts = count_hosts(setup)
+    local = (
+        "data_parallel_size_local" if hosts == 1 and "data_parallel_size_local" in setup.args else "data_parallel_size"
+    )
     sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
-    return prod(size for size in sizes if isinstance(size, int) and size > 0)
+    return max(prod(size for size in sizes if isinstance(size, int) and size > 0) // hosts, 1)
 
 
 def find_other_hosts(setup: Setup) -> str | None:
@@ -37,7 +46,7 @@ def find_other_hosts(setup: Setup) -> str | None:
 
     ranks = number("data_parallel_size", 1)
     beyond = {
-        "nnodes": number("nnodes", 1) > 1,
+        "nnodes": count_hosts(setup) > 1,
         "node_rank": number("node_rank", 0) > 0,
         "headless": setup.args.get("headless") is True,
         "data_parallel_size_local": number("data_parallel_size_local", ranks) < ranks,

@@ -11,7 +11,7 @@ from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
 from draftwise.deploy.edit.changes import Change, apply_change, list_spellings
 from draftwise.deploy.edit.command_lines import find_command_changes
 from draftwise.deploy.edit.yaml_lists import find_list_changes
-from draftwise.deploy.order import make_order
+from draftwise.deploy.order import make_order, refuse_other_hosts
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.secrets import without_secrets
 from draftwise.deploy.verify.manifests import verify_text
@@ -52,6 +52,7 @@ def edit_as(source: SourceText, setup: Setup) -> Edited:
             where=source.name,
             fix="Give a setup of the model that the file serves.",
         )
+    refuse_other_hosts(before, fix="Write the files anew: --to leaderworkerset.")
     # Secrets that stand in the file stay where they are.
     bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
     spec = make_order(bare).setup.spec

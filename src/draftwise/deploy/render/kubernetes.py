@@ -15,8 +15,10 @@ __all__ = [
     "list_env",
     "list_resources",
     "list_volumes",
+    "make_container",
     "make_deployment",
     "make_metadata",
+    "make_pod",
     "make_probes",
     "make_service",
     "render",
@@ -42,9 +44,7 @@ def make_deployment(order: Order, selector: Mapping[str, str]) -> dict[str, Any]
         order: of the server.
         selector: labels by which it knows its pods, which they carry beside those of the order.
     """
-    pod: dict[str, Any] = {"containers": [_make_container(order)], "volumes": list_volumes(order)}
-    if order.gpu_product:
-        pod = {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod}
+    pod = make_pod(order, make_container(order))
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -61,7 +61,14 @@ def make_deployment(order: Order, selector: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _make_container(order: Order) -> dict[str, Any]:
+def make_pod(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod around a container."""
+    pod: dict[str, Any] = {"containers": [container], "volumes": list_volumes(order)}
+    return {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod} if order.gpu_product else pod
+
+
+def make_container(order: Order) -> dict[str, Any]:
+    """Return the container of a server."""
     return {
         "name": "vllm",
         "image": order.image,

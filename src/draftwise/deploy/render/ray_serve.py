@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy.order import Order
-from draftwise.deploy.render.kubernetes import list_resources, list_volumes, make_metadata
+from draftwise.deploy.render.kubernetes import list_resources, make_metadata, make_pod
 from draftwise.deploy.render.words import dump_yaml, list_args
 
 __all__ = ["METRICS_PORT", "METRICS_PREFIX", "prepare", "render"]
@@ -120,9 +120,6 @@ def _make_cluster(order: Order) -> dict[str, Any]:
         "resources": list_resources(order),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/home/ray/.cache"}],
     }
-    pod: dict[str, Any] = {"containers": [worker], "volumes": list_volumes(order)}
-    if order.gpu_product:
-        pod = {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod}
     version = _RAY.match(order.image)
     return {
         **({"rayVersion": version[1]} if version else {}),
@@ -137,7 +134,7 @@ def _make_cluster(order: Order) -> dict[str, Any]:
                 "minReplicas": 1,
                 "maxReplicas": 1,
                 "rayStartParams": {"num-gpus": str(order.num_gpus)},
-                "template": {"metadata": {"labels": dict(order.labels)}, "spec": pod},
+                "template": {"metadata": {"labels": dict(order.labels)}, "spec": make_pod(order, worker)},
             }
         ],
     }

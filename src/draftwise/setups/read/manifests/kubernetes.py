@@ -45,6 +45,10 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
             return  # values of a chart, which are no pods yet
         case "RayService":
             return  # its pods are Ray's, which starts what the config inside says
+        case "LeaderWorkerSet":
+            from draftwise.setups.read.manifests.groups import find_groups
+
+            yield from find_groups(document, stores)
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it
         case _:
