@@ -29,7 +29,9 @@ def make_golden(release: str, targets: Iterable[str] = TARGETS) -> Iterator[Gold
     """Yield the YAML files of targets, for one release of KServe; those of other targets do not depend on it."""
     for to in targets:
         for platform in _list_platforms(to, release):
-            order = replace(ORDER, platform=platform, image=IMAGES.get(to, ORDER.image))
+            hosts = {"nnodes": 2, "tensor_parallel_size": 2} if TARGETS[to].spans_hosts else {}
+            setup = replace(ORDER.setup, args={**ORDER.setup.args, **hosts})
+            order = replace(ORDER, setup=setup, platform=platform, image=IMAGES.get(to, ORDER.image))
             try:
                 folder = deploy(order, to, proxy=Wanted(kind="httproute") if to == "kubernetes" else None)
             except InvalidSetup:

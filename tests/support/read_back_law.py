@@ -51,7 +51,8 @@ def list_cases() -> Iterator[Case]:
 
 def order_of(setup: Setup, case: Case) -> Order:
     gpu = Device(name="GPU", kind="cuda")
-    bare = replace(setup, device=gpu, args={n: v for n, v in setup.args.items() if not n.endswith("parallel_size")})
+    args = {n: v for n, v in setup.args.items() if not n.endswith("parallel_size")}
+    bare = replace(setup, device=gpu, args=args | ({"nnodes": 2} if TARGETS[case.to].spans_hosts else {}))
     host = Host(cpus=4, memory_bytes=20 * GIB, shm_bytes=2 * GIB)
     image = IMAGES.get(case.to) or f"vllm/vllm-openai:v{setup.engine_version}"
     return Order(name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600, platform=case.platform)
