@@ -270,14 +270,16 @@ class Soak:
         settings = {"device": self.args.device, "dtype": self.args.dtype, "num_gpu_blocks_override": 4 * NUM_PAGES}
         plain = LLM(str(self.args.bundle / "target"), max_model_len=MAX_MODEL_LEN, **settings)
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=NEAR)
-        for prompt, expected, got in self.watch.differences[:300]:
+        parted = []
+        for prompt, expected, got in self.watch.differences:
             at = next((i for i, (x, y) in enumerate(zip(expected, got, strict=False)) if x != y), None)
             if at is None:
                 self.watch.fail(f"a known answer has {len(got)} tokens instead of {len(expected)}")
-                continue
-            ids = [*prompt, *expected[:at]]
-            best = (plain.generate([{"prompt_token_ids": ids}], params)[0].outputs[0].logprobs or [])[0]
-            gap = gap_below_best(best, expected[at], got[at])
+            else:
+                parted.append((at, [*prompt, *expected[:at]], expected[at], got[at]))
+        answers = plain.generate([{"prompt_token_ids": ids} for _, ids, _, _ in parted], params)
+        for (at, _, wanted, taken), answer in zip(parted, answers, strict=True):
+            gap = gap_below_best((answer.outputs[0].logprobs or [])[0], wanted, taken)
             if self.args.dtype in MAY_TIE and gap <= TIE_GAP[self.args.dtype]:
                 self.watch.counts["ties"] += 1
             else:
