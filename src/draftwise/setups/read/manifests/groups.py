@@ -21,7 +21,7 @@ _OF_HOST = frozenset({"--node-rank", "-r", "--master-addr", "--data-parallel-add
 """Flags whose values the group settles."""
 _SETTLED = re.compile(r"\$[({]?(?:LWS_\w+|POD_IP)[)}]?")
 _TEMPLATE = ("spec", "leaderWorkerTemplate")
-_WORKERS_OWN = frozenset({"--headless"})
+_HEADLESS = "--headless"
 _SIZE = re.compile(r"(?:--nnodes|-n)(?:=(\d+))?")
 
 
@@ -76,14 +76,12 @@ def _drop_settled(words: Sequence[Word]) -> Iterator[Word]:
 
 
 def _is_worker(launch: Launch) -> bool:
-    return any(word.text in _WORKERS_OWN for word in launch.words)
+    return any(word.text == _HEADLESS for word in launch.words)
 
 
 def _get_shared(words: Sequence[Word]) -> list[str]:
     """Return what a worker has to have in common with the pod that answers."""
-    return [
-        word.text for word in words if word.text not in _WORKERS_OWN and not word.text.startswith("--api-server-count")
-    ]
+    return [word.text for word in words if word.text != _HEADLESS and not word.text.startswith("--api-server-count")]
 
 
 def _check_size(launch: Launch, size: Any) -> Launch:
