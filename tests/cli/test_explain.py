@@ -33,6 +33,22 @@ def test_every_kind_of_name_is_found(name, kind):
     assert kind in {each["kind"] for each in explained(name)}
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("--speculative-model", "flag", "as model"),
+        ("speculative_max_model_len", "flag", "as max_model_len"),
+        ("--disable-logprobs-during-spec-decoding", "flag", "No key takes its place"),
+        ("spec_decode_draft_acceptance_rate", "metric", "spec_decode_num_draft_tokens_total"),
+        ("vllm:spec_decode_num_emitted_tokens_total", "metric", "spec_decode_num_drafts_total"),
+        ("vllm:spec_decode_efficiency", "metric", "Nothing takes its place"),
+    ],
+)
+def test_what_old_guides_name_is_explained_by_what_there_is_now(name: str, kind: str, said: str) -> None:
+    (found,) = explained(name)
+    assert (found["kind"], said in found["text"]) == (kind, True)
+
+
 def test_history_tells_first_and_last_release():
     spans = next(each for each in explained("disable_by_batch_size") if each["kind"] == "key")["history"]
     assert spans[-1]["until"] == "0.16.0"

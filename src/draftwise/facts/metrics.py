@@ -6,12 +6,13 @@ Every row was compared with the /metrics text of a running vLLM 0.32.0; the spec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
 
 __all__ = [
     "METRICS",
+    "OLD_METRICS",
     "SPEC_NUM_ACCEPTED_TOKENS",
     "SPEC_NUM_ACCEPTED_TOKENS_PER_POS",
     "SPEC_NUM_DRAFTS",
@@ -130,6 +131,16 @@ METRICS: tuple[Metric, ...] = (
     _histogram("request_params_n", "Histogram of the n request parameter.", _N),
     _histogram("request_params_max_tokens", "Histogram of the max_tokens request parameter.", None),
 )
+
+
+_ACCEPTED, _DRAFTED = "rate(vllm:spec_decode_num_accepted_tokens_total[5m])", "rate({}_total[5m])"
+OLD_METRICS: Mapping[str, str] = {
+    "vllm:spec_decode_draft_acceptance_rate": f"{_ACCEPTED} / {_DRAFTED.format('vllm:spec_decode_num_draft_tokens')}",
+    "vllm:spec_decode_num_emitted_tokens": f"{_ACCEPTED} + {_DRAFTED.format('vllm:spec_decode_num_drafts')}",
+    "vllm:spec_decode_efficiency": "",
+}
+"""Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what takes their place in PromQL;
+empty where nothing does."""
 
 
 def get_metric(name: str) -> Metric:

@@ -10,7 +10,8 @@ from draftwise.core import InvalidSetup
 from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import FindingFact, all_findings
 from draftwise.facts.methods import find_method
-from draftwise.facts.metrics import METRICS
+from draftwise.facts.metrics import METRICS, OLD_METRICS
+from draftwise.facts.old_flags import OldFlag, read_old_flags
 from draftwise.facts.rules import Rule, all_rules
 from draftwise.facts.spec_keys import read_spec_keys
 from draftwise.facts.vllm import Span, history, releases
@@ -18,6 +19,7 @@ from draftwise.facts.vllm import Span, history, releases
 __all__ = ["Explanation", "explain"]
 
 _PAGE = "docs/findings.md"
+_OLD_FLAG = "flag-from-before-0.9"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +77,26 @@ def _find(name: str) -> Iterator[Explanation]:
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):
         yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
+    if old := read_old_flags().get(flag):
+        yield Explanation(kind="flag", name=flag, text=_tell_old_flag(old), related=(all_rules()[_OLD_FLAG],))
     if spans := history("architectures", name):
         yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
     if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
         labels = ", ".join(metric.labels)
         text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}; scraped as {metric.sample}."
         yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
+    gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
+    if gone in OLD_METRICS:
+        instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
+        text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
+        yield Explanation(kind="metric", name=gone, text=text, link=f"{_PAGE}#metrics-v0")
+
+
+def _tell_old_flag(old: OldFlag) -> str:
+    known = old.key in releases("spec_fields")[-1].table("spec_fields")
+    instead = f"Write it into --speculative-config as {old.key}." if known else "No key takes its place."
+    note = f" {old.note[0].upper()}{old.note[1:]}." if old.note else ""
+    return f"A flag of vLLM before 0.9.2, which no release since has. {instead}{note}"
 
 
 def _tell_method(name: str) -> str:
@@ -100,8 +116,8 @@ def _words(text: str) -> set[str]:
 
 
 def _names() -> Iterable[str]:
-    names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
+    names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *OLD_METRICS, *(each.name for each in METRICS)}
     for topic in ("methods", "spec_fields"):
         for release in releases(topic):
             names |= release.table(topic).keys()
-    return names | {flag.lstrip("-") for flag in releases("flags")[-1].table("flags")}
+    return names | {flag.lstrip("-") for flag in (*releases("flags")[-1].table("flags"), *read_old_flags())}
