@@ -9,7 +9,9 @@ The parts run one after the other, each under one tool:
                  blocks, which hides small steps
   eager          the same without CUDA graphs, each tensor an allocation of its own
   kernels-races  the tests again, under racecheck
-Triton compiles before the tool watches: each part runs once without it first.
+Each test function has a process of its own, as many side by side as there are cores: the tool works on one processor,
+and what the time cuts off is not lost for the others. Triton compiles before the tool watches: each runs once without
+it first.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -32,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
+_UNUSED = "Target application terminated before first instrumented API call"
 _OWN_ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
@@ -40,54 +46,90 @@ class Part:
     """Something to run under a tool."""
 
     tool: str
-    command: tuple[str, ...]
+    commands: Mapping[str, tuple[str, ...]]
+    """Run side by side, by name."""
     env: dict[str, str]
     share: float
     """Of the time that is left, if other parts follow."""
 
 
-def parts(methods: list[str], processes: int) -> dict[str, Part]:
-    """Return the parts in order of importance. Tests of kernels in more than one process need pytest-xdist."""
-    split = ("-n", str(processes)) if processes > 1 else ()
-    tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *split, "tests/engine/kernels")
+def parts(methods: list[str]) -> dict[str, Part]:
+    """Return the parts in order of importance."""
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    files = sorted((ROOT / "tests/engine/kernels").glob("test_cuda_*.py"))
+    tests = {
+        f"{file.stem.removeprefix('test_cuda_')} {name}": (*pytest, f"{file.relative_to(ROOT)}::{name}")
+        for file in files
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
     work = (sys.executable, str(Path(__file__)), "work", "--methods", *methods)
     on_cuda = {"DRAFTWISE_TEST_DEVICE": "cuda"}
     return {
-        "kernels": Part(tool="memcheck", command=tests, env=on_cuda | _OWN_ALLOCATIONS, share=0.4),
-        "captured": Part(tool="memcheck", command=work, env={}, share=0.5),
-        "eager": Part(tool="memcheck", command=(*work, "--eager"), env=_OWN_ALLOCATIONS, share=0.6),
-        "kernels-races": Part(tool="racecheck", command=tests, env=on_cuda, share=1.0),
+        "kernels": Part(tool="memcheck", commands=tests, env=on_cuda | _OWN_ALLOCATIONS, share=0.4),
+        "captured": Part(tool="memcheck", commands={"": work}, env={}, share=0.5),
+        "eager": Part(tool="memcheck", commands={"": (*work, "--eager")}, env=_OWN_ALLOCATIONS, share=0.6),
+        "kernels-races": Part(tool="racecheck", commands=tests, env=on_cuda, share=1.0),
     }
 
 
-def run_part(name: str, part: Part, logs: Path, seconds: float) -> dict[str, Any]:
-    """Run a part without the tool, then under it; return what the tool found."""
-    began = time.monotonic()
+def run_part(name: str, part: Part, seconds: float) -> list[dict[str, Any]]:
+    """Run each command of a part without the tool, then under it; return what the tool found in each."""
     env = os.environ | part.env
+    until = time.monotonic() + seconds
+    with ThreadPoolExecutor(os.cpu_count()) as pool, TemporaryDirectory() as logs:
+        waiting = [
+            pool.submit(_run, f"{name} {of}".strip(), part.tool, command, env, Path(logs), until)
+            for of, command in part.commands.items()
+        ]
+        return [each.result() for each in waiting]
+
+
+def _run(
+    name: str, tool: str, command: tuple[str, ...], env: Mapping[str, str], logs: Path, until: float
+) -> dict[str, Any]:
+    began = time.monotonic()
+    outcome: dict[str, Any] = {"part": name, "tool": tool}
+    half = max((until - began) / 2, 0)
     try:
-        warm = subprocess.run(part.command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds / 2)
+        exit_code, end = _call(command, env, half)
     except subprocess.TimeoutExpired:
-        return {"part": name, "tool": part.tool, "outcome": "out of time before the tool"}
-    log = logs / f"{name}.%p.log"  # one for each process
-    tool = ["compute-sanitizer", "--tool", part.tool, "--target-processes", "all", "--report-api-errors", "no"]
-    command = [*tool, "--print-limit", "30", "--log-file", str(log), *part.command]
-    left = seconds - (time.monotonic() - began)
-    outcome: dict[str, Any] = {"part": name, "tool": part.tool, "exit_code_without_tool": warm.returncode}
-    outcome |= {"seconds_without_tool": round(seconds - left, 1)}
-    if warm.returncode:
-        outcome["end_without_tool"] = (warm.stdout + warm.stderr)[-1500:]
+        return outcome | {"outcome": "out of time before the tool"}
+    stem = name.replace(" ", "-")
+    log = logs / f"{stem}.%p.log"  # one for each process
+    watched = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--report-api-errors", "no"]
+    watched += ["--print-limit", "30", "--log-file", str(log), *command]
+    left = until - time.monotonic()
+    outcome |= {"exit_code_without_tool": exit_code, "seconds_without_tool": round(until - left - began, 1)}
+    if exit_code:
+        outcome["end_without_tool"] = end[-1500:]
     try:
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=left)
-        outcome |= {"outcome": "ran", "exit_code": done.returncode, "end": done.stdout[-300:]}
+        exit_code, end = _call(watched, env, left)
+        outcome |= {"outcome": "ran", "exit_code": exit_code, "end": end[-300:]}
     except subprocess.TimeoutExpired:
         outcome |= {"outcome": "out of time"}
-    return outcome | {"seconds": round(time.monotonic() - began, 1)} | read_logs(logs, name)
+    return outcome | {"seconds": round(time.monotonic() - began, 1)} | read_logs(logs, stem)
+
+
+def _call(command: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int, str]:
+    """Return exit code and output of a command; ends it and what it started when the time is over."""
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(
+        command, env=env, cwd=ROOT, text=True, start_new_session=True, stdout=out, stderr=err
+    ) as child:
+        try:
+            output, _ = child.communicate(timeout=max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+        return child.returncode, output
 
 
 def read_logs(logs: Path, name: str) -> dict[str, Any]:
-    """Return the number of errors that the tool counted in all processes, and the first of them."""
+    """Return how many errors the tool counted in all processes (0 where none used a GPU), and the first of them."""
     text = "".join(log.read_text(errors="replace") for log in sorted(logs.glob(f"{name}.*.log")))
     counts = [int(found) for found in _SUMMARY.findall(text)]
+    if _UNUSED in text:
+        counts.append(0)
     lines = [line.removeprefix("========= ").strip() for line in text.splitlines()]
     told = re.compile(r"Invalid|Race|hazard|Uninit|Misaligned| at .+\+0x")
     shown = [line for line in lines if told.search(line) and "SUMMARY" not in line]
@@ -119,10 +161,9 @@ def work(methods: list[str], *, eager: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("all", "work"), nargs="?", default="all")
-    parser.add_argument("--parts", nargs="+", choices=tuple(parts([], 1)), help="in place of all")
+    parser.add_argument("--parts", nargs="+", choices=tuple(parts([])), help="in place of all")
     parser.add_argument("--methods", nargs="+", default=["plain", "ngram", "draft_model", "eagle3", "mtp", "dflash"])
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--processes", type=int, default=1, help="for the tests of kernels")
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--out", type=Path, default=Path("sanitize.json"))
     args = parser.parse_args()
@@ -135,14 +176,13 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout.split("\n")
     about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv]), "tool": version[-2:]}
-    known = parts(args.methods, args.processes)
+    known = parts(args.methods)
     wanted = [name for name in known if not args.parts or name in args.parts]
     for name in wanted:
         left = args.seconds - (time.monotonic() - began)
-        share = 1.0 if name == wanted[-1] else known[name].share
-        with TemporaryDirectory() as logs:
-            found.append(run_part(name, known[name], Path(logs), left * share))
-        print(json.dumps({key: value for key, value in found[-1].items() if not key.startswith("end")}), flush=True)
+        for row in run_part(name, known[name], left * (1.0 if name == wanted[-1] else known[name].share)):
+            found.append(row)
+            print(json.dumps({key: value for key, value in row.items() if not key.startswith("end")}), flush=True)
         args.out.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n")
     sys.exit(any(part.get("errors") != 0 or part.get("exit_code") for part in found))
 
