@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +26,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).parents[1] / "h200"))
 
+from http_load import Server
 from record import command_line
 
 from draftwise import __version__
@@ -37,7 +34,7 @@ from draftwise.core import Device, Setup, SpecConfig
 from draftwise.deploy import deploy, make_order
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
-PORT, START_S = 8123, 180
+START_S = 180
 WAYS: Mapping[str, Mapping[str, int]] = {
     "tensor parallel": {"tensor_parallel_size": 2},
     "data parallel": {"data_parallel_size": 2},
@@ -46,7 +43,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": str(BUNDLE / "eagle3")},
 }
-SERVE = {"max_model_len": 512, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32", "port": PORT}
+SERVE = {"max_model_len": 512, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32"}
 PROMPTS = ("def add(a, b):\n", "import json\n\n\ndef load(path):\n", "class Stack:\n    def push(self, item):\n")
 PLACES = {"LWS_LEADER_ADDRESS": "localhost", "LWS_GROUP_SIZE": "2", "POD_IP": "127.0.0.1"}
 ENVIRONMENT = {
@@ -83,16 +80,16 @@ def try_one(args: argparse.Namespace, sizes: Mapping[str, int], spec: SpecConfig
     files = deploy(make_order(setup), "leaderworkerset").files
     answers, drafts, ready_s = [], 0.0, []
     for side in ("spec", "plain"):
-        with start_group(args.vllm, files[f"{side}.yaml"]) as seconds:
+        with start_group(args.vllm, files[f"{side}.yaml"]) as (server, seconds):
             ready_s.append(round(seconds, 1))
-            answers.append([ask(target, prompt) for prompt in PROMPTS])
-            drafts += count_drafts()
+            answers.append([ask(server.port, target, prompt) for prompt in PROMPTS])
+            drafts += count_drafts(server.port)
     return {"equal": answers[0] == answers[1], "answers": len(PROMPTS), "drafts": drafts, "ready_s": ready_s}
 
 
 @contextmanager
-def start_group(vllm: str, manifest: str) -> Iterator[float]:
-    """Start both pods of a group; end them with the block. Yields the seconds until the first one answers."""
+def start_group(vllm: str, manifest: str) -> Iterator[tuple[Server, float]]:
+    """Start both pods of a group; end them with the block. Yields the first one, and the seconds until it answers."""
     template = next(yaml.safe_load_all(manifest))["spec"]["leaderWorkerTemplate"]
     with ExitStack() as ends:
         logs = Path(ends.enter_context(TemporaryDirectory()))
@@ -101,30 +98,8 @@ def start_group(vllm: str, manifest: str) -> Iterator[float]:
             (container,) = template[f"{role}Template"]["spec"]["containers"]
             words = [*container["command"], *container["args"]]
             command = [vllm, *(fill_in(word, {**PLACES, "LWS_WORKER_INDEX": str(index)}) for word in words[1:])]
-            pods.append(ends.enter_context(start(command, logs / role)))
-        began = time.monotonic()
-        while not is_healthy():
-            if time.monotonic() > began + START_S or any(pod.poll() is not None for pod in pods):
-                sys.exit("\n".join(log.read_text(errors="replace")[-3000:] for log in sorted(logs.iterdir())))
-            time.sleep(0.5)
-        yield time.monotonic() - began
-
-
-@contextmanager
-def start(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that ends, and its children with it, with the block."""
-    with log.open("w") as sink:
-        env = os.environ | ENVIRONMENT
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=env, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            pods.append(ends.enter_context(Server(command, logs / role, ENVIRONMENT)))
+        yield pods[0], pods[0].wait(START_S)
 
 
 def fill_in(word: str, variables: Mapping[str, str]) -> str:
@@ -132,22 +107,15 @@ def fill_in(word: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word)
 
 
-def is_healthy() -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{PORT}/health", trust_env=False, timeout=5).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def ask(model: str, prompt: str) -> str:
+def ask(port: int, model: str, prompt: str) -> str:
     body = {"model": model, "prompt": prompt, "max_tokens": 32, "temperature": 0}
-    answer = httpx.post(f"http://127.0.0.1:{PORT}/v1/completions", json=body, trust_env=False, timeout=60)
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, trust_env=False, timeout=60)
     text: str = answer.raise_for_status().json()["choices"][0]["text"]
     return text
 
 
-def count_drafts() -> float:
-    metrics = httpx.get(f"http://127.0.0.1:{PORT}/metrics", trust_env=False, timeout=10).text
+def count_drafts(port: int) -> float:
+    metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=10).text
     return sum(float(value) for value in re.findall(r"^vllm:spec_decode_num_drafts_total\{.*\} (\S+)$", metrics, re.M))
 
 

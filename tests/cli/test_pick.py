@@ -121,3 +121,9 @@ def test_facts_that_the_user_added_are_named(add_like_newest: Add) -> None:
     assert [each["code"] for each in answer["remarks"]] == ["facts-added"]
     assert "vLLM 99.1 was added here from its sources" in run(*QWEN, "--vllm", "99.1").stderr
     assert json.loads(run(*QWEN, "--vllm", "0.33.0", "--json").stdout)["remarks"] == []
+
+
+def test_flags_that_the_release_does_not_take_are_refused() -> None:
+    result = run(*QWEN, "--workload", "code", "--", "--frobnicate", "3")
+    assert result.exit_code == 1
+    assert "--frobnicate" in result.output

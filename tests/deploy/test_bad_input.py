@@ -73,6 +73,22 @@ def test_a_server_with_ranks_on_other_hosts_is_not_started_on_one_where_it_would
     assert f"{flags[0]} leaves ranks to other hosts" in said
 
 
+@pytest.mark.parametrize("flag", ["--frobnicate=2", "--nnodes=2"])
+def test_words_that_the_release_does_not_take_are_not_written(flag: str, tmp_path: Path) -> None:
+    said = refused(tmp_path, MODEL, "--vllm", "0.11.0", "-sc", NGRAM, "--", flag)
+    assert flag.partition("=")[0] in said
+    assert "ordered" not in said
+
+
+@pytest.mark.parametrize("value", ["{{ .Values.share }}", "$(SHARE)"])
+def test_a_value_that_the_text_does_not_tell_is_not_left_to_the_default(value: str, tmp_path: Path) -> None:
+    elsewhere = "envFrom: [{configMapRef: {name: elsewhere}}], args: ["
+    text = POD.replace("args: [", f'{elsewhere}"--gpu-memory-utilization={value}", ')
+    (tmp_path / "pod.yaml").write_text(text)
+    said = refused(tmp_path, tmp_path / "pod.yaml", "-sc", NGRAM)
+    assert "The value of --gpu-memory-utilization cannot be judged" in said
+
+
 @pytest.mark.parametrize("flags", [("--nnodes", "1"), ("--data-parallel-size", "2", "--data-parallel-size-local", "2")])
 def test_all_ranks_on_one_host_are_deployed(flags: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -83,13 +83,26 @@ def test_what_the_files_leave_to_the_cluster_is_said() -> None:
         ("--node-rank", {"node_rank": 0}),
         ("--master-addr", {"master_addr": "10.0.0.7"}),
         ("--headless", {"headless": True}),
-        ("--data-parallel-size-local", {"data_parallel_size": 4, "data_parallel_size_local": 2, "nnodes": 1}),
+        ("--data-parallel-size-local", {"data_parallel_size": 2, "data_parallel_size_local": 2}),
     ],
 )
 def test_what_one_host_is_told_is_not_told_to_all(flag: str, args: dict[str, Any]) -> None:
     order = make_order(replace(SETUP, args={**SETUP.args, **args}))
     with pytest.raises(InvalidSetup, match=f"{flag} is for one host of several"):
         TARGETS["leaderworkerset"].prepare(order)
+
+
+@pytest.mark.parametrize("flag", ["data_parallel_external_lb", "data_parallel_hybrid_lb"])
+def test_a_server_whose_hosts_all_answer_is_no_group_of_which_one_does(flag: str) -> None:
+    args = {**SETUP.args, "data_parallel_size": 2, flag: True}
+    with pytest.raises(InvalidSetup, match="has each host answer"):
+        TARGETS["leaderworkerset"].prepare(replace(make_order(SETUP), setup=replace(SETUP, args=args)))
+
+
+def test_ranks_elsewhere_without_a_number_of_hosts_are_asked_for_it() -> None:
+    args = {"data_parallel_size": 4, "data_parallel_size_local": 2}
+    with pytest.raises(InvalidSetup, match="say how many hosts there are"):
+        TARGETS["leaderworkerset"].prepare(make_order(replace(SETUP, device=None, args=args)))
 
 
 def test_a_group_is_read_as_the_one_server_that_it_is() -> None:
@@ -118,12 +131,19 @@ def test_a_group_whose_shells_fill_in_the_place_of_each_pod_is_one_server() -> N
     assert reading.unknown == {}
 
 
-@pytest.mark.parametrize("hosts", ["--nnodes=2", "--nnodes=$(LWS_GROUP_SIZE)"])
-def test_a_group_that_is_not_as_large_as_the_server_wants_is_an_error(hosts: str) -> None:
-    text = render().replace("size: 2", "size: 3").replace("--nnodes=2", hosts)
+@pytest.mark.parametrize(
+    ("size", "hosts", "codes"),
+    [
+        ("size: 3", "--nnodes=2", ["group-of-other-size"]),
+        ("subGroupPolicy: {}", "--nnodes=2", ["group-of-other-size"]),  # one pod, where nothing says how many
+        ("size: yes", "--nnodes=2", []),
+        ("size: 3", "--nnodes=$(LWS_GROUP_SIZE)", []),
+    ],
+)
+def test_a_group_that_is_not_as_large_as_the_server_wants_is_an_error(size: str, hosts: str, codes: list[str]) -> None:
+    text = render().replace("size: 2", size).replace("--nnodes=2", hosts)
     (reading,) = read_setups(SourceText(text=text, name="spec.yaml"))
-    codes = [finding.code for finding in reading.findings]
-    assert codes == ([] if "LWS" in hosts else ["group-of-other-size"])
+    assert [finding.code for finding in reading.findings] == codes
     assert reading.setup.args["nnodes"] == (3 if "LWS" in hosts else 2)
 
 

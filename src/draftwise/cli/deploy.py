@@ -268,7 +268,7 @@ def _read_setup(
             f"The source starts {len(found.readings)} servers, and one is deployed at a time.",
             fix="Give the file or the command line of one server.",
         )
-    return found.readings[0].setup
+    return found.readings[0].require()
 
 
 def _read_run(

@@ -109,4 +109,4 @@ def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[
 def _args(target: str, engine_flags: Sequence[str], version: str) -> Mapping[str, Any]:
     if not engine_flags:
         return {}
-    return read_words(["vllm", "serve", target, *engine_flags], engine_version=version).setup.args
+    return read_words(["vllm", "serve", target, *engine_flags], engine_version=version).require().args

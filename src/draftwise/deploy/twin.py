@@ -29,12 +29,9 @@ def count_hosts(setup: Setup) -> int:
 
 def count_gpus(setup: Setup) -> int:
     """Return the GPUs that the flags ask for on each host."""
-    hosts = count_hosts(setup)
-    local = (
-        "data_parallel_size_local" if hosts == 1 and "data_parallel_size_local" in setup.args else "data_parallel_size"
-    )
+    local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
     sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
-    return max(prod(size for size in sizes if isinstance(size, int) and size > 0) // hosts, 1)
+    return max(prod(size for size in sizes if isinstance(size, int) and size > 0) // count_hosts(setup), 1)
 
 
 def find_other_hosts(setup: Setup) -> str | None:

@@ -133,10 +133,12 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-_ACCEPTED, _DRAFTED = "rate(vllm:spec_decode_num_accepted_tokens_total[5m])", "rate({}_total[5m])"
+_ACCEPTED, _PROPOSED, _DRAFTS = (
+    f"rate({metric.sample}[5m])" for metric in (SPEC_NUM_ACCEPTED_TOKENS, SPEC_NUM_DRAFT_TOKENS, SPEC_NUM_DRAFTS)
+)
 OLD_METRICS: Mapping[str, str] = {
-    "vllm:spec_decode_draft_acceptance_rate": f"{_ACCEPTED} / {_DRAFTED.format('vllm:spec_decode_num_draft_tokens')}",
-    "vllm:spec_decode_num_emitted_tokens": f"{_ACCEPTED} + {_DRAFTED.format('vllm:spec_decode_num_drafts')}",
+    "vllm:spec_decode_draft_acceptance_rate": f"{_ACCEPTED} / {_PROPOSED}",
+    "vllm:spec_decode_num_emitted_tokens": f"{_ACCEPTED} + {_DRAFTS}",
     "vllm:spec_decode_efficiency": "",
 }
 """Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what takes their place in PromQL;

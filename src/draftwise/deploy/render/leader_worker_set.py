@@ -7,22 +7,26 @@ controller puts into their environment (lws 0.9: pkg/utils/pod/pod_utils.go). Fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploy.order import Order
+from draftwise.deploy.order import Order, refuse_other_hosts
 from draftwise.deploy.render.kubernetes import make_container, make_metadata, make_pod, make_service
 from draftwise.deploy.render.words import dump_yaml
-from draftwise.deploy.twin import count_hosts, find_other_hosts
+from draftwise.deploy.twin import count_hosts
 
 __all__ = ["find_limits", "prepare", "render"]
 
 _INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """Label of the controller's that tells a group's pods apart; 0 is the one that answers."""
 _LEADER, _RANK, _OWN = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)", "$(POD_IP)"
-_OF_HOST = ("node_rank", "master_addr", "data_parallel_address")
+_OF_HOST = (
+    *("node_rank", "headless", "master_addr", "data_parallel_address"),
+    *("data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local"),
+)
+_EACH_ANSWERS = ("data_parallel_external_lb", "data_parallel_hybrid_lb")
 _ONLY_WITH_API = "api_server_count"
 """A flag that workers without an API refuse."""
 
@@ -31,18 +35,23 @@ def prepare(order: Order) -> Order:
     """Return an order whose ranks can be dealt out to a group.
 
     Raises:
-        InvalidSetup: it says itself which host it is for, or has ranks elsewhere and not how many hosts there are.
+        InvalidSetup: it says itself which host it is for, has ranks elsewhere and not how many hosts there are, or has
+            every host answer.
     """
     args = order.setup.args
-    places = (f"--{name.replace('_', '-')}" for name in _OF_HOST if name in args)
-    if flag := next(places, None) or find_other_hosts(replace(order.setup, args={**args, "nnodes": 1})):
-        raise InvalidSetup.because(
-            "host-of-group-given",
-            f"{flag} is for one host of several, and the group's own number of each host takes its place.",
-            where=flag,
-            fix="Leave it out, and say how many hosts there are, e.g. --nnodes 2.",
-        )
+    if count_hosts(order.setup) == 1:
+        refuse_other_hosts(order.setup, fix="Leave it out, and say how many hosts there are, e.g. --nnodes 2.")
+        return order
+    _refuse(args, _OF_HOST, "is for one host of several, whose place its number in the group takes")
+    _refuse(args, _EACH_ANSWERS, "has each host answer, and of a group one does")
     return order
+
+
+def _refuse(args: Mapping[str, Any], flags: Iterable[str], why: str) -> None:
+    for flag in (f"--{name.replace('_', '-')}" for name in flags if args.get(name, False) is not False):
+        raise InvalidSetup.because(
+            "host-of-group-given", f"{flag} {why}.", where=flag, fix="Leave it out: --nnodes spreads the ranks."
+        )
 
 
 def render(order: Order) -> str:

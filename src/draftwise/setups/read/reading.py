@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
+from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
@@ -60,6 +60,16 @@ class Reading:
         findings = (finding for finding in self.findings if finding not in settled)
         return replace(self, setup=replace(self.setup, **changes), findings=(*about, *findings), unknown=unknown)
 
+    def require(self) -> Setup:
+        """Return the setup for what is built on it: it has no place for what the text does not tell.
+
+        Raises:
+            InvalidSetup: a value is not known, a word is no flag, or something else is wrong with the text.
+        """
+        if errors := [finding for finding in self.findings if finding.severity is Severity.ERROR]:
+            raise InvalidSetup(errors)
+        return self.setup
+
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
     """Return the vLLM server that a command starts, given as the words that the program receives.
@@ -99,8 +109,8 @@ def read_launch(
     words = [_mark_open(word, left) for word in launch.words]
     found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
     unknown = dict(_find_unknown(launch, version))
-    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(words, found)]
-    findings += _about_directories(launch, found)
+    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
+    findings += [*_about_templates(words, found), *_about_directories(launch, found)]
     setup = Setup(
         target=_get_target(found.model, launch.mounts),
         engine="vllm",
@@ -182,6 +192,16 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
             f"Tensor and pipeline parallelism want {ranks} GPUs; {launch.num_gpus} are given.",
             where=launch.where,
             fix="Ask for as many GPUs, or lower the parallel sizes.",
+        )
+
+
+def _about_hosts(launch: Launch, found: Arguments) -> Iterator[Finding]:
+    hosts = found.args.get("nnodes")
+    if launch.num_hosts is not None and isinstance(hosts, int) and hosts != launch.num_hosts:
+        yield get_rule("group-of-other-size").ruling(
+            f"The server wants {hosts} hosts, and its group has a size of {launch.num_hosts}.",
+            where=launch.where,
+            fix=f"Set size to {hosts}.",
         )
 
 

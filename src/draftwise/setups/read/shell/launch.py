@@ -77,6 +77,8 @@ class Launch:
     num_gpus: int | None = None
     gpu: str = ""
     """Product name, where a node selector gives it."""
+    num_hosts: int | None = None
+    """Pods that start with it as one group; None where it is in none."""
     where: str = ""
     """File, document and container; empty for a bare command line."""
     mounts: Mapping[str, str] = field(default_factory=dict)
