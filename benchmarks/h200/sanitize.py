@@ -9,9 +9,11 @@ The parts run one after the other, each under one tool:
                  blocks, which hides small steps
   eager          the same without CUDA graphs, each tensor an allocation of its own
   kernels-races  the tests again, under racecheck
-Each test function has a process of its own, as many side by side as there are cores: the tool works on one processor,
-and what the time cuts off is not lost for the others. Triton compiles before the tool watches: each runs once without
-it first.
+  partitions     only where it is asked for: partitions that share nothing but barriers, under racecheck, to see what it
+                 reports of Triton's part of `warp_specialize`
+Each test function, or `--cases` of its parameters, has a process of its own, as many side by side as there are cores:
+the tool works on one processor, and what the time cuts off is not lost for the others. Triton compiles before the tool
+watches: each runs once without it first.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
+_REPEATED = re.compile(r"\+0x[0-9a-f]+| \[\d+ hazards\]")  # what differs between reports of one place
 _UNUSED = "Target application terminated before first instrumented API call"
 _OWN_ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
@@ -53,23 +57,41 @@ class Part:
     """Of the time that is left, if other parts follow."""
 
 
-def parts(methods: list[str]) -> dict[str, Part]:
+def parts(methods: list[str], tests: Mapping[str, tuple[str, ...]]) -> dict[str, Part]:
     """Return the parts in order of importance."""
-    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    files = sorted((ROOT / "tests/engine/kernels").glob("test_cuda_*.py"))
-    tests = {
-        f"{file.stem.removeprefix('test_cuda_')} {name}": (*pytest, f"{file.relative_to(ROOT)}::{name}")
-        for file in files
-        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
-    }
     work = (sys.executable, str(Path(__file__)), "work", "--methods", *methods)
+    script = str(Path(__file__).parent / "kernels" / "partitions.py")
+    apart = {
+        f"{what} {registers}": (sys.executable, script, what, "--registers", str(registers))
+        for what in ("nothing", "sums", "ring")
+        for registers in (24, 168)
+    }
     on_cuda = {"DRAFTWISE_TEST_DEVICE": "cuda"}
     return {
         "kernels": Part(tool="memcheck", commands=tests, env=on_cuda | _OWN_ALLOCATIONS, share=0.4),
         "captured": Part(tool="memcheck", commands={"": work}, env={}, share=0.5),
         "eager": Part(tool="memcheck", commands={"": (*work, "--eager")}, env=_OWN_ALLOCATIONS, share=0.6),
         "kernels-races": Part(tool="racecheck", commands=tests, env=on_cuda, share=1.0),
+        "partitions": Part(tool="racecheck", commands=apart, env={}, share=1.0),
     }
+
+
+def collect(selected: str, cases: int) -> dict[str, tuple[str, ...]]:
+    """Return the command for each test of the kernels that pytest's -k selects, in groups of so many cases."""
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    files = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests/engine/kernels").glob("test_cuda_*.py"))]
+    env = os.environ | {"DRAFTWISE_TEST_DEVICE": "cuda"}
+    listing = (*pytest, "--collect-only", "-k", selected, *files)
+    listed = subprocess.run(listing, env=env, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    ids = [line for line in listed.splitlines() if "::" in line]
+    commands = dict[str, tuple[str, ...]]()
+    for function, members in groupby(ids, lambda each: each.split("[")[0]):
+        file, name = function.split("::")
+        stem = Path(file).stem.removeprefix("test_cuda_")
+        waiting = list(members)
+        for first in range(0, len(waiting), cases):
+            commands[f"{stem} {name} {first}"] = (*pytest, *waiting[first : first + cases])
+    return commands
 
 
 def run_part(name: str, part: Part, seconds: float) -> list[dict[str, Any]]:
@@ -97,7 +119,7 @@ def _run(
     stem = name.replace(" ", "-")
     log = logs / f"{stem}.%p.log"  # one for each process
     watched = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--report-api-errors", "no"]
-    watched += ["--print-limit", "30", "--log-file", str(log), *command]
+    watched += ["--print-limit", "1000", "--show-backtrace", "device", "--log-file", str(log), *command]
     left = until - time.monotonic()
     outcome |= {"exit_code_without_tool": exit_code, "seconds_without_tool": round(until - left - began, 1)}
     if exit_code:
@@ -107,7 +129,10 @@ def _run(
         outcome |= {"outcome": "ran", "exit_code": exit_code, "end": end[-300:]}
     except subprocess.TimeoutExpired:
         outcome |= {"outcome": "out of time"}
-    return outcome | {"seconds": round(time.monotonic() - began, 1)} | read_logs(logs, stem)
+    found = read_logs(logs, stem)
+    if outcome["outcome"] == "ran" and found["errors"] is None and _UNUSED in "".join(found["first"]):
+        outcome |= {"outcome": "used no GPU"}
+    return outcome | {"seconds": round(time.monotonic() - began, 1)} | found
 
 
 def _call(command: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int, str]:
@@ -125,15 +150,13 @@ def _call(command: Sequence[str], env: Mapping[str, str], seconds: float) -> tup
 
 
 def read_logs(logs: Path, name: str) -> dict[str, Any]:
-    """Return how many errors the tool counted in all processes (0 where none used a GPU), and the first of them."""
+    """Return how many errors the tool counted in all processes (None where none used a GPU), and the first places."""
     text = "".join(log.read_text(errors="replace") for log in sorted(logs.glob(f"{name}.*.log")))
     counts = [int(found) for found in _SUMMARY.findall(text)]
-    if _UNUSED in text:
-        counts.append(0)
     lines = [line.removeprefix("========= ").strip() for line in text.splitlines()]
-    told = re.compile(r"Invalid|Race|hazard|Uninit|Misaligned| at .+\+0x")
-    shown = [line for line in lines if told.search(line) and "SUMMARY" not in line]
-    return {"errors": sum(counts) if counts else None, "first": shown[:20]}
+    told = re.compile(rf"Invalid|Race|hazard|Uninit|Misaligned| at .+\+0x|{_UNUSED}")
+    places = [_REPEATED.sub("", line) for line in lines if told.search(line) and "SUMMARY" not in line]
+    return {"errors": sum(counts) if counts else None, "first": list(dict.fromkeys(places))[:20]}
 
 
 def work(methods: list[str], *, eager: bool) -> None:
@@ -161,7 +184,9 @@ def work(methods: list[str], *, eager: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("all", "work"), nargs="?", default="all")
-    parser.add_argument("--parts", nargs="+", choices=tuple(parts([])), help="in place of all")
+    parser.add_argument("--parts", nargs="+", choices=tuple(parts([], {})), help="in place of all but partitions")
+    parser.add_argument("--tests", default="", help="of the kernels, as for pytest's -k")
+    parser.add_argument("--cases", type=int, default=50, help="of a test's parameters, most in one process")
     parser.add_argument("--methods", nargs="+", default=["plain", "ngram", "draft_model", "eagle3", "mtp", "dflash"])
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--seconds", type=float, default=400)
@@ -176,15 +201,16 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout.split("\n")
     about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv]), "tool": version[-2:]}
-    known = parts(args.methods)
-    wanted = [name for name in known if not args.parts or name in args.parts]
+    known = parts(args.methods, collect(args.tests, args.cases))
+    wanted = [name for name in known if name in (args.parts or known.keys() - {"partitions"})]
     for name in wanted:
         left = args.seconds - (time.monotonic() - began)
         for row in run_part(name, known[name], left * (1.0 if name == wanted[-1] else known[name].share)):
             found.append(row)
             print(json.dumps({key: value for key, value in row.items() if not key.startswith("end")}), flush=True)
         args.out.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n")
-    sys.exit(any(part.get("errors") != 0 or part.get("exit_code") for part in found))
+    watched = [part for part in found if part["outcome"] != "used no GPU"]
+    sys.exit(any(part.get("errors") != 0 or part.get("exit_code") for part in watched))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from http_streams import steady_tokens_per_s
 from peer import Peer, PeerError
 from profile_steps import short_name, summarise
 from record import Record
-from sanitize import read_logs
+from sanitize import Part, collect, read_logs, run_part
 from shapes import SCALES, Folders, write_tokenizer
 
 import report
@@ -283,6 +284,34 @@ def test_every_id_has_a_text(tmp_path: Path) -> None:
 
 def test_errors_of_all_processes_are_counted(tmp_path: Path) -> None:
     (tmp_path / "kernels.1.log").write_text("========= Invalid __global__ read\n========= ERROR SUMMARY: 2 errors\n")
-    (tmp_path / "kernels.2.log").write_text("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n")
-    assert read_logs(tmp_path, "kernels") == {"errors": 3, "first": ["Invalid __global__ read"]}
+    races = "".join(f"=========     and Write access at f+0x{at} in a.py:2 [{at} hazards]\n" for at in (4, 8))
+    (tmp_path / "kernels.2.log").write_text(f"{races}========= RACECHECK SUMMARY: 2 hazards displayed (2 errors)\n")
+    first = ["Invalid __global__ read", "and Write access at f in a.py:2"]
+    assert read_logs(tmp_path, "kernels") == {"errors": 4, "first": first}
     assert read_logs(tmp_path, "eager") == {"errors": None, "first": []}
+
+
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [
+        ("Target application terminated before first instrumented API call", "used no GPU"),
+        ("ERROR SUMMARY: 0 errors", "ran"),
+    ],
+)
+def test_a_process_without_a_gpu_was_not_watched(
+    says: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f'#!/bin/sh\nwhile [ "$1" != --log-file ]; do shift; done\necho "========= {says}" >"$2"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (row,) = run_part("kernels", Part(tool="memcheck", commands={"one": ("true",)}, env={}, share=1.0), 60)
+    assert row["outcome"] == outcome
+    assert row["errors"] == (None if outcome == "used no GPU" else 0)
+
+
+def test_tests_are_collected_in_groups_of_cases() -> None:
+    commands = collect("test_prompts_by_the_copy_engine", 4)
+    cases = [len([word for word in command if "::" in word]) for command in commands.values()]
+    assert cases == [4] * (len(cases) - 1) + [cases[-1]]
+    assert 1 <= cases[-1] <= 4

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
 
-EVERY_CASE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") != "cpu" or "DRAFTWISE_EVERY_CASE" in os.environ
+_ON_CPU = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu"
+EVERY_CASE = os.environ.get("DRAFTWISE_EVERY_CASE", "0" if _ON_CPU else "1") == "1"
 """A GPU runs each combination in no time, and compiles different code for it; an interpreter takes long."""
 
 
