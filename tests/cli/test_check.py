@@ -175,6 +175,23 @@ def test_a_target_may_be_its_config_json(tmp_path):
         assert answer["speculative_config"] == json.loads(NGRAM)
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://huggingface.co/Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"])
+def test_a_url_is_no_model(url: str):
+    spec = json.dumps({"method": "eagle3", "model": url, "num_speculative_tokens": 3})
+    for code, answer in (
+        ("target-config-unreadable", judged(url, "-sc", NGRAM)[0]),
+        ("drafter-config-unreadable", judged(LLAMA, "-sc", spec)[0]),
+    ):
+        found = {finding["code"]: finding for finding in answer["findings"]}
+        assert not answer["accepted"]
+        assert found[code]["message"].startswith(f"{url} is a URL")
+
+
+def test_an_object_store_is_a_place_for_models():
+    answer = judged("s3://bucket/model", "-sc", NGRAM)[0]
+    assert "target-config-unreadable" not in {finding["code"] for finding in answer["findings"]}
+
+
 def test_a_mount_can_be_told_what_it_stands_for():
     line = """vllm serve /mnt/models --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""
     unknown, known = judged(line, "--vllm", "0.32.0")[0], judged(line, "--vllm", "0.32.0", "--target", LLAMA)[0]

@@ -31,6 +31,7 @@ _FREE = frozenset({"quantization"})
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_URL = re.compile(r"(https?|hf)://", re.IGNORECASE)
 Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
@@ -112,6 +113,13 @@ def _find_drafter(
 
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     try:
+        if _URL.match(name):
+            raise InvalidSetup.because(
+                "model-is-url",
+                f"{name} is a URL, and vLLM looks for models in directories and under names of the hub.",
+                where=name,
+                fix="Write ORG/NAME for a model of the hub. A running server goes to `watch` or `decide --url`.",
+            )
         return find_model_config(name)
     except InvalidSetup as fault:
         faults.extend(fault.findings)
