@@ -178,6 +178,10 @@ class TestModel:
         found = read("--seed", "1")
         assert (found.model, codes(found)) == ("Qwen/Qwen3-0.6B", ["no-model-given"])
 
+    @pytest.mark.parametrize("words", [("",), ("--model", "")])
+    def test_an_empty_name_is_not_the_default(self, words: tuple[str, ...]):
+        assert "model-empty" in codes(read(*words))
+
     def test_a_name_alone_is_refused(self):
         assert "served-name-without-model" in codes(read("--served-model-name", "x", release="0.17.0"))
         assert "served-name-without-model" not in codes(read("--served-model-name", "x", release="0.16.0"))

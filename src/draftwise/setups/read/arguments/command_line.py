@@ -297,6 +297,8 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
             fix=f"Write --model {positional.text}.",
             becomes=str(by_flag or default),
         )
-    if not chosen:
+    if chosen == "":
+        found.report("model-empty", "The name of the model is empty.", positional, fix="Name the model.")
+    elif chosen is None:
         found.report("no-model-given", f"the server would serve {default}.", fix="Name the model.", becomes=default)
     found.model = str(chosen or default)
