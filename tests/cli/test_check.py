@@ -187,12 +187,6 @@ def test_a_url_is_no_model(url: str):
         assert found[code]["message"].startswith(f"{url} is a URL")
 
 
-@pytest.mark.parametrize("empty", ["", " "])
-def test_an_empty_target_is_refused(empty: str):
-    result = run("check", LLAMA, "--target", empty)
-    assert (result.exit_code, "the name is empty" in result.stderr) == (2, True)
-
-
 def test_an_object_store_is_a_place_for_models():
     answer = judged("s3://bucket/model", "-sc", NGRAM)[0]
     assert "target-config-unreadable" not in {finding["code"] for finding in answer["findings"]}

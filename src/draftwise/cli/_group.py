@@ -6,7 +6,8 @@ import gc
 import importlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -68,7 +69,8 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; one that is misspelled is told what it may have been."""
+        """Find the verb; one that is misspelled is told what it may have been, and no argument may be empty."""
+        _refuse_empty(ctx, args)
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -94,6 +96,16 @@ class VerbGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(_EXIT_INTERRUPTED)
+
+
+def _refuse_empty(ctx: click.Context, args: Sequence[str]) -> None:
+    """Refuse what a shell makes of a variable that is not set: an empty path would be the current folder."""
+    of_draftwise = args[: args.index("--")] if "--" in args else args
+    for before, word in pairwise(("", *of_draftwise)):
+        is_empty = not word and before != "--installed"  # for which it means that nothing is
+        if is_empty or (word.startswith("--") and word.endswith("=")):
+            name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
+            raise click.UsageError(f"{name} is empty. Is a variable of the shell not set?", ctx)
 
 
 def _version_option() -> click.Option:

@@ -63,16 +63,9 @@ class _SetupCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ENGINE FLAGS]"]
 
 
-def _named(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise click.BadParameter("the name is empty.")
-    return value
-
-
 _of_setups = add_options(
     click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
-    click.option("--target", metavar="MODEL", callback=_named,
-                 help="What the target in SOURCE stands for, e.g. where it is a mount."),
+    click.option("--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."),
     click.option(_SPEC, "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
                  help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),

@@ -32,7 +32,7 @@ _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
               help="A replica of the same model without speculation; it is never acted on.")  # fmt: skip
 @click.option("--baseline", "baseline_file", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: the break-even, and the probe of a good server.")  # fmt: skip
-@click.option("--state", "state_file", type=click.Path(path_type=Path), required=True, metavar="FILE",
+@click.option("--state", "state_file", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
               help="What is known and was done, over restarts; steps and history lie beside it.")  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=30.0, show_default=True,
               metavar="SECONDS", help="Between two looks.")  # fmt: skip

@@ -52,7 +52,7 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--probe", "wants_probe", is_flag=True,
               help="Ask every URL a few prompts at temperature 0: are engine and drafter the baseline's?")  # fmt: skip
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
-@click.option("--record-baseline", "record_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--record-baseline", "record_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write how the service is now: one window, and the probe four times.")  # fmt: skip
 @click.option("--since-rollout", "since", metavar="TIME|last",
               help="With --prometheus: hold now against the minutes before a roll-out.")  # fmt: skip
