@@ -187,6 +187,28 @@ def test_a_url_is_no_model(url: str):
         assert found[code]["message"].startswith(f"{url} is a URL")
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("Qwen3-8B", "Write Qwen/Qwen3-8B;"),
+        ("qwen3:8b", "Did you mean Qwen/Qwen3-8B"),
+        ("my model", "Write ORG/NAME"),
+        ("org/name-", "Write ORG/NAME"),
+    ],
+)
+def test_a_name_that_no_model_of_the_hub_has_is_not_accepted(name: str, fix: str):
+    spec = json.dumps({"method": "draft_model", "model": name, "num_speculative_tokens": 3})
+    for answer in (judged(f"vllm serve {name!r}")[0], judged(LLAMA, "-sc", spec)[0]):
+        (finding,) = (each for each in answer["findings"] if each["code"] == "name-not-of-hub")
+        assert not answer["accepted"]
+        assert finding["fix"].startswith(fix)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen/qwen3-8b", "org/name", "name", "/mnt/models", "./here", "models/a/b"])
+def test_a_name_that_a_model_may_have_is_accepted(name: str):
+    assert judged(f"vllm serve {name}")[0]["accepted"]
+
+
 def test_an_object_store_is_a_place_for_models():
     answer = judged("s3://bucket/model", "-sc", NGRAM)[0]
     assert "target-config-unreadable" not in {finding["code"] for finding in answer["findings"]}

@@ -6,6 +6,7 @@ are written out where memory depends on them (Gemma's and Llama 4's `tie_word_em
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["KnownModel", "find_model", "read_models", "suggest_models"]
+__all__ = ["KnownModel", "find_model", "is_hub_name", "read_models", "suggest_models"]
+
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,11 @@ def find_model(name: str) -> KnownModel | None:
     Upper and lower case do not matter. The organization may be left out, and nothing else may.
     """
     return _by_name().get(name.strip().lower())
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a name can be one of the Hugging Face hub (huggingface_hub: validate_repo_id)."""
+    return _HUB_NAME.fullmatch(name) is not None
 
 
 def suggest_models(name: str) -> tuple[str, ...]:

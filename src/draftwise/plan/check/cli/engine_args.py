@@ -16,6 +16,7 @@ from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int
 from draftwise.facts.methods import methods_where
+from draftwise.facts.models import is_hub_name
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
@@ -30,7 +31,6 @@ _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
-_HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _URL = re.compile(r"(https?|hf)://", re.IGNORECASE)
 Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
@@ -312,7 +312,7 @@ def _verifier(config: Config) -> str:
 def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator[Ruling]:
     """Yield the refusal of a verifier on disk: some releases take only names of the hub."""
     verifier = _verifier(config)
-    if not _HUB_NAME.fullmatch(verifier) or Path(verifier).exists():
+    if not is_hub_name(verifier) or Path(verifier).exists():
         yield from rules.ruling(
             "speculators-local-verifier",
             f"The speculators checkpoint names a local directory, {verifier!r}, as its verifier.",

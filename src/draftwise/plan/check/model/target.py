@@ -16,7 +16,7 @@ from draftwise.facts.methods import find_method
 from draftwise.facts.quantization import needs_checkpoint
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
-from draftwise.plan.check.model.reading import read_hf_config
+from draftwise.plan.check.model.reading import find_other_name, near_names, read_hf_config
 from draftwise.plan.check.steps import Step
 
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
@@ -35,6 +35,7 @@ def read_target(context: Context) -> Step[Model | None]:
     if context.target is None:
         yield from _find_unread(context)
         return None
+    yield from find_other_name(context.rules, context.target.name, context.target, where="target")
     yield from _find_format(context, context.target)
     yield from _find_gguf(context, context.target)
     config = yield from read_hf_config(context, context.target, role="target")
@@ -65,12 +66,16 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
                 return
             yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
+    others = [*find_other_name(context.rules, name, None, where="target")] if name else []
+    yield from others
+    if others:
+        return
     yield from context.rules.ruling(
         "target-not-here",
         f"The target {name!r} is neither a directory here nor in the table of known models; what depends on its "
         "config.json is not checked.",
         where="target",
-        fix="Give a directory with its config.json to have the rest checked.",
+        fix=f"{near_names(name)}Give a directory with its config.json to have the rest checked.",
     )
 
 

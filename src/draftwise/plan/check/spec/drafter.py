@@ -14,7 +14,7 @@ from draftwise.facts.methods import find_placeholder
 from draftwise.facts.models import find_model
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, build_model
-from draftwise.plan.check.model.reading import read_hf_config
+from draftwise.plan.check.model.reading import find_other_name, read_hf_config
 from draftwise.plan.check.spec.detection import TOP_K_KEY, detect_method, name_class, rewrite_draft
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step, collect
@@ -61,6 +61,8 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     """Return the config with the drafter as ModelConfig holds it, or with `draft` left open by its refusal."""
     is_target = spec.model == (context.verifier or context.setup.target)
     own = context.target if is_target else context.drafter
+    if not is_target and spec.model:
+        yield from find_other_name(context.rules, spec.model, own, where="model")
     if own is None:
         return spec if is_target else (yield from _judge_unknown(context, spec))
     if is_target and spec.target is None:
