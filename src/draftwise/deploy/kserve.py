@@ -22,7 +22,6 @@ from draftwise.deploy.layout import (
     Layout,
     choose_layout,
     find_drafter,
-    is_directory,
     name_layout,
     place,
 )
@@ -32,6 +31,7 @@ from draftwise.deploy.render.kserve import get_release, has_canaries, render_can
 from draftwise.deploy.render.kubernetes import to_gib
 from draftwise.deploy.render.words import dump_yaml
 from draftwise.facts.kinds import list_kinds
+from draftwise.facts.models import names_directory
 
 __all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
 
@@ -169,7 +169,7 @@ def _fill_claim(order: Order, claim: str) -> Step:
 
 def _list_fetched(order: Order) -> Iterator[Checkpoint]:
     """Yield the checkpoints that come from the hub; the others are directories of the operator's."""
-    return (each for each in order.placement.staged if not is_directory(each.name))
+    return (each for each in order.placement.staged if not names_directory(each.name))
 
 
 def _make_job(order: Order, claim: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def find_limits(order: Order) -> Iterator[Finding]:
             f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
             fix="Ask who runs the cluster, or choose --mode Standard.",
         )
-    own = [each for each in order.placement.staged if is_directory(each.name)]
+    own = [each for each in order.placement.staged if names_directory(each.name)]
     if own:
         yield Finding.info(
             "stage-by-hand",

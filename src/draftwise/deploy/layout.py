@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from draftwise.core import InvalidSetup, Setup
 from draftwise.facts.methods import find_method, find_placeholder
+from draftwise.facts.models import names_directory
 
 __all__ = [
     "LAYOUTS",
@@ -24,7 +25,6 @@ __all__ = [
     "Placement",
     "choose_layout",
     "find_drafter",
-    "is_directory",
     "name_directory",
     "name_layout",
     "name_leftovers",
@@ -184,7 +184,7 @@ def find_drafter(setup: Setup) -> str:
 
 def name_directory(checkpoint: str) -> str:
     """Return the directory for a checkpoint below that of the models: its own name, from which vLLM tells methods."""
-    return posixpath.basename(checkpoint.rstrip("/")) if is_directory(checkpoint) else checkpoint
+    return posixpath.basename(checkpoint.rstrip("/")) if names_directory(checkpoint) else checkpoint
 
 
 def name_upstream(path: str) -> str:
@@ -199,11 +199,6 @@ def rename_upstream(setup: Setup) -> Setup:
     if spec is not None and spec.model:
         spec = replace(spec, model=name_upstream(spec.model))
     return replace(setup, target=name_upstream(setup.target), spec=spec)
-
-
-def is_directory(checkpoint: str) -> bool:
-    """Say whether a checkpoint is named as a directory, and not as the hub does."""
-    return checkpoint.startswith(("/", ".", "~"))
 
 
 def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
@@ -271,7 +266,7 @@ def _refuse(layout: Layout, target: Checkpoint, drafter: Checkpoint | None) -> N
         )
     fetched = {"one": (target,), "storage-uris": (target, drafter), "mixed": (drafter,)}
     for checkpoint in fetched.get(layout.kind, ()):
-        if checkpoint is not None and is_directory(checkpoint.name):
+        if checkpoint is not None and names_directory(checkpoint.name):
             raise InvalidSetup.because(
                 "layout-cannot-fetch",
                 f"The layout {layout.kind} downloads from the hub, and {checkpoint.name} is a directory.",

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["KnownModel", "find_model", "is_hub_name", "read_models", "suggest_models"]
+__all__ = ["KnownModel", "find_model", "is_hub_name", "names_directory", "near_models", "read_models", "suggest_models"]
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 
@@ -69,6 +69,17 @@ def find_model(name: str) -> KnownModel | None:
 def is_hub_name(name: str) -> bool:
     """Return whether a name can be one of the Hugging Face hub (huggingface_hub: validate_repo_id)."""
     return _HUB_NAME.fullmatch(name) is not None
+
+
+def names_directory(name: str) -> bool:
+    """Return whether a checkpoint is spelled as a directory, and not as the hub does."""
+    return name.startswith(("/", ".", "~"))
+
+
+def near_models(name: str) -> str:
+    """Return the question whether known names were meant, with a space behind it; nothing where none is near."""
+    close = suggest_models(name)
+    return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
 def suggest_models(name: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from draftwise.deploy.order import make_order, refuse_other_hosts
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.secrets import without_secrets
 from draftwise.deploy.verify.manifests import verify_text
+from draftwise.facts.models import names_directory
 from draftwise.setups.read import SourceText, read_setups
 
 __all__ = ["Edited", "edit", "edit_as"]
@@ -71,7 +72,7 @@ def _identify(finding: Finding) -> tuple[str, str]:
 
 
 def _is_path(target: str) -> bool:
-    return not target or target.startswith(("/", ".", "~"))
+    return not target or names_directory(target)
 
 
 def _read_server(source: SourceText, *, engine_version: str) -> Setup:

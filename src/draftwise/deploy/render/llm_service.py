@@ -17,6 +17,7 @@ from draftwise.core import InvalidSetup
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kubernetes import list_env, list_resources, make_metadata
 from draftwise.deploy.render.words import dump_yaml, list_args
+from draftwise.facts.models import names_directory
 
 __all__ = ["prepare", "render"]
 
@@ -30,7 +31,7 @@ def prepare(order: Order) -> Order:
     Raises:
         InvalidSetup: the target is a directory, and a URI is wanted.
     """
-    if order.setup.target.startswith(("/", ".")):
+    if names_directory(order.setup.target):
         raise InvalidSetup.because(
             "layout-cannot-fetch",
             f"An LLMInferenceService downloads its model from the hub, and {order.setup.target} is a directory.",

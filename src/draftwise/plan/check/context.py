@@ -49,7 +49,7 @@ class Context:
     draft_config: Mapping[str, Any]
     """The drafter's config.json; empty where there is none or it is not known here."""
     faults: tuple[Finding, ...] = ()
-    """Directories that are there and hold no readable config.json: `where` names them."""
+    """What can be no model: directories without a readable config.json, and URLs; `where` names them."""
     verifier: str | None = None
     """Name of the served model where the model that was given is a speculators checkpoint, which names it."""
     doubled: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, find_published_drafters
-from draftwise.facts.models import KnownModel, find_model, suggest_models
+from draftwise.facts.models import KnownModel, find_model, near_models
 from draftwise.facts.vllm import Release, get_release
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.constants import Constants, gpu_prior
@@ -96,13 +96,11 @@ def _get_target(name: str) -> ModelConfig:
     found = find_model_config(name)
     if found is not None:
         return found
-    close = suggest_models(name)
     raise InvalidSetup.because(
         "unknown-target",
         f"{name!r} is neither a directory nor in the table of well-known models.",
         where="TARGET",
-        fix=(f"Did you mean {' or '.join(close)}? " if close else "")
-        + "Otherwise give a directory with its config.json, or the JSON itself.",
+        fix=f"{near_models(name)}Otherwise give a directory with its config.json, or the JSON itself.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.methods import methods_where
-from draftwise.facts.models import find_model, is_hub_name, suggest_models
+from draftwise.facts.models import find_model, is_hub_name, names_directory, near_models
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.transformers import fill_in, find_model_type
 from draftwise.facts.vllm import Release
@@ -17,7 +17,7 @@ from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.steps import Step
 
-__all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "find_other_name", "near_names", "read_hf_config"]
+__all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "find_other_name", "read_hf_config"]
 
 V0_EAGLE = "EAGLEModel"
 """The one class that the V0 engine has for every EAGLE head."""
@@ -60,25 +60,19 @@ def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, wh
     """
     known = None if found is None or found.origin != "table" else find_model(name)
     if known is not None and name.lower() not in map(str.lower, known.names):
-        fix = f"Write {known.id}; a directory of that name is judged where it is."
-    elif found is None and not _is_path(name) and not is_hub_name(name.partition(":")[0] if "/" in name else name):
-        fix = (
-            f"{near_names(name)}Write ORG/NAME for a model of the hub; a directory of that name is judged where it is."
-        )
+        hint = f"Write {known.id}"
+    elif found is None and not _may_be_there(name):
+        hint = f"{near_models(name)}Write ORG/NAME for a model of the hub"
     else:
         return
     what = f"The hub has no model {name!r}, and no directory of that name is here."
+    fix = f"{hint}; a directory of that name is judged where it is."
     yield from rules.ruling("name-not-of-hub", what, where=where, fix=fix)
 
 
-def near_names(name: str) -> str:
-    """Return the question whether known names were meant, with a space behind it; nothing where none is near."""
-    close = suggest_models(name)
-    return f"Did you mean {' or '.join(close)}? " if close else ""
-
-
-def _is_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+def _may_be_there(name: str) -> bool:
+    repository = name.partition(":")[0] if "/" in name else name  # behind the colon the quantization of a GGUF file
+    return names_directory(name) or name.count("/") > 1 or is_hub_name(repository)
 
 
 def read_hf_config(

@@ -13,10 +13,11 @@ from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.facts.methods import find_method
+from draftwise.facts.models import near_models
 from draftwise.facts.quantization import needs_checkpoint
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
-from draftwise.plan.check.model.reading import find_other_name, near_names, read_hf_config
+from draftwise.plan.check.model.reading import find_other_name, read_hf_config
 from draftwise.plan.check.steps import Step
 
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
@@ -66,16 +67,15 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
                 return
             yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
-    others = [*find_other_name(context.rules, name, None, where="target")] if name else []
-    yield from others
-    if others:
+    if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
+        yield from others
         return
     yield from context.rules.ruling(
         "target-not-here",
         f"The target {name!r} is neither a directory here nor in the table of known models; what depends on its "
         "config.json is not checked.",
         where="target",
-        fix=f"{near_names(name)}Give a directory with its config.json to have the rest checked.",
+        fix=f"{near_models(name)}Give a directory with its config.json to have the rest checked.",
     )
 
 

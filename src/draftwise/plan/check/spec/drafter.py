@@ -61,10 +61,10 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     """Return the config with the drafter as ModelConfig holds it, or with `draft` left open by its refusal."""
     is_target = spec.model == (context.verifier or context.setup.target)
     own = context.target if is_target else context.drafter
-    if not is_target and spec.model:
-        yield from find_other_name(context.rules, spec.model, own, where="model")
     if own is None:
         return spec if is_target else (yield from _judge_unknown(context, spec))
+    if not is_target:
+        yield from find_other_name(context.rules, own.name, own, where="model")
     if is_target and spec.target is None:
         return spec.undecided("draft")  # what is wrong with the target has been said
     as_medusa = context.rules.applies("medusa-type-injected", spec.method)
@@ -170,6 +170,8 @@ def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
         )
     elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
         yield from context.rules.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
+    else:
+        yield from find_other_name(context.rules, spec.model, None, where="model")
 
 
 def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
