@@ -77,13 +77,19 @@ def parts(methods: list[str], tests: Mapping[str, tuple[str, ...]]) -> dict[str,
 
 
 def collect(selected: str, cases: int) -> dict[str, tuple[str, ...]]:
-    """Return the command for each test of the kernels that pytest's -k selects, in groups of so many cases."""
+    """Return the command for each test of the kernels that pytest's -k selects, in groups of so many cases.
+
+    Raises:
+        ValueError: it selects none, or the tests cannot be collected.
+    """
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     files = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests/engine/kernels").glob("test_cuda_*.py"))]
     env = os.environ | {"DRAFTWISE_TEST_DEVICE": "cuda"}
     listing = (*pytest, "--collect-only", "-k", selected, *files)
-    listed = subprocess.run(listing, env=env, cwd=ROOT, text=True, capture_output=True, check=True).stdout
-    ids = [line for line in listed.splitlines() if "::" in line]
+    listed = subprocess.run(listing, env=env, cwd=ROOT, text=True, capture_output=True)
+    if listed.returncode:
+        raise ValueError(f"there are no tests {selected!r}: {(listed.stdout + listed.stderr).strip()[-300:]}")
+    ids = [line for line in listed.stdout.splitlines() if "::" in line]
     commands = dict[str, tuple[str, ...]]()
     for function, members in groupby(ids, lambda each: each.split("[")[0]):
         file, name = function.split("::")
@@ -201,7 +207,11 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout.split("\n")
     about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv]), "tool": version[-2:]}
-    known = parts(args.methods, collect(args.tests, args.cases))
+    try:
+        tests = collect(args.tests, args.cases)
+    except ValueError as error:
+        parser.error(str(error))
+    known = parts(args.methods, tests)
     wanted = [name for name in known if name in (args.parts or known.keys() - {"partitions"})]
     for name in wanted:
         left = args.seconds - (time.monotonic() - began)

@@ -315,3 +315,5 @@ def test_tests_are_collected_in_groups_of_cases() -> None:
     cases = [len([word for word in command if "::" in word]) for command in commands.values()]
     assert cases == [4] * (len(cases) - 1) + [cases[-1]]
     assert 1 <= cases[-1] <= 4
+    with pytest.raises(ValueError, match="there are no tests 'nosuch'"):
+        collect("nosuch", 4)
