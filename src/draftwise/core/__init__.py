@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
+    from draftwise.core.progress import Progress, Silent, Stopped
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.rollback import Relation, Rollback, RollbackBasis
     from draftwise.core.ruling import Effect, Ruling, Stage
@@ -120,6 +121,7 @@ __all__ = [
     "Phase",
     "ProbeAnswer",
     "Profile",
+    "Progress",
     "Prompt",
     "Reason",
     "ReasonCode",
@@ -142,6 +144,7 @@ __all__ = [
     "Settled",
     "Setup",
     "Severity",
+    "Silent",
     "SimulatedService",
     "SingleSetting",
     "Software",
@@ -149,6 +152,7 @@ __all__ = [
     "SpecStats",
     "Stage",
     "StepPoint",
+    "Stopped",
     "StorageError",
     "Sums",
     "TargetModel",
@@ -175,6 +179,7 @@ _MODULES = {
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
+    "progress": "Progress Silent Stopped",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
     "rollback": "Relation Rollback RollbackBasis",

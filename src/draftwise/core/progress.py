@@ -1,0 +1,73 @@
+"""The protocol through which a long verb reports what it does and is asked to stop."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draftwise.core.finding import Finding
+
+__all__ = ["Progress", "Silent", "Stopped", "check_stop"]
+
+
+class Progress(Protocol):
+    """Receives what a long verb does, in order, on one thread; implemented by a terminal, a web page or an agent.
+
+    A verb calls `status` at the beginning of each unit of work, `plan` whenever the amount of work becomes known or
+    changes, `step` as work is done, and `notice` for findings that the user should see before the result. Between units
+    of work it asks `stop_requested`; once that is true the verb ends early and keeps its data.
+    """
+
+    def status(self, text: str) -> None:
+        """Receive what is being done or waited for now, in one line, e.g. `warming up plain at c=16`."""
+
+    def plan(self, steps: int, seconds: float | None) -> None:
+        """Receive how much work there is; called again whenever that changes.
+
+        Args:
+            steps: of the whole work, those that are done already included; what a step is depends on the verb.
+            seconds: expected for what is left; None if unknown.
+        """
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
+        """Receive how many of the planned steps are done.
+
+        Args:
+            done: since the beginning of the work, earlier sessions of it included.
+            seconds_left: expected for the rest; None if unknown or unchanged.
+            text: the step that was done last.
+        """
+
+    def notice(self, finding: Finding) -> None:
+        """Receive something that the user should know now: a warning, something left out, a result so far."""
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the verb should end at the next opportunity."""
+
+
+class Silent:
+    """A Progress that shows nothing and never asks to stop."""
+
+    stop_requested = False
+
+    def status(self, text: str) -> None:
+        """Do nothing."""
+
+    def plan(self, steps: int, seconds: float | None) -> None:
+        """Do nothing."""
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
+        """Do nothing."""
+
+    def notice(self, finding: Finding) -> None:
+        """Do nothing."""
+
+
+class Stopped(Exception):  # noqa: N818  (an outcome that was asked for, not an error)
+    """Raised inside a long verb when its Progress asked it to stop; the verb catches it and keeps its data."""
+
+
+def check_stop(progress: Progress) -> None:
+    """Raise Stopped if a stop was requested; called between units of work."""
+    if progress.stop_requested:
+        raise Stopped
