@@ -34,9 +34,9 @@ from provenance import provenance, write
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.support import virtual_time
 from tests.support.measuring import make_session
 
-from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.reasons import describe_reason

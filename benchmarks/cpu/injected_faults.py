@@ -16,10 +16,10 @@ from zlib import crc32
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.support.fake_server import FakeScript
+from tests.support.fake_server.engine import FakeEngine
 from tests.support.measuring import make_plan
 
-from draftwise.backends import FakeScript
-from draftwise.backends.fake.engine import FakeEngine
 from draftwise.core import Arm, ClosedLoop, Condition, Prompt, RunPlan, Setup, SpecConfig, Workload
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.device_state import DeviceReader

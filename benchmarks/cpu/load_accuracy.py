@@ -3,7 +3,7 @@
     python benchmarks/cpu/load_accuracy.py --vllm "vllm" --guidellm guidellm --aiperf aiperf \\
         --out benchmarks/cpu/results/load_accuracy.json
 
-The server is `draftwise.backends.fake` in a process of its own, at 50 tokens/s a stream. It writes down when each
+The server is `tests.support.fake_server` in a process of its own, at 50 tokens/s a stream. It writes down when each
 request reached the machine and when each chunk was handed to its socket; what a tool reports of a request is compared
 with that, request by request. For the capacity the fake sends as fast as it can, three times. Tools run one after
 another on the same machine, in turns; all of them warm up with one request a stream. Parts that are
@@ -140,7 +140,7 @@ def fake(script: Mapping[str, Any]) -> Iterator[str]:
     command = [
         sys.executable,
         "-m",
-        "draftwise.backends.fake",
+        "tests.support.fake_server",
         "--script",
         json.dumps(script | {"max_model_len": 32768}),
     ]

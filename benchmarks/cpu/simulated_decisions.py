@@ -15,9 +15,9 @@ from simulated_intervals import KINDS, Array, Machine, describe, design_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.support.fake_server import FakeScript
 from tests.support.measuring import compare_one, make_workload
 
-from draftwise.backends import FakeScript
 from draftwise.statistics import (
     Conclusion,
     Design,

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from provenance import provenance, write
+from tests.support.fake_server.metrics import FakeMetrics
 
-from draftwise.backends.fake.metrics import FakeMetrics
 from draftwise.core import ServerLoad
 from draftwise.watch.diagnose import diagnose
 from draftwise.watch.pages import open_pages

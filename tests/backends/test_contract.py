@@ -14,18 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import (
-    Backend,
-    BrokenStream,
-    EmbeddedBackend,
-    FakeBackend,
-    FakeScript,
-    UrlBackend,
-    VllmBackend,
-    child_reaper,
-    virtual_time,
-)
+from draftwise.backends import Backend, BrokenStream, EmbeddedBackend, UrlBackend, VllmBackend, child_reaper
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Prompt, ServerLoad, Setup, SpecConfig
 from draftwise.measure.load.client import Client

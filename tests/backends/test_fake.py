@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript, Served, find_crossover
 
-from draftwise.backends import BrokenStream, Exchange, FakeBackend, FakeScript, virtual_time
-from draftwise.backends.fake import Served, find_crossover
+from draftwise.backends import BrokenStream, Exchange
 from draftwise.facts.metrics import METRICS
 
 PLAIN = FakeScript(first_token_s=0.5, step_s=0.25)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import BrokenStream, FakeBackend, FakeScript, UrlBackend
+from draftwise.backends import BrokenStream, UrlBackend
 
 FAST = FakeScript(first_token_s=0.002, step_s=0.001)
 
@@ -33,7 +34,7 @@ def with_fake(script: FakeScript, use: Callable[[FakeBackend], Awaitable[None]])
 
 @contextmanager
 def fake_process(*arguments: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "draftwise.backends.fake", *arguments]
+    command = [sys.executable, "-m", "tests.support.fake_server", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -157,7 +158,7 @@ def test_a_fake_of_its_own_tells_its_url_and_what_it_served() -> None:
 
 @pytest.mark.parametrize(("script", "words"), [("{", "is no JSON"), ('{"spede": 1}', "unknown spede; there are")])
 def test_a_wrong_script_is_a_usage_error(script: str, words: str) -> None:
-    command = [sys.executable, "-m", "draftwise.backends.fake", "--script", script]
+    command = [sys.executable, "-m", "tests.support.fake_server", "--script", script]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert words in done.stderr

@@ -6,8 +6,7 @@ import sys
 import time
 
 import pytest
-
-from draftwise.backends import virtual_time
+from tests.support import virtual_time
 
 
 def test_hours_pass_at_once_and_to_the_last_bit() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.reports import UNPLOTTED
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.measure import measurement

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.gateway import running
 from tests.support.made_runs import CONTEXT, arm, closed, gains, make_run, save_run, workload
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import Arm, Baseline, Device, RollbackBasis, Setup, SpecConfig
 from draftwise.deploy import deploy, make_order

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.gateway import Gateway, running
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import Baseline
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import InvalidSetup, SpecConfig, Verdict
 from draftwise.measure import Candidate, MeasurementSpec, decide
 from draftwise.measure.access import Header

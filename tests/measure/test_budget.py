@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
 from tests.support.combinations import taking_turns
+from tests.support.fake_server import FakeScript
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeScript, virtual_time
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure.budget import Budget

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.support import virtual_time
 from tests.support.made_runs import Truth, arm, gains, make_run
 
-from draftwise.backends import virtual_time
 from draftwise.core import Arm, Divergence, Run, Severity
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run

@@ -7,9 +7,11 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeBackend, FakeScript, LineUp, OneAtATime, virtual_time
+from draftwise.backends import LineUp, OneAtATime
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Severity, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_unmeasured

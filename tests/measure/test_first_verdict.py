@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support import virtual_time
 from tests.support.made_runs import Truth, gains, make_run, workload
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import virtual_time
 from draftwise.measure.adaptive import describe_first_verdict, describe_lead
 from draftwise.measure.forecast import Forecast, TextPace
 from draftwise.measure.replan import find_promising, interleave, put_first

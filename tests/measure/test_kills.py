@@ -42,7 +42,7 @@ class Server:
 
     def __init__(self, name: str, port: int = 0) -> None:
         self.name = name
-        command = [sys.executable, "-m", "draftwise.backends.fake", "--script", json.dumps(SCRIPTS[name])]
+        command = [sys.executable, "-m", "tests.support.fake_server", "--script", json.dumps(SCRIPTS[name])]
         self.process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()

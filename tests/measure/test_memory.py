@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
 from tests.support.combinations import tries
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.facts.remembering import find_remembering

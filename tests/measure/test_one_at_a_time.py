@@ -8,9 +8,11 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeBackend, FakeScript, LineUp, OneAtATime, SwitchCommand, UrlBackend, virtual_time
+from draftwise.backends import LineUp, OneAtATime, SwitchCommand, UrlBackend
 from draftwise.backends import switch as switching
 from draftwise.backends.base import ServerInfo
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, Verdict

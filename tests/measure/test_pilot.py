@@ -5,9 +5,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_workload
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import RunPlan
 from draftwise.measure.pilot import Pilot, look_at_lengths, look_at_paces
 from draftwise.measure.roster import Roster

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import virtual_time
 from draftwise.core import BackendError, ClosedLoop, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
 from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
 from draftwise.runs import RunDirectory

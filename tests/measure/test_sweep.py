@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeScript, find_crossover
 from tests.support.measuring import PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeScript, virtual_time
-from draftwise.backends.fake import find_crossover
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
 from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory

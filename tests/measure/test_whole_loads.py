@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeScript
+from tests.support.fake_server.script import find_crossover
 from tests.support.measuring import CONTEXT, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeScript, virtual_time
-from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
 from draftwise.decide.comparison.acceptance import pool_acceptance
 from draftwise.decide.conclusions import conclude_run, gather_evidence

@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
 from tests.support.combinations import EVERY_CASE
+from tests.support.fake_server import FakeScript
 from tests.support.measuring import (
     FASTER,
     PLAIN,
@@ -17,7 +19,6 @@ from tests.support.measuring import (
 )
 from tests.support.validity import bend_turns, run_of
 
-from draftwise.backends import FakeScript, virtual_time
 from draftwise.core import Comparison, InvalidSetup, SpecConfig, SpecStats, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_rollback

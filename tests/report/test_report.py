@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.support import virtual_time
 from tests.support.made_runs import Truth, arm, closed, gains, make_run, workload
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import virtual_time
 from draftwise.core import Arm, Condition, Decision, OpenLoop, Phase
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.report.page import render_page, write_report

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import Silent
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, SpecConfig
 from draftwise.measure.session import Session
 from draftwise.report.page import write_report

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
 
-from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Hardware, InvalidSetup, SpecConfig
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import plan_turns

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from draftwise.backends.fake import FakeEngine, FakeScript
-from draftwise.backends.fake.server import FakeServer
+from tests.support.fake_server import FakeEngine, FakeScript
+from tests.support.fake_server.server import FakeServer
 
 LOGS = Path(__file__).with_name("vllm_logs")
 WORKER = "import time\nwhile {busy}: pass\ntime.sleep(60)"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-from draftwise.backends import FakeBackend
+from tests.support.fake_server import FakeBackend
 
 
 class Gateway:

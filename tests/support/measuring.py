@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import (
     Arm,
     ClosedLoop,
@@ -26,6 +25,8 @@ from draftwise.decide.conclusions import conclude_run
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 
 CONTEXT = RunContext(
     hardware=Hardware(cpu="imaginary", cores=2),

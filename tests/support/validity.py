@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.backends import FakeScript, virtual_time
 from draftwise.core import Answer, ClosedLoop, Condition, Finding, OpenLoop, Run, Severity, TurnRecord
 from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory
+from tests.support import virtual_time
+from tests.support.fake_server import FakeScript
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
 ENDING = replace(PLAIN, shortest=0.5)

@@ -7,12 +7,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.gateway import running
 from tests.support.production import SPEC
 from tests.support.web import Answer, serving_answers
 from tests.watch.test_prometheus import NOW_S, record
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 from draftwise.core import Counters, InvalidSetup, SpecStats, Sums, Window
 from draftwise.watch.misleading import find_misleading

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
 from tests.support.production import PLAIN, SPEC
 from tests.support.watched import EPOCH_S, SimulatedPage
 
-from draftwise.backends import virtual_time
 from draftwise.core import Window
 from draftwise.watch.watcher import RECENT_S, Sight, Watcher, tick_every
 

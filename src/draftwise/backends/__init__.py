@@ -1,4 +1,4 @@
-"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL, a fake.
+"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL.
 
 A name's module is imported with its first use: reading a page of counters needs no HTTP client and no engine.
 """
@@ -12,7 +12,6 @@ from draftwise.core.lazy import import_on_use
 if TYPE_CHECKING:
     from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
     from draftwise.backends.embedded import EmbeddedBackend
-    from draftwise.backends.fake import FakeBackend, FakeScript
     from draftwise.backends.gpus import Placement, find_gpus, place_arms
     from draftwise.backends.line_up import LineUp, OneAtATime
     from draftwise.backends.switch import SwitchCommand
@@ -24,8 +23,6 @@ __all__ = [
     "BrokenStream",
     "EmbeddedBackend",
     "Exchange",
-    "FakeBackend",
-    "FakeScript",
     "LineUp",
     "OneAtATime",
     "Piece",
@@ -41,7 +38,6 @@ __all__ = [
 _MODULES = {
     "base": "Backend BrokenStream Exchange Piece ServerInfo",
     "embedded": "EmbeddedBackend",
-    "fake": "FakeBackend FakeScript",
     "gpus": "Placement find_gpus place_arms",
     "line_up": "LineUp OneAtATime",
     "switch": "SwitchCommand",

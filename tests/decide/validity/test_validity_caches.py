@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.fake_server import FakeScript
 from tests.support.validity import (
     ENDING,
     QUICKER,
@@ -17,7 +18,6 @@ from tests.support.validity import (
     run_of,
 )
 
-from draftwise.backends import FakeScript
 from draftwise.core import Answer, Run, Severity, TurnRecord
 from draftwise.decide.conclusions import conclude_run
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeScript
+from tests.support.fake_server.script import find_crossover
 from tests.support.measuring import CONTEXT, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeScript, virtual_time
-from draftwise.backends.fake.script import find_crossover
 from draftwise.core import (
     Acceptance,
     AcceptanceAtK,

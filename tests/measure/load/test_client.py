@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import Exchange, FakeBackend, FakeScript, Piece, virtual_time
+from draftwise.backends import Exchange, Piece
 from draftwise.core import Answer, BackendError, Condition, Prompt
 from draftwise.measure.load.client import Client, LoadRequest, to_answer
 from draftwise.measure.load.response import ParsedResponse

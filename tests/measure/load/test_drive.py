@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 import pytest
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import BrokenStream, Exchange, FakeBackend, FakeScript, Piece, virtual_time
+from draftwise.backends import BrokenStream, Exchange, Piece
 from draftwise.core import (
     Answer,
     Arrivals,

@@ -5,8 +5,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tests.support import virtual_time
 
-from draftwise.backends import virtual_time
 from draftwise.core import ClientHealth
 from draftwise.measure.load.health import HealthWatch
 

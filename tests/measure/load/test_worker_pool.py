@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.fake_server import FakeBackend, FakeScript
 
-from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, InvalidSetup, Load, OpenLoop, Prompt, Replay
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.worker_pool import WorkerPool, count_processes

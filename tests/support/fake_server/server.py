@@ -9,8 +9,8 @@ import sys
 import time
 from contextlib import suppress
 
-from draftwise.backends.fake.engine import FakeEngine, Incoming, Page
-from draftwise.backends.fake.stream import Stream
+from tests.support.fake_server.engine import FakeEngine, Incoming, Page
+from tests.support.fake_server.stream import Stream
 
 __all__ = ["FakeServer"]
 

@@ -8,10 +8,10 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Any
 
-from draftwise.backends.fake.metrics import FakeMetrics, spec_metrics
-from draftwise.backends.fake.script import FakeScript
-from draftwise.backends.fake.stream import Stream
 from draftwise.core import ServerLoad
+from tests.support.fake_server.metrics import FakeMetrics, spec_metrics
+from tests.support.fake_server.script import FakeScript
+from tests.support.fake_server.stream import Stream
 
 __all__ = ["Batch"]
 

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from zlib import crc32
 
-from draftwise.backends.fake.answer import FakeAnswer, read_prompt
-from draftwise.backends.fake.batch import Batch
-from draftwise.backends.fake.metrics import FakeMetrics
-from draftwise.backends.fake.script import FakeScript
-from draftwise.backends.fake.stream import Outlet, Served, Stream, make_acceptance
 from draftwise.core import Counters
+from tests.support.fake_server.answer import FakeAnswer, read_prompt
+from tests.support.fake_server.batch import Batch
+from tests.support.fake_server.metrics import FakeMetrics
+from tests.support.fake_server.script import FakeScript
+from tests.support.fake_server.stream import Outlet, Served, Stream, make_acceptance
 
 __all__ = ["FakeEngine", "Incoming", "Page"]
 

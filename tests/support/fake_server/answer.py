@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 from zlib import crc32
 
-from draftwise.backends.fake.script import FakeScript
+from tests.support.fake_server.script import FakeScript
 
 __all__ = ["FakeAnswer", "read_prompt"]
 

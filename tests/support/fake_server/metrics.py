@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from draftwise.backends.fake.stream import Stream
 from draftwise.core import Counters, ServerLoad, SpecStats
 from draftwise.facts.metrics import (
     METRICS,
@@ -20,6 +19,7 @@ from draftwise.facts.metrics import (
     get_metric,
     make_token_buckets,
 )
+from tests.support.fake_server.stream import Stream
 
 __all__ = ["FakeMetrics", "spec_metrics", "spec_stats"]
 

@@ -66,7 +66,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(  # type: ignore[override]
         self,
-        executor: Any,  # noqa: ARG002
+        executor: Any,
         func: Callable[..., T],
         *args: Any,
     ) -> asyncio.Future[T]:
@@ -78,7 +78,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             future.set_exception(error)
         return future
 
-    async def subprocess_exec(self, *command: Any, **options: Any) -> NoReturn:  # noqa: ARG002
+    async def subprocess_exec(self, *command: Any, **options: Any) -> NoReturn:
         """Refuse: a process takes real time.
 
         Raises:

@@ -1,4 +1,4 @@
-"""`python -m draftwise.backends.fake`: a fake in a process of its own."""
+"""`python -m tests.support.fake_server`: a fake in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from draftwise.backends.fake.engine import FakeEngine
-from draftwise.backends.fake.script import FakeScript
-from draftwise.backends.fake.server import FakeServer
+from tests.support.fake_server.engine import FakeEngine
+from tests.support.fake_server.script import FakeScript
+from tests.support.fake_server.server import FakeServer
 
 
 def main() -> None:
     """Serve until terminated; the first line of output is the URL."""
-    parser = argparse.ArgumentParser(prog="python -m draftwise.backends.fake", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.support.fake_server", description=main.__doc__)
     parser.add_argument("--script", default="{}", help="Fields of FakeScript, as a JSON object.")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one.")
     given = parser.parse_args()

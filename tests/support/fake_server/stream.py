@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
-from draftwise.backends.fake.answer import FakeAnswer
-from draftwise.backends.fake.script import FakeScript
+from tests.support.fake_server.answer import FakeAnswer
+from tests.support.fake_server.script import FakeScript
 
 __all__ = ["Outlet", "Served", "Stream", "make_acceptance"]
 

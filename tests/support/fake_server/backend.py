@@ -9,11 +9,11 @@ from contextlib import suppress
 import httpx
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece
-from draftwise.backends.fake.engine import FakeEngine, Incoming, Page
-from draftwise.backends.fake.script import FakeScript
-from draftwise.backends.fake.server import FakeServer
-from draftwise.backends.fake.stream import Stream
 from draftwise.backends.url import UrlBackend
+from tests.support.fake_server.engine import FakeEngine, Incoming, Page
+from tests.support.fake_server.script import FakeScript
+from tests.support.fake_server.server import FakeServer
+from tests.support.fake_server.stream import Stream
 
 __all__ = ["FakeBackend"]
 
