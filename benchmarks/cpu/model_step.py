@@ -21,8 +21,7 @@ import torch
 from provenance import provenance, write
 from safetensors.torch import save_file
 
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 

@@ -31,7 +31,7 @@ NUM_STEPS, K, MAX_MODEL_LEN = 500, 5, 100_000
 def time_ours(text: list[int], size: int, shortest: int, longest: int) -> tuple[float, float, list]:
     import torch
 
-    from draftwise.engine.attention.spans import Spans
+    from draftwise.engine.attention.pass_rows import Spans
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.ngram import NgramProposer
 

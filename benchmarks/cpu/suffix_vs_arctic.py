@@ -102,7 +102,7 @@ def make_traces() -> dict[str, list[list]]:
 def replay_ours(trace: list[list]) -> dict:
     import torch
 
-    from draftwise.engine.attention.spans import Spans
+    from draftwise.engine.attention.pass_rows import Spans
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.suffix import SuffixProposer
     from draftwise.lookup.suffix import SuffixCache

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from draftwise import __version__
 from draftwise.core import ModelShape
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.models.decoder import CausalLM, Weights
 from draftwise.engine.models.eagle import load_eagle
 from draftwise.engine.models.eagle3 import load_eagle3

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwise.engine.attention import attend
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import decoder
 

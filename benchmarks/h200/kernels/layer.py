@@ -32,8 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels, launch, layer
 from draftwise.engine.kernels.cuda.plan import place_rows

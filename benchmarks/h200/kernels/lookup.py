@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.ngram import NgramProposer
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import attend
-from draftwise.engine.attention.plan import AttentionPlan, plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 
 HEADS, GROUPS, SIZE, BLOCK = 4, 2, 8, 4
@@ -92,9 +91,9 @@ def test_paged_equals_dense(sizes: list[tuple[int, int]], seed: int) -> None:
 
 
 def test_the_oracle_notices_a_query_that_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwise.engine.attention import reference
+    from draftwise.engine import attention
 
-    monkeypatch.setattr(reference, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
+    monkeypatch.setattr(attention, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(*run([(5, 3), (9, 2)], 0))
 

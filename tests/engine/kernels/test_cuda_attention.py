@@ -15,8 +15,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import attend_by_kernel, reference
-from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention import attend_by_kernel, attend_by_torch
+from draftwise.engine.attention.pass_rows import plan_attention
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.kernels.cuda.hopper import has_copy_engine
 from draftwise.engine.kernels.cuda.launch import interpreted
@@ -343,7 +343,7 @@ def test_prompts_beside_decoding_sequences(counts_in_graph, num_decodes, width, 
     spans = replace(batch.spans, host=(*host, (0, 9), (5, 20 + more)))
     plan = plan_attention(batch.spans, pages_SP[batch.slots_B], block_size=4)
     q_NAD = torch.randn(size.num_rows, 4, 32, device=device)
-    expected_NE = reference.attend(q_NAD, kv, 0, replace(plan, spans=replace(spans, parts=())))
+    expected_NE = attend_by_torch(q_NAD, kv, 0, replace(plan, spans=replace(spans, parts=())))
     torch.testing.assert_close(attend_by_kernel(q_NAD, kv, 0, plan), expected_NE, rtol=1e-5, atol=1e-5)
 
     rows_R, ends = batch.wanted

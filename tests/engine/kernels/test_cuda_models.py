@@ -15,8 +15,7 @@ from tests.support.dflash_checkpoint import write_dflash
 from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.plan import AttentionPlan, plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.memory.kv import PagedKV

@@ -7,8 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.kernels.cuda.plan import place_rows
 
 

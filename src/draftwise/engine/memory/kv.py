@@ -29,15 +29,17 @@ class PagedKV:
 
     Attributes:
         shape: as given.
-        layers: for each layer [num_pages + 1, block_size, 2, G, D]; a token's keys and values lie beside each
-            other, so that one copy gathers both.
+        layers: for each layer [num_pages + 1, block_size, 2, G, D]; a token's keys and values are adjacent,
+            so that one copy gathers both.
         num_bytes: memory of all layers.
+        is_narrow: whether keys and values are stored in one byte and must be widened.
     """
 
     def __init__(
         self, shape: ModelShape, *, num_pages: int, block_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.shape, self.num_pages, self.block_size = shape, num_pages, block_size
+        self.is_narrow = dtype.itemsize == 1
         self.num_bytes = (num_pages + 1) * block_size * shape.kv_bytes_per_token(dtype.itemsize)
         size = (num_pages + 1, block_size, 2, shape.num_kv_heads, shape.head_dim)
         self.layers = [_zeros(size, dtype, torch.device(device)) for _ in range(shape.num_layers)]
@@ -52,11 +54,6 @@ class PagedKV:
             )
         else:
             flat.index_copy_(0, slots_N, kv_N2GD)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether keys and values are stored in one byte and must be widened."""
-        return self.layers[0].dtype.itemsize == 1
 
     def gather(self, layer: int, pages_BP: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys and values, [B, G, P * block_size, D] each, of B lists of pages."""

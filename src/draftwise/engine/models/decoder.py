@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import attend
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.experts import MixtureShape

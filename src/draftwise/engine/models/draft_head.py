@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import Layer, decoder_layer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.mask import Mask
 

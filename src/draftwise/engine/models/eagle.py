@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary

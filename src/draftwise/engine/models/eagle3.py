@@ -19,7 +19,7 @@ from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_l
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary

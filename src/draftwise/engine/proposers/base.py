@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.draft_builder import DraftBuilder

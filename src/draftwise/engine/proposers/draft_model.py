@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checkpoints.mask_token import find_mask_token
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.mask import Mask

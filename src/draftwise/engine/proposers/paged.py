@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.engine.attention.plan import AttentionPlan, plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import DraftNetwork
 from draftwise.engine.proposers.base import Confirmed, Proposer

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.base import Confirmed

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.proposers.plain import PlainDecoding

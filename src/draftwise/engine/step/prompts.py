@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention.spans import Part, Spans
+from draftwise.engine.attention.pass_rows import PassPart, Spans
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
@@ -263,20 +263,20 @@ class PromptBatch:
             lengths_B=self._wanted_lengths_B,
             width=max(width, 1),
             host=_pairs(by_seq[3], np.repeat((width, 1), (num_decodes, size.num_seqs))),
-            parts=(Part(0, num_decodes, width, 0), Part(num_decodes, size.num_seqs, 1, num_decodes * width))
+            parts=(PassPart(0, num_decodes, width, 0), PassPart(num_decodes, size.num_seqs, 1, num_decodes * width))
             if num_decodes
             else (),
         )
         self.wanted = self._wanted_rows_R, ends
 
-    def _parts(self, count: int) -> tuple[Part, ...]:
+    def _parts(self, count: int) -> tuple[PassPart, ...]:
         """Return which sequences are taken by themselves, if so many decode: in a graph there may be any number."""
         size = self.size
         if not size.num_decodes:
             return ()
         if self._longest is None:
-            return Part(0, size.num_decodes, size.width), Part(size.num_decodes, size.num_seqs, size.num_rows)
-        return Part(0, count, size.width, 0), Part(size.num_decodes, size.num_seqs, self._longest)
+            return PassPart(0, size.num_decodes, size.width), PassPart(size.num_decodes, size.num_seqs, size.num_rows)
+        return PassPart(0, count, size.width, 0), PassPart(size.num_decodes, size.num_seqs, self._longest)
 
     def _enter(self, decoding: Decoding, count: int) -> list[int]:
         """Enter tokens and positions that only the device knows; return the latter if the host may look."""

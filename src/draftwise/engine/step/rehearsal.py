@@ -14,8 +14,7 @@ from itertools import pairwise
 import torch
 
 from draftwise.engine.attention import attend
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload

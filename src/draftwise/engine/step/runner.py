@@ -15,8 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention.plan import plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 
 runs = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=5)
 
