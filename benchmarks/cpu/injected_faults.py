@@ -21,7 +21,7 @@ from tests.support.measuring import make_plan
 from draftwise.backends import FakeScript
 from draftwise.backends.fake.engine import FakeEngine
 from draftwise.core import Arm, ClosedLoop, Condition, Prompt, RunPlan, Setup, SpecConfig, Workload
-from draftwise.facts.remembering import find_remembering
+from draftwise.knowledge.remembering import find_remembering
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.experiment import no_device
 

@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.backends import BrokenStream, Exchange, FakeBackend, FakeScript, virtual_time
 from draftwise.backends.fake import Served, find_crossover
-from draftwise.facts.metrics import METRICS
+from draftwise.knowledge.metrics import METRICS
 
 PLAIN = FakeScript(first_token_s=0.5, step_s=0.25)
 

@@ -9,7 +9,7 @@ from tests.support.measuring import PLAIN, make_plan, make_session, make_workloa
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake import find_crossover
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 
 BATCHING = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12, jitter=0.02, seed=3)

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.core import Answer, ClosedLoop, Condition, Finding, OpenLoop, Run, Severity, TurnRecord
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 

@@ -146,7 +146,7 @@ def _write_key(key: Any) -> str:
 
 
 def _write_object(value: Any) -> dict[str, Any]:
-    kind = type(value)
+    kind: Any = type(value)
     row: dict[str, Any] = {}
     if (form := getattr(kind, "JSON_FORMAT", None)) is not None:
         row |= {"format": form.name, "version": form.version}
@@ -221,7 +221,8 @@ def from_json(kind: type[T], value: Any) -> T:
         DocumentError: the JSON does not have the types of `kind`; names the place.
         ValueError: the types are right, and `kind` refuses the values.
     """
-    result: T = _reader_for(kind)(value)
+    any_type: Any = kind
+    result: T = _reader_for(any_type)(value)
     return result
 
 

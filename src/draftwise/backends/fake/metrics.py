@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.backends.fake.stream import Stream
 from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.metrics import (
+from draftwise.knowledge.metrics import (
     METRICS,
     SPEC_NUM_ACCEPTED_TOKENS,
     SPEC_NUM_ACCEPTED_TOKENS_PER_POS,
