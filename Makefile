@@ -86,7 +86,7 @@ whole-apiserver: $(VENV)/.installed ## By hand: build a whole API server (13 min
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
 	ci/platform/service.sh $(TOOLS)/service
-	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploy/test_end_to_end.py --durations 1
+	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py --durations 1
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
 	rm -f .coverage .coverage.*

@@ -29,9 +29,9 @@ from draftwise import __version__
 from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import InvalidSetup, Setup, SpecConfig
-from draftwise.facts.gpus import read_gpus
-from draftwise.facts.models import read_models
-from draftwise.facts.vllm import releases
+from draftwise.knowledge.gpus import read_gpus
+from draftwise.knowledge.models import read_models
+from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import check
 from draftwise.plan.size import size
 from draftwise.setups.read import read_setups

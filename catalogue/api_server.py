@@ -36,10 +36,10 @@ from tests.support.planted_faults import FAULTS, plant
 
 from catalogue.schemas import SOURCES, Source, load_documents
 from draftwise.core import InvalidSetup
-from draftwise.deploy import TARGETS
-from draftwise.deploy.validate import validate
-from draftwise.deploy.verify.returned import compare_returned
-from draftwise.facts.kinds import find_kind
+from draftwise.deploying import TARGETS
+from draftwise.deploying.validate import validate
+from draftwise.deploying.verify.returned import compare_returned
+from draftwise.knowledge.kinds import find_kind
 from draftwise.setups.read import SourceText
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Reads every topic from every wheel and writes the range-encoded data files of `draftwise.facts.vllm`."""
+"""Reads every topic from every wheel and writes the range-encoded data files of `draftwise.knowledge.vllm`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from packaging.version import Version
 from draftwise.extract.speculative import Facts
 from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import Tree
-from draftwise.facts.spans import Row, encode
+from draftwise.knowledge.spans import Row, encode
 
 __all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write", "write_topic"]
 
-DATA = Path(__file__).parents[1] / "src/draftwise/facts/data/vllm"
+DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/vllm"
 _RELEASES = "releases.json"
 
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 from catalogue.build import find_wheels
 from draftwise.extract.probes import find_rule
 from draftwise.extract.tree import Tree
-from draftwise.facts.rules import Rule, all_rules
+from draftwise.knowledge.rules import Rule, all_rules
 
 __all__ = ["Verdict", "judge", "report"]
 

@@ -21,12 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from catalogue.build import DATA, known_releases, write
-from draftwise.facts.spans import Row, decode, encode
+from draftwise.knowledge.spans import Row, decode, encode
 
 _PACKAGE = DATA.parents[2]
 _DUMP = """
 import json
-from draftwise.facts.vllm import _rows, releases, topics
+from draftwise.knowledge.vllm import _rows, releases, topics
 rows = {topic: [row._asdict() for row in _rows(topic)] for topic in topics()}
 print(json.dumps({"releases": [str(each) for each in releases()], "rows": rows}))
 """

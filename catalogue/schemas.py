@@ -1,4 +1,4 @@
-"""Makes the reduced schemas of `facts/data/schemas` from the CustomResourceDefinitions of their projects.
+"""Makes the reduced schemas of `knowledge/data/schemas` from the CustomResourceDefinitions of their projects.
 
     python -m catalogue.schemas FOLDER
 
@@ -27,7 +27,7 @@ class _Loader(yaml.CSafeLoader):
 
 _Loader.add_constructor("tag:yaml.org,2002:value", _Loader.construct_yaml_str)
 
-ARCHIVE = Path(__file__).parents[1] / "src/draftwise/facts/data/schemas/kinds.zip"
+ARCHIVE = Path(__file__).parents[1] / "src/draftwise/knowledge/data/schemas/kinds.zip"
 INDEX = "index.json"
 _KEPT = frozenset(
     ["type", "required", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"]

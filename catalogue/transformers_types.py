@@ -1,4 +1,4 @@
-"""Reads what the installed transformers knows of each model type into `draftwise.facts.transformers`' data file.
+"""Reads what the installed transformers knows of each model type into `draftwise.knowledge.transformers`' data file.
 
     python -m catalogue.transformers_types [FILE]      (run with an interpreter that has transformers and torch)
 
@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["classes_by_backend", "describe", "read_installed", "write"]
 
-_DATA = Path(__file__).parents[1] / "src/draftwise/facts/data/transformers.json"
+_DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/transformers.json"
 _VALUES = ("vocab_size", "max_position_embeddings", "num_attention_heads")
 """What vLLM's checks ask a config for and a config.json may leave out."""
 _ROPE = ("rope_type", "factor", "original_max_position_embeddings")

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from draftwise.core import Stage
-from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.verdict import UNSETTLING, VOIDING
-from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import FindingFact, all_findings, read_finding_rooms
-from draftwise.facts.rules import Rule, all_rules
-from draftwise.facts.vllm import releases
+from draftwise.deciding.thresholds import Thresholds
+from draftwise.deciding.verdict import UNSETTLING, VOIDING
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.findings import FindingFact, all_findings, read_finding_rooms
+from draftwise.knowledge.rules import Rule, all_rules
+from draftwise.knowledge.vllm import releases
 
 PAGE = Path(__file__).parent / "findings.md"
 FIRST_ROOM = "Measurement validity"

@@ -26,7 +26,7 @@ torch is reachable from `engine`, `train` and `serve` only, so planning, checkin
 
 # Beside the package
 `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
-committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `facts/data` and hold `check`
+committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `knowledge/data` and hold `check`
 against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
 
 # Every module

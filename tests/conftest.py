@@ -21,28 +21,51 @@ pytest_plugins = [
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
-    *("bundle", "engine", "interop", "lookup", "serve", "train"),
+    *("bundle", "engine", "interop", "lookup", "serve", "training"),
     *("backends/test_embedded.py", "benchmarks/test_h200_measure_vllm.py", "benchmarks/test_h200_versus_vllm.py"),
     *("benchmarks/test_busy_core.py", "benchmarks/test_http_overhead.py", "benchmarks/test_h200_forecast_sweep.py"),
-    *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py", "watch/diagnose/test_simulated.py"),
+    *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py", "watching/diagnose/test_simulated.py"),
 )
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
-    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "deploy", "extract", "facts"),
-    *("guard", "machine", "measure", "plan", "replay", "report", "runs", "setups", "static", "statistics", "watch"),
+    *(
+        "backends",
+        "benchmarks",
+        "catalogue",
+        "checkpoints",
+        "cli",
+        "core",
+        "deciding",
+        "deploying",
+        "extract",
+        "knowledge",
+    ),
+    *(
+        "guarding",
+        "machine",
+        "measure",
+        "plan",
+        "replaying",
+        "reporting",
+        "runs",
+        "setups",
+        "static",
+        "statistics",
+        "watching",
+    ),
     *("workloads",),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 LONGEST = (
-    *("train/test_ranks.py", "engine/test_engine.py", "engine/replay/test_equals_serving.py"),
+    *("training/test_ranks.py", "engine/test_engine.py", "engine/replay/test_equals_serving.py"),
     *("bundle/test_drafters.py", "engine/test_structured_output.py", "engine/kernels/test_cuda_attention.py"),
-    *("engine/test_engine_distribution.py", "train/test_loop.py", "watch/diagnose/test_simulated.py"),
+    *("engine/test_engine_distribution.py", "training/test_loop.py", "watching/diagnose/test_simulated.py"),
     "serve/test_warm_up.py",
-    *("engine/kernels/test_cuda_ahead.py", "engine/kernels/test_compile_ahead.py", "watch/test_real_engine.py"),
+    *("engine/kernels/test_cuda_ahead.py", "engine/kernels/test_compile_ahead.py", "watching/test_real_engine.py"),
     *("measure/test_kills.py", "cli/test_decide.py", "measure/test_budget.py", "cli/test_gateways.py"),
-    *("benchmarks/test_fault_injection.py", "report/test_report.py", "measure/test_memory.py"),
+    *("benchmarks/test_fault_injection.py", "reporting/test_report.py", "measure/test_memory.py"),
     *("measure/test_screening.py", "backends/test_contract.py", "backends/test_vllm_backend.py"),
-    *("deploy/test_end_to_end.py", "deploy/bundle/test_air_gap.py"),
+    *("deploying/test_end_to_end.py", "deploying/bundle/test_air_gap.py"),
 )
 """Files that take longest, in the order in which they start: before all others, so that all processes end together."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")

@@ -27,16 +27,16 @@ from provenance import provenance, write
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.deploy.observe.test_rules import count_minutes, write_series
+from tests.deploying.observe.test_rules import count_minutes, write_series
 from tests.support.adopted import EVIDENCE, LOAD, MODEL, ORDER, SETUP, SPEED
 from tests.support.production import SCENARIOS, Phase, Scenario
 
 from draftwise.core import Counters, Expected, SpecStats
-from draftwise.deploy import make_order
-from draftwise.deploy.observe.naming import VLLM, name_for
-from draftwise.deploy.observe.rules import ALERTS, make_rules
-from draftwise.deploy.order import Order
-from draftwise.facts.findings import get_finding
+from draftwise.deploying import make_order
+from draftwise.deploying.observe.naming import VLLM, name_for
+from draftwise.deploying.observe.rules import ALERTS, make_rules
+from draftwise.deploying.order import Order
+from draftwise.knowledge.findings import get_finding
 
 CODES = sorted({alert.code for alert in ALERTS})
 RESULTS = Path(__file__).parent / "results"

@@ -21,9 +21,9 @@ from drifting_services import REGIMES, Regime, Service, make_service
 from numpy.typing import NDArray
 from provenance import provenance, write
 
-from draftwise.watch.drift import Drift, DriftModel, Rows, fit_model
-from draftwise.watch.drift.model import LEARN_DAYS
-from draftwise.watch.drift.rows import ROW_S, ROWS_PER_DAY
+from draftwise.watching.drift import Drift, DriftModel, Rows, fit_model
+from draftwise.watching.drift.model import LEARN_DAYS
+from draftwise.watching.drift.rows import ROW_S, ROWS_PER_DAY
 
 MONTH = 30 * ROWS_PER_DAY
 LEARNED = LEARN_DAYS * ROWS_PER_DAY

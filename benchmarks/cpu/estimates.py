@@ -29,11 +29,11 @@ from typing import Any
 
 from draftwise import __version__
 from draftwise.core import Prompt, Run
-from draftwise.decide.disturbance import set_aside_disturbed
-from draftwise.decide.thresholds import get_thresholds
+from draftwise.deciding.disturbance import set_aside_disturbed
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.machine.cores import cpu_name
 from draftwise.measure.load.requests import fill_streams
-from draftwise.report.estimates import find_undisturbed, hold_estimates
+from draftwise.reporting.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import plan_turns
 

@@ -38,8 +38,8 @@ from tests.support import virtual_time
 from tests.support.measuring import make_session
 
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.report.reasons import describe_reason
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.reasons import describe_reason
 from draftwise.runs import RunDirectory
 from draftwise.runs.row_files import RowFile
 

@@ -28,7 +28,7 @@ from draftwise.core import (
     ReplayedTarget,
     SpecConfig,
 )
-from draftwise.decide.thresholds import Thresholds
+from draftwise.deciding.thresholds import Thresholds
 from draftwise.plan.forecast.forecast import forecast
 from draftwise.plan.forecast.screen import find_hopeless
 from draftwise.runs.documents import read_calibration, read_profile

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import Answer, Calibration, Comparison, Profile, Run
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.plan.forecast.forecast import forecast
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile

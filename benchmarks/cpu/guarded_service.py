@@ -30,7 +30,7 @@ from typing import Any
 from provenance import provenance, write
 
 from draftwise.core import Baseline, ClosedLoop, Condition, Relation, Rollback, RollbackBasis
-from draftwise.guard.executors.haproxy import parse_servers
+from draftwise.guarding.executors.haproxy import parse_servers
 from draftwise.machine.cache import cache_folder
 from draftwise.workloads.loading import load_workloads
 

@@ -15,7 +15,7 @@ from load_accuracy import capacities
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftwise.report.svg import PALETTE, to_svg
+from draftwise.reporting.svg import PALETTE, to_svg
 
 FIELDS = {"ttft_error_ms": "error of time to first token, ms", "gap_error_ms": "error of a gap between chunks, ms"}
 _FLOOR_MS = 1e-3

@@ -47,10 +47,10 @@ from draftwise.core import (
     SpecConfig,
     Window,
 )
-from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.machine.cores import cpu_name
-from draftwise.watch.pages import open_pages
-from draftwise.watch.watcher import Watcher
+from draftwise.watching.pages import open_pages
+from draftwise.watching.watcher import Watcher
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 RESULTS = Path(__file__).parent / "results" / "real_diagnoses.json"

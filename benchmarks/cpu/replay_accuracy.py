@@ -28,12 +28,12 @@ from draftwise.core import Interval, SpecConfig
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import force
 from draftwise.engine.step.launched import Outcome
-from draftwise.replay import Anchors, walk
-from draftwise.replay.directory import to_anchors
-from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replay.replayer import Replayer
-from draftwise.replay.summary import count_steps
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying import Anchors, walk
+from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
+from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.summary import count_steps
+from draftwise.replaying.transcripts import Transcript
 from draftwise.statistics.ratios import Array
 from draftwise.statistics.totals import ratio_of_totals
 from draftwise.workloads import load_workloads

@@ -19,12 +19,12 @@ from provenance import provenance, write
 from suffix_vs_arctic import standard_library
 
 from draftwise.core import SpecConfig
-from draftwise.replay.directory import to_anchors
-from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replay.replayer import Replayer
-from draftwise.replay.replaying import choose_ks
-from draftwise.replay.summary import summarize
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
+from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.replaying import choose_ks
+from draftwise.replaying.summary import summarize
+from draftwise.replaying.transcripts import Transcript
 
 REQUESTS, PROMPT, ANSWER, K = 1_000, 1_000, 300, 8
 

@@ -38,10 +38,10 @@ from draftwise.core import (
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.step.sequence import Request
 from draftwise.plan.schedule.ranges import make_schedule_keys
-from draftwise.replay.directory import to_anchors
-from draftwise.replay.lookup_drafts import NgramReplayer
-from draftwise.replay.summary import summarize
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.lookup_drafts import NgramReplayer
+from draftwise.replaying.summary import summarize
+from draftwise.replaying.transcripts import Transcript
 from draftwise.runs.documents import write_document
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads

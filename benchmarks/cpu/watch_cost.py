@@ -22,9 +22,9 @@ from provenance import provenance, write
 from tests.support.fake_server.metrics import FakeMetrics
 
 from draftwise.core import ServerLoad
-from draftwise.watch.diagnose import diagnose
-from draftwise.watch.pages import open_pages
-from draftwise.watch.watcher import Watcher
+from draftwise.watching.diagnose import diagnose
+from draftwise.watching.pages import open_pages
+from draftwise.watching.watcher import Watcher
 
 LIMIT_MS = 50.0
 

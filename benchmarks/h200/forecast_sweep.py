@@ -51,9 +51,9 @@ from draftwise.core import (
     ReplayedTarget,
     Run,
 )
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.disturbance import find_disturbances
-from draftwise.decide.thresholds import get_thresholds
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.deciding.disturbance import find_disturbances
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.calibrate.points import find_firsts, find_points
 from draftwise.plan.forecast.forecast import forecast as make_forecast

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Comparison, Crossover, Decision, Interval
-from draftwise.report.conditions import describe_unmeasured
-from draftwise.report.sentences import describe_decision
+from draftwise.reporting.conditions import describe_unmeasured
+from draftwise.reporting.sentences import describe_decision
 
 __all__ = ["as_rows", "as_table", "compare_crossovers", "merged", "write"]
 

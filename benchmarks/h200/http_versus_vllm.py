@@ -28,9 +28,8 @@ from cases import CASES, spec_config
 from floors import kv_bytes_for
 from http_load import Load, Server, run_load
 from record import Record, about, command_line, result_file
-from shapes import SCALES, write_folders, write_tokenizer
-
 from report import number, table
+from shapes import SCALES, write_folders, write_tokenizer
 
 HERE = Path(__file__).parent
 OURS, VLLM = "draftwise", "vllm"

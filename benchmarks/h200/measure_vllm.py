@@ -28,7 +28,7 @@ from found_again import as_rows, as_table, merged, write
 from record import about, command_line, result_file
 from shapes import SCALES, Folders, Scale, write_folders, write_tokenizer
 
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 
 SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")

@@ -178,7 +178,7 @@ def _share(floor: float | None, ms: float | None) -> str:
 
 def draw(result: Result, folder: Path) -> None:
     """Write crossover.svg (tokens/s over vLLM's plain decoding, by batch) and step_time.svg (ms a step, by batch)."""
-    from draftwise.report.svg import to_svg
+    from draftwise.reporting.svg import to_svg
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
@@ -211,7 +211,7 @@ def _figure(found: list[dict[str, Any]], value: Callable[[dict[str, Any], str], 
     """Return a figure with a line for each case and engine over the batch size."""
     from matplotlib.figure import Figure
 
-    from draftwise.report.svg import PALETTE, PLAIN
+    from draftwise.reporting.svg import PALETTE, PLAIN
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -23,19 +23,19 @@ from speculators_trainer import measure_speculators
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftwise
-from draftwise.train import get_training
-from draftwise.train.batch import Batch, States
-from draftwise.train.data import Corpus, Feed, Order, Rows
-from draftwise.train.features import OnlineStates, StateSource
-from draftwise.train.loop import DataSource, TrainingRun
-from draftwise.train.memory import Memory
-from draftwise.train.options import resolve_options
-from draftwise.train.progress import Reporter
-from draftwise.train.ranks import Ranks, joined
-from draftwise.train.reading import Sample
-from draftwise.train.run_folder import RunFolder
-from draftwise.train.settings import TrainSettings
-from draftwise.train.target import Target
+from draftwise.training import get_training
+from draftwise.training.batch import Batch, States
+from draftwise.training.data import Corpus, Feed, Order, Rows
+from draftwise.training.features import OnlineStates, StateSource
+from draftwise.training.loop import DataSource, TrainingRun
+from draftwise.training.memory import Memory
+from draftwise.training.options import resolve_options
+from draftwise.training.progress import Reporter
+from draftwise.training.ranks import Ranks, joined
+from draftwise.training.reading import Sample
+from draftwise.training.run_folder import RunFolder
+from draftwise.training.settings import TrainSettings
+from draftwise.training.target import Target
 
 METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 3, "draft_vocab_size": 32000},

@@ -32,7 +32,7 @@ from side import Side
 from step_costs import PLAIN, Result, as_calibration, predict_rest, summarize
 
 from draftwise import __version__
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 
 GOALS = {"median_percent": 5, "p90_percent": 15}
 _LAYERS = 24

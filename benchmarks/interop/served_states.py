@@ -30,9 +30,9 @@ import torch
 from safetensors.torch import load_file
 
 from draftwise import __version__
-from draftwise.train.progress import Reporter
-from draftwise.train.run import train
-from draftwise.train.settings import TrainSettings
+from draftwise.training.progress import Reporter
+from draftwise.training.run import train
+from draftwise.training.settings import TrainSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "h200"))
 

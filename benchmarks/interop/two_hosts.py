@@ -31,7 +31,7 @@ from record import command_line
 
 from draftwise import __version__
 from draftwise.core import Device, Setup, SpecConfig
-from draftwise.deploy import deploy, make_order
+from draftwise.deploying import deploy, make_order
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 START_S = 180

@@ -11,10 +11,10 @@ from models import build_model, load_model, save_model
 from policy import SHARES, PromptPool
 from ragged import Ragged
 from torch import Tensor
-from training import LossLog, Optimizers, compile_layers, compiled, hidden_states
+from train import Mixture
 from transformers import LlamaForCausalLM
 
-from train import Mixture
+from training import LossLog, Optimizers, compile_layers, compiled, hidden_states
 
 
 def divergence(student: Tensor, student_head: Tensor, teacher: Tensor, teacher_head: Tensor, learnt: Tensor) -> Tensor:

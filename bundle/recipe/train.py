@@ -7,6 +7,7 @@ import torch
 from batches import Batch, TextBatches, UnitBatches
 from models import build_model, save_model
 from ragged import Ragged
+
 from training import LossLog, Optimizers, add_dropout, batch_loss, compile_layers, compiled, cross_entropy, mean_loss
 
 HELDOUT_BATCHES = 4

@@ -9,10 +9,10 @@ from generate import ended, generate
 from models import build_model, save_model
 from policy import SHARES, PromptPool
 from ragged import Ragged
-from training import LossLog, Optimizers, batch_loss, compile_layers, compiled, cross_entropy, mean_loss, unlikelihood
-
-from draftwise.decide.validity.texts import find_loop
 from train import Mixture, heldout_batches
+
+from draftwise.deciding.validity.texts import find_loop
+from training import LossLog, Optimizers, batch_loss, compile_layers, compiled, cross_entropy, mean_loss, unlikelihood
 
 MIN_LOOP_TOKENS = 16
 LOOP_ROWS = 64

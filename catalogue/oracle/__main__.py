@@ -24,7 +24,7 @@ from catalogue.oracle.lines import generate_lines
 from catalogue.oracle.models import write_models
 from catalogue.oracle.random_drafters import generate_with_random_drafters, write_random_drafters
 from catalogue.oracle.sample import write_sample
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.vllm import get_release
 
 SEED, COUNT = 20260, 2400
 GUIDES = Path(__file__).with_name("guides.jsonl")

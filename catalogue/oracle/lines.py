@@ -14,7 +14,7 @@ from typing import Any
 
 from catalogue.oracle.cases import add_faults
 from catalogue.oracle.shapes import SHAPES, Case
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.vllm import Release
 
 __all__ = ["NOT_DRAWN", "generate_lines"]
 

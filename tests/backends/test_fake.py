@@ -11,7 +11,7 @@ from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript, Served, find_crossover
 
 from draftwise.backends import BrokenStream, Exchange
-from draftwise.facts.metrics import METRICS
+from draftwise.knowledge.metrics import METRICS
 
 PLAIN = FakeScript(first_token_s=0.5, step_s=0.25)
 

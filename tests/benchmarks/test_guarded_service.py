@@ -5,7 +5,7 @@ from __future__ import annotations
 from guarded_service import BREAK_EVEN, median_of, write_baseline, write_proxy
 
 from draftwise.core import Baseline
-from draftwise.watch.yardstick import Yardstick
+from draftwise.watching.yardstick import Yardstick
 
 
 def test_the_disturbed_server_begins_outside_the_traffic(tmp_path):

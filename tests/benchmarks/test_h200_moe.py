@@ -10,7 +10,7 @@ import pytest
 from cases import CASES
 from shapes import SCALES
 
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.plan.cost.constants import Prior, gpu_prior
 from draftwise.plan.cost.fit import MeasuredStep, fit_machine
 from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step

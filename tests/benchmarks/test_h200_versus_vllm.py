@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import report
 import versus_vllm
 from cases import CASES, nominal_acceptance_length, prompts, settings_for, spec_config
 from clock import first_tokens_s, median_row, run, steady_row
@@ -20,7 +21,6 @@ from record import Record
 from sanitize import Part, collect, read_logs, run_part
 from shapes import SCALES, Folders, write_tokenizer
 
-import report
 from draftwise.engine.config import EngineConfig
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftwise.extract.models import _ASIDE
-from draftwise.facts.vllm import Release, get_release
+from draftwise.knowledge.vllm import Release, get_release
 
 PYTHON = os.environ.get("DRAFTWISE_VLLM_PYTHON")
 CLASSES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "GPT2LMHeadModel", "DeepseekV3ForCausalLM",

@@ -7,7 +7,7 @@ import pytest
 from catalogue.probes import judge, report
 
 from draftwise.core import Effect, Severity, Stage
-from draftwise.facts.rules import Probe, Rule
+from draftwise.knowledge.rules import Probe, Rule
 
 Wheel = Callable[..., Path]
 RELEASES = ("1.0", "1.1", "1.2")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from catalogue.transformers_types import classes_by_backend, describe, write
 
-import draftwise.facts
+import draftwise.knowledge
 
 
 class Renamed:
@@ -59,6 +59,6 @@ def test_classes_are_sorted_by_what_the_backend_asks_of_them() -> None:
 
 
 def test_the_file_in_the_package_is_as_it_would_be_written(tmp_path: Path) -> None:
-    present = Path(draftwise.facts.__file__).parent / "data" / "transformers.json"
+    present = Path(draftwise.knowledge.__file__).parent / "data" / "transformers.json"
     write(tmp_path / "again.json", json.loads(present.read_text(encoding="utf-8")))
     assert (tmp_path / "again.json").read_bytes() == present.read_bytes()

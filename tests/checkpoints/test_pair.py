@@ -414,7 +414,7 @@ def test_faults_of_both_sides_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_every_rule_of_the_area_is_emitted_somewhere() -> None:
-    rows = json.loads(files("draftwise.facts").joinpath("data/rules/checkpoint.json").read_text())
+    rows = json.loads(files("draftwise.knowledge").joinpath("data/rules/checkpoint.json").read_text())
     folder = Path(checkpoints.__file__).parent
     source = "".join(path.read_text() for path in folder.glob("*.py"))
     assert [row["code"] for row in rows if f'"{row["code"]}"' not in source] == []

@@ -4,7 +4,7 @@ import pytest
 
 from draftwise.checkpoints.speculators_format import find_format_fault, flatten, from_plain, to_plain
 from draftwise.core import InvalidSetup
-from draftwise.facts.methods import methods_where
+from draftwise.knowledge.methods import methods_where
 
 _LAYERS = {
     "model_type": "llama",

@@ -5,9 +5,9 @@ from click.testing import CliRunner
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
-from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import all_findings
-from draftwise.facts.rules import all_rules
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.rules import all_rules
 from draftwise.plan.explain import explain
 
 

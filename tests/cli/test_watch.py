@@ -24,8 +24,8 @@ from draftwise.cli import main
 from draftwise.cli._diagnosing import add_diagnoses
 from draftwise.cli._watching import draw_course
 from draftwise.core import Finding, Severity
-from draftwise.watch.diagnose import Asked
-from draftwise.watch.watcher import Sight
+from draftwise.watching.diagnose import Asked
+from draftwise.watching.watcher import Sight
 
 LOG = Path(__file__).parents[1] / "support" / "vllm_logs" / "h200_0.26.0_eagle3.txt"
 
@@ -80,8 +80,8 @@ def test_a_healthy_service_is_one_row_a_pool_and_exit_code_0(baseline: Path) -> 
 
 def test_the_first_look_comes_before_all_that_shows_and_judges_it() -> None:
     code = (
-        "import sys; from draftwise.cli import main; from draftwise.watch.watcher import Watcher\n"
-        "later = {'rich', 'draftwise.watch.diagnose', 'draftwise.plan', 'numpy', 'httpx'}\n"
+        "import sys; from draftwise.cli import main; from draftwise.watching.watcher import Watcher\n"
+        "later = {'rich', 'draftwise.watching.diagnose', 'draftwise.plan', 'numpy', 'httpx'}\n"
         "begin = Watcher.begin\n"
         "async def look(self): await begin(self); print(later & set(sys.modules), file=sys.stderr)\n"
         "Watcher.begin = look; main()"

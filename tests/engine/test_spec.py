@@ -16,8 +16,8 @@ from draftwise.core import InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Standard, Synthetic, Typical
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.spec_keys import accepts
-from draftwise.facts.methods import methods_where
-from draftwise.facts.spec_keys import keys_where
+from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.spec_keys import keys_where
 
 
 def resolve(**given: Any) -> ResolvedSpec:

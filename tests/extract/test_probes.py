@@ -9,7 +9,7 @@ import pytest
 
 from draftwise.extract.probes import find_rule
 from draftwise.extract.tree import Tree
-from draftwise.facts.rules import Probe
+from draftwise.knowledge.rules import Probe
 
 Wheel = Callable[..., Path]
 SOURCE = """

@@ -15,7 +15,7 @@ from draftwise.extract.sources import Sources
 from draftwise.extract.speculative import Facts
 from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.facts.vllm import get_release, releases, topics
+from draftwise.knowledge.vllm import get_release, releases, topics
 
 Wheel = Callable[..., Path]
 

@@ -12,11 +12,11 @@ from tests.support.fake_server import FakeScript
 from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.measure.budget import Budget
 from draftwise.measure.preflight import check_addresses
-from draftwise.report.conditions import describe_unmeasured
-from draftwise.report.estimates import find_undisturbed, hold_estimates
+from draftwise.reporting.conditions import describe_unmeasured
+from draftwise.reporting.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 
 BUDGET_S = 60.0

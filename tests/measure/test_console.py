@@ -11,7 +11,7 @@ from tests.support.made_runs import gains, make_run
 from draftwise.cli import _decision
 from draftwise.cli._decision import ConsoleProgress, show_decision
 from draftwise.core import Comparison, Decision, Finding, Severity
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 
 
 def printed(width: int = 200) -> tuple[Console, io.StringIO]:

@@ -8,8 +8,8 @@ from tests.support import virtual_time
 from tests.support.made_runs import Truth, arm, gains, make_run
 
 from draftwise.core import Arm, Divergence, Run, Severity
-from draftwise.decide.comparison.cell import make_cells
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.comparison.cell import make_cells
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.measure.divergences import ask, conclude, examine, list_differences
 
 

@@ -13,9 +13,9 @@ from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_sessi
 
 from draftwise.backends import LineUp, OneAtATime
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Severity, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.report.conditions import describe_unmeasured
-from draftwise.report.page import write_report
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.conditions import describe_unmeasured
+from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
 
 FOREVER = 1e6

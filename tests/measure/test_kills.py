@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from tests.support.reports import UNPLOTTED
 
 from draftwise.cli import main
-from draftwise.decide.conclusions import conclude_run
-from draftwise.report.conditions import describe_unmeasured
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.conditions import describe_unmeasured
 from draftwise.runs import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")

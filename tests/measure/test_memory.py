@@ -13,8 +13,8 @@ from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.facts.remembering import find_remembering
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.knowledge.remembering import find_remembering
 from draftwise.measure.planning import explain_sharing
 from draftwise.runs import RunDirectory
 

@@ -16,10 +16,10 @@ from draftwise.backends import LineUp, OneAtATime, SwitchCommand, UrlBackend
 from draftwise.backends import switch as switching
 from draftwise.backends.base import ServerInfo
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, Verdict
-from draftwise.decide.comparison.cell import make_cells
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.disturbance import set_aside_disturbed
-from draftwise.decide.thresholds import Thresholds
+from draftwise.deciding.comparison.cell import make_cells
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.deciding.disturbance import set_aside_disturbed
+from draftwise.deciding.thresholds import Thresholds
 from draftwise.measure.session import Session
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.runs import RunDirectory

@@ -9,7 +9,7 @@ from tests.support.fake_server import FakeScript, find_crossover
 from tests.support.measuring import PLAIN, make_plan, make_session, make_workload
 
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 
 BATCHING = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12, jitter=0.02, seed=3)

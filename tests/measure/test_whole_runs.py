@@ -20,9 +20,9 @@ from tests.support.measuring import (
 from tests.support.validity import bend_turns, run_of
 
 from draftwise.core import Comparison, InvalidSetup, SpecConfig, SpecStats, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.report.conditions import describe_rollback
-from draftwise.report.sentences import describe_decision
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.conditions import describe_rollback
+from draftwise.reporting.sentences import describe_decision
 from draftwise.runs import RunDirectory
 
 

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from draftwise.core import Setup, SpecConfig
-from draftwise.facts.vllm import Release, get_release, releases
+from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.plan.check import check
 from draftwise.plan.schema import make_schema
 

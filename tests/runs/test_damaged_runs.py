@@ -8,9 +8,9 @@ import pytest
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Arm, Condition, OpenLoop, Run
-from draftwise.decide.conclusions import conclude_run
-from draftwise.report.sentences import describe_decision
-from draftwise.report.summary import summarise
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.summary import summarise
 
 LOADS = [*closed(1, 2, 4), *closed(1, 4, temperature=0.7), Condition(load=OpenLoop.steady(2.0))]
 PROMISES = [{}, {"slo_ttft_s": 0.05}, {"slo_e2e_s": 0.2, "slo_tpot_s": 0.01}]

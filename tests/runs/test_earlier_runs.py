@@ -11,7 +11,7 @@ from tests.support.measuring import Silent
 
 from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, SpecConfig
 from draftwise.measure.session import Session
-from draftwise.report.page import write_report
+from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
 
 SCRIPTS = (FakeScript(seed=1), FakeScript(k=3, accepted=(3, 1, 0), step_s=0.0045, seed=2))

@@ -22,7 +22,7 @@ COMMAND = Path(sys.executable).with_name("draftwise")
 BUNDLE = REPOSITORY / "bundle"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
-ENGINE_ROOMS = ("engine", "lookup", "serve", "train")
+ENGINE_ROOMS = ("engine", "lookup", "serve", "training")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_what_the_light_part_imports_is_declared() -> None:
 
 def test_bundled_workloads_and_facts_are_there() -> None:
     assert {path.stem for path in ROOT.rglob("bundled/*.jsonl")} == {"code", "prose", "rewrite"}
-    assert list(ROOT.glob("facts/data/**/*.json*"))
+    assert list(ROOT.glob("knowledge/data/**/*.json*"))
     assert list(ROOT.glob("report/*.j2"))
     assert json.loads((BUNDLE / "provenance.json").read_text(encoding="utf-8"))

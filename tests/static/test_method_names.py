@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import draftwise
-from draftwise.facts.methods import methods_where
+from draftwise.knowledge.methods import methods_where
 
 ROOT = Path(draftwise.__file__).parent
 NAMES = frozenset(

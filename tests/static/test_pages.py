@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import all_findings
-from draftwise.facts.rules import all_rules
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.rules import all_rules
 
 DOCS = Path(__file__).parents[2] / "docs"
 

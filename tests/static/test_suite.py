@@ -21,12 +21,12 @@ def test_every_folder_is_declared_once() -> None:
 
 
 def test_what_may_not_import_torch_is_tested_without_it() -> None:
-    assert ROOMS - set(LIGHT_FOLDERS) == {"engine", "lookup", "serve", "train"}
+    assert ROOMS - set(LIGHT_FOLDERS) == {"engine", "lookup", "serve", "training"}
 
 
 def names_the_engine(source: str) -> list[int]:
     """Return the lines of a module that import the engine or its packages when the module is imported."""
-    heavy = (*ENGINE_PACKAGES, *(f"draftwise.{room}" for room in ("engine", "serve", "train")))
+    heavy = (*ENGINE_PACKAGES, *(f"draftwise.{room}" for room in ("engine", "serve", "training")))
     lines = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import | ast.ImportFrom):

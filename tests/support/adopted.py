@@ -16,8 +16,8 @@ from draftwise.core import (
     SpecConfig,
     SpecStats,
 )
-from draftwise.deploy import Evidence, Folder, make_order
-from draftwise.facts.rules import all_rules
+from draftwise.deploying import Evidence, Folder, make_order
+from draftwise.knowledge.rules import all_rules
 from tests.support.production import BREAK_EVEN, CROSSOVER, MEASURED
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from draftwise.core import Setup, SpecConfig
-from draftwise.facts.flag_types import takes_none, takes_text
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.flag_types import takes_none, takes_text
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.write import command_line as writer
 
 NOT_ENGINE = {"model", "model_tag", "config", "speculative_config", "spec_method", "spec_model", "spec_tokens"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from draftwise.core import InvalidSetup
-from draftwise.deploy import TARGETS, Mode, Platform, deploy, read_layout
-from draftwise.deploy.order import Scale
-from draftwise.deploy.proxies import Wanted
+from draftwise.deploying import TARGETS, Mode, Platform, deploy, read_layout
+from draftwise.deploying.order import Scale
+from draftwise.deploying.proxies import Wanted
 from tests.support.adopted import IMAGES, ORDER
 
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")

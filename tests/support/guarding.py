@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.action import OUT, Action, Step
-from draftwise.guard.reading import Reading, Rules
+from draftwise.guarding.reading import Reading, Rules
 
 EVERY_S = 2.0
 RULES = Rules(

@@ -6,10 +6,10 @@ import os
 import signal
 from unittest.mock import patch
 
-from draftwise.train.launch import _run_rank
-from draftwise.train.loop import TrainingRun
-from draftwise.train.run import TrainResult
-from draftwise.train.settings import TrainSettings
+from draftwise.training.launch import _run_rank
+from draftwise.training.loop import TrainingRun
+from draftwise.training.run import TrainResult
+from draftwise.training.settings import TrainSettings
 
 
 def run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:

@@ -9,8 +9,8 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Device, Finding, Ruling, Setup, SpecConfig
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import Release, get_release, releases
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import choose_runner, find_early, find_runner, find_v0, judge_engine
 from draftwise.plan.check.report import Resolved

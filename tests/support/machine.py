@@ -6,5 +6,5 @@ import pytest
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what else this machine does speak against no run: no turn is disturbed, and noise makes nothing doubtful."""
-    monkeypatch.setattr("draftwise.decide.disturbance.find_disturbances", lambda *_: iter(()))
-    monkeypatch.setattr("draftwise.decide.verdict.UNSETTLING", ())
+    monkeypatch.setattr("draftwise.deciding.disturbance.find_disturbances", lambda *_: iter(()))
+    monkeypatch.setattr("draftwise.deciding.verdict.UNSETTLING", ())

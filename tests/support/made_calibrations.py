@@ -17,7 +17,7 @@ from draftwise.core import (
     SpecConfig,
     StepPoint,
 )
-from draftwise.facts.models import find_model
+from draftwise.knowledge.models import find_model
 
 __all__ = ["EAGLE", "NGRAM", "TRUTH", "make_calibration", "make_profile"]
 

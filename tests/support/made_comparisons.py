@@ -16,7 +16,7 @@ from draftwise.core import (
     SpecStats,
     Verdict,
 )
-from draftwise.decide.recommendations import recommend
+from draftwise.deciding.recommendations import recommend
 
 ALONE = Condition()
 LOADED = Condition(load=ClosedLoop(concurrency=16))

@@ -19,9 +19,9 @@ from draftwise.core import (
     Sums,
     Window,
 )
-from draftwise.watch.diagnose import Expectation
-from draftwise.watch.fingerprint import Fingerprint
-from draftwise.watch.yardstick import Yardstick
+from draftwise.watching.diagnose import Expectation
+from draftwise.watching.fingerprint import Fingerprint
+from draftwise.watching.yardstick import Yardstick
 from tests.support.production import BREAK_EVEN, CROSSOVER, PLAIN, SPEC, K, Server
 
 ASKED_SPEC = SpecConfig(method="eagle3", num_speculative_tokens=K)

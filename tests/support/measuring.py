@@ -21,8 +21,8 @@ from draftwise.core import (
     TargetModel,
     Workload,
 )
-from draftwise.decide.conclusions import conclude_run
-from draftwise.facts.remembering import find_remembering
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.knowledge.remembering import find_remembering
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 from tests.support import virtual_time

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
-from draftwise.deploy import TARGETS, Mode, Order, Platform, read_layout
-from draftwise.deploy.order import Host
-from draftwise.deploy.read_back import read_back
-from draftwise.facts.methods import methods_where
-from draftwise.facts.vllm import get_release
+from draftwise.deploying import TARGETS, Mode, Order, Platform, read_layout
+from draftwise.deploying.order import Host
+from draftwise.deploying.read_back import read_back
+from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.vllm import get_release
 from tests.support.adopted import IMAGES
 from tests.support.drawn_setups import drawn_setups
 

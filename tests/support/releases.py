@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.facts.added import AddedRelease, write_release
-from draftwise.facts.vllm import Release, forget_added, get_release, releases, topics
+from draftwise.knowledge.added import AddedRelease, write_release
+from draftwise.knowledge.vllm import Release, forget_added, get_release, releases, topics
 
 
 @pytest.fixture

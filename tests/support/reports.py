@@ -4,7 +4,7 @@ import pytest
 
 UNPLOTTED = """
 from draftwise.cli import main
-from draftwise.report import page
+from draftwise.reporting import page
 
 page.draw_plots = lambda found: {}
 main()
@@ -15,4 +15,4 @@ main()
 @pytest.fixture
 def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the plots out: drawing them takes a second."""
-    monkeypatch.setattr("draftwise.report.page.draw_plots", lambda found: {})
+    monkeypatch.setattr("draftwise.reporting.page.draw_plots", lambda found: {})

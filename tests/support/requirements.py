@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.plan.pick import Advice, Candidate, Refusal, Requirements, describe_traffic, pick
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -24,11 +24,11 @@ from draftwise.core import (
     SpecStats,
     Window,
 )
-from draftwise.watch.diagnose import Asked, Expectation, diagnose
-from draftwise.watch.fingerprint import Fingerprint, compare_probe, find_null
-from draftwise.watch.look import grow, read_page
-from draftwise.watch.watcher import Recent
-from draftwise.watch.yardstick import Yardstick
+from draftwise.watching.diagnose import Asked, Expectation, diagnose
+from draftwise.watching.fingerprint import Fingerprint, compare_probe, find_null
+from draftwise.watching.look import grow, read_page
+from draftwise.watching.watcher import Recent
+from draftwise.watching.yardstick import Yardstick
 from tests.support.production import Fault
 from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
 

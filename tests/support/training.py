@@ -11,11 +11,11 @@ from torch import Tensor
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
-from draftwise.train import get_training
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import resolve_options
-from draftwise.train.target import Target
+from draftwise.training import get_training
+from draftwise.training.batch import Batch, DraftLoss, States
+from draftwise.training.method import DrafterTraining
+from draftwise.training.options import resolve_options
+from draftwise.training.target import Target
 from tests.support.confirming import confirm, plan
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Answer, ClosedLoop, Condition, Finding, OpenLoop, Run, Severity, TurnRecord
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 from tests.support import virtual_time
 from tests.support.fake_server import FakeScript

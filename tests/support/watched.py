@@ -19,8 +19,8 @@ from draftwise.core import (
     RollbackBasis,
     SpecStats,
 )
-from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
-from draftwise.watch.look import Look, read_page
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.watching.look import Look, read_page
 from tests.support.production import BREAK_EVEN, CROSSOVER, Server
 
 __all__ = ["EPOCH_S", "SimulatedPage", "make_baseline"]

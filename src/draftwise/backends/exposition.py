@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
-from draftwise.facts.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
+from draftwise.knowledge.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
 
 __all__ = [
     "EngineReading",

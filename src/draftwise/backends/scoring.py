@@ -9,7 +9,7 @@ import httpx
 
 from draftwise.backends.asking import Asker
 from draftwise.core import BackendError
-from draftwise.replay.served_drafts import Score
+from draftwise.replaying.served_drafts import Score
 
 __all__ = ["Scorer"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from draftwise.backends.line_up import no_proof
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.facts.server_metrics import counts_drafts
+from draftwise.knowledge.server_metrics import counts_drafts
 
 __all__ = ["SwitchCommand"]
 

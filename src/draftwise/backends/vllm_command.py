@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftwise.core import InvalidSetup, Setup
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.vllm import get_release
 from draftwise.setups.write import write_words
 
 __all__ = ["check_arguments", "check_command", "compose", "find_version", "split_command", "with_request_metrics"]

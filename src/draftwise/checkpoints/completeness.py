@@ -12,7 +12,7 @@ from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.quoting import quote, quote_some
 from draftwise.checkpoints.recognize import RecognizedDrafter
 from draftwise.core import Ruling
-from draftwise.facts.rules import Rulebook
+from draftwise.knowledge.rules import Rulebook
 
 __all__ = ["find_tensor_findings"]
 

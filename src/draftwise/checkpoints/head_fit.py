@@ -19,7 +19,7 @@ from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.recognize import RecognizedDrafter
 from draftwise.core import Finding, Ruling
-from draftwise.facts.rules import Rulebook
+from draftwise.knowledge.rules import Rulebook
 
 __all__ = ["find_base_findings", "find_head_findings"]
 

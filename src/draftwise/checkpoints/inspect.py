@@ -23,7 +23,7 @@ from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import Vocabulary, read_gguf_vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
-from draftwise.facts.rules import Rulebook
+from draftwise.knowledge.rules import Rulebook
 
 __all__ = ["Inspection", "describe_lost", "inspect_checkpoint"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from draftwise.checkpoints.roles import MTP, role_of
-from draftwise.facts.methods import Method, methods_where
+from draftwise.knowledge.methods import Method, methods_where
 
 __all__ = ["find_by_architecture", "find_by_marks"]
 

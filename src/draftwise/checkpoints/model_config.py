@@ -87,7 +87,7 @@ def find_model_config(given: str) -> ModelConfig | None:
         return ModelConfig(name=str(path.parent), config=read_json(path), origin="directory", directory=path.parent)
     if is_directory:
         return ModelConfig(name=given, config=read_config(path), origin="directory", directory=path)
-    from draftwise.facts.models import find_model
+    from draftwise.knowledge.models import find_model
 
     known = find_model(given)
     return None if known is None else ModelConfig(name=given, config=known.config, origin="table")

@@ -13,8 +13,8 @@ from draftwise.checkpoints.head_fit import find_base_findings, find_head_finding
 from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
 from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Ruling, Severity
-from draftwise.facts.advice import get_advice
-from draftwise.facts.rules import Rulebook, get_rule
+from draftwise.knowledge.advice import get_advice
+from draftwise.knowledge.rules import Rulebook, get_rule
 
 __all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_pair"]
 

@@ -10,7 +10,7 @@ from draftwise.checkpoints.aux_layers import AuxLayers, find_aux_layers
 from draftwise.checkpoints.marks import find_by_marks
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.speculators_format import flatten
-from draftwise.facts.methods import Method, methods_where
+from draftwise.knowledge.methods import Method, methods_where
 
 __all__ = ["RecognizedDrafter", "recognize"]
 

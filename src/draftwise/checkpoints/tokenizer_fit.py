@@ -16,7 +16,7 @@ from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
-from draftwise.facts.rules import Rulebook
+from draftwise.knowledge.rules import Rulebook
 
 __all__ = [
     "TokenComparison",

@@ -13,7 +13,7 @@ from rich.text import Text
 from draftwise.cli._console import show_table
 from draftwise.cli._findings import report_to_dict
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import all_advice, get_advice
+from draftwise.knowledge.advice import all_advice, get_advice
 from draftwise.plan.pick import Advice, Candidate
 from draftwise.plan.pick.command import decide_command
 from draftwise.setups.write import write_shell

@@ -16,18 +16,18 @@ from rich.text import Text
 from draftwise.cli._console import show_table
 from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
 from draftwise.measure.forecast import Pace
-from draftwise.report.actions import describe_way_back, list_actions
-from draftwise.report.conditions import (
+from draftwise.reporting.actions import describe_way_back, list_actions
+from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
     describe_single_settings,
     describe_unmeasured,
 )
-from draftwise.report.forecasts import describe_forecasts, hold_forecasts
-from draftwise.report.promql import ALERTS
-from draftwise.report.sentences import describe_decision
-from draftwise.report.tables import Repeated, group_findings, sort_comparisons
-from draftwise.report.units import format_change, format_number
+from draftwise.reporting.forecasts import describe_forecasts, hold_forecasts
+from draftwise.reporting.promql import ALERTS
+from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
+from draftwise.reporting.units import format_change, format_number
 from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from draftwise.cli._findings import MARKS
 from draftwise.core import Baseline, Diagnosis, Window
-from draftwise.watch.diagnose import Asked, Expectation, diagnose
-from draftwise.watch.fingerprint import Fingerprint
-from draftwise.watch.look import PLAIN
-from draftwise.watch.misleading import find_misleading
-from draftwise.watch.watcher import UNREAD, Sight
-from draftwise.watch.yardstick import Yardstick
+from draftwise.watching.diagnose import Asked, Expectation, diagnose
+from draftwise.watching.fingerprint import Fingerprint
+from draftwise.watching.look import PLAIN
+from draftwise.watching.misleading import find_misleading
+from draftwise.watching.watcher import UNREAD, Sight
+from draftwise.watching.yardstick import Yardstick
 
 __all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
 

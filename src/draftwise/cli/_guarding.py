@@ -14,7 +14,7 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.core import Window
-from draftwise.guard.loop import Tick
+from draftwise.guarding.loop import Tick
 
 __all__ = ["JsonShow", "TextShow", "tick_to_dict"]
 

@@ -12,9 +12,9 @@ from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
 from draftwise.machine.files import write_whole
 from draftwise.measure.probe import load_probe, probe
-from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
-from draftwise.watch.recording import FEWEST_DRAFTS, record_baseline
-from draftwise.watch.watcher import unread
+from draftwise.watching.fingerprint import Fingerprint, judge_probe, take_answers
+from draftwise.watching.recording import FEWEST_DRAFTS, record_baseline
+from draftwise.watching.watcher import unread
 from draftwise.workloads.loading import load_workloads
 
 __all__ = ["ask", "ask_again", "load_prompts", "probe_servers", "record"]

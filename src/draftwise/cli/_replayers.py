@@ -12,12 +12,12 @@ from typing import Any
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.sampling.acceptance import Standard
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
-from draftwise.facts.methods import get_method
-from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replay.replayer import Replayer
-from draftwise.replay.replaying import Candidate, choose_ks
-from draftwise.replay.served_drafts import ServedReplayer
-from draftwise.replay.transcripts import Transcript
+from draftwise.knowledge.methods import get_method
+from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
+from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.replaying import Candidate, choose_ks
+from draftwise.replaying.served_drafts import ServedReplayer
+from draftwise.replaying.transcripts import Transcript
 
 __all__ = ["Workshop"]
 

@@ -11,8 +11,8 @@ import click
 
 from draftwise.cli._options import add_options
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import Release, get_release
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,

@@ -19,9 +19,9 @@ from draftwise.cli._console import open_console
 from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
 from draftwise.core import Diagnosis, Finding, Window
-from draftwise.watch.rows import sight_to_dict
-from draftwise.watch.watcher import UNREAD, Sight
-from draftwise.watch.yardstick import Yardstick
+from draftwise.watching.rows import sight_to_dict
+from draftwise.watching.watcher import UNREAD, Sight
+from draftwise.watching.yardstick import Yardstick
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
 

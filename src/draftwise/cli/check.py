@@ -16,7 +16,7 @@ import click
 from draftwise.cli._findings import Judged, fail_option, has_failed, quiet_line, shape_options, show_as
 from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command, tell_skipped
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.facts.vllm import releases
+from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading, SourceText
 
@@ -110,13 +110,13 @@ def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judged]) -> Ite
         if "apiVersion" in text.text and (text.is_chosen or text.may_start_vllm):
             found = [each for each in _find_refused(text) if (each.where or "").rpartition(" ")[2] not in said]
             if found:
-                from draftwise.deploy.verify.manifests import report_of
+                from draftwise.deploying.verify.manifests import report_of
 
                 yield Judged(where=text.name, report=report_of(*found), verdict="may not be taken whole")
 
 
 def _find_refused(text: SourceText) -> Iterator[Finding]:
-    from draftwise.deploy.validate import validate_text
+    from draftwise.deploying.validate import validate_text
 
     with suppress(InvalidSetup):  # no YAML: that is said by whoever reads it
         for finding in validate_text(text.text, name=text.name):

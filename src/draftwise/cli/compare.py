@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.decide.compare import Compared, compare_sides, read_side
-from draftwise.decide.compare.context import KINDS
-from draftwise.report.compared_runs import (
+from draftwise.deciding.compare import Compared, compare_sides, read_side
+from draftwise.deciding.compare.context import KINDS
+from draftwise.reporting.compared_runs import (
     CELL_HEADER,
     VERDICT_HEADER,
     describe_comparison,

@@ -19,12 +19,12 @@ from draftwise.cli._launching import launch_options, read_launch, split_argument
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.cli._session import refuse_others, run_session
 from draftwise.core import BackendError, InvalidSetup, RunPlan, StorageError
-from draftwise.decide.conclusions import conclude_run
+from draftwise.deciding.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.forecast import Pace
 from draftwise.measure.planning import explain_sharing
 from draftwise.measure.spec import Candidate, MeasurementSpec
-from draftwise.report.page import write_conclusions
+from draftwise.reporting.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.workloads import BUNDLED
 

@@ -12,12 +12,12 @@ import click
 
 from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
 from draftwise.core import Baseline, Device, InvalidSetup, Setup, Severity
-from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
-from draftwise.deploy import deploy as write_files
-from draftwise.deploy.files import Folder
-from draftwise.deploy.order import Scale
-from draftwise.deploy.proxies import ProxyKind, Wanted
-from draftwise.facts.gpus import get_gpu
+from draftwise.deploying import TARGETS, Evidence, Mode, Platform, make_order, read_layout
+from draftwise.deploying import deploy as write_files
+from draftwise.deploying.files import Folder
+from draftwise.deploying.order import Scale
+from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.knowledge.gpus import get_gpu
 
 if TYPE_CHECKING:
     from draftwise.core import Decision, Run
@@ -185,10 +185,10 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     from draftwise.backends.probed import ProbedPair
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask_again, load_prompts
-    from draftwise.deploy.record import BASELINE
-    from draftwise.deploy.verify.server import verify_server
-    from draftwise.watch.fingerprint import take_answers
-    from draftwise.watch.recording import record_baseline
+    from draftwise.deploying.record import BASELINE
+    from draftwise.deploying.verify.server import verify_server
+    from draftwise.watching.fingerprint import take_answers
+    from draftwise.watching.recording import record_baseline
 
     headers = {each.name: each.value for each in read_headers(access)}
     repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
@@ -231,8 +231,8 @@ def _find_start(given_s: float | None, path: Path | None) -> float | None:
 
 def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, writes: bool, as_json: bool) -> None:
     """Show how a file changes so that its server speculates as a setup does, and change it on request."""
-    from draftwise.deploy.edit.edit import edit_as
-    from draftwise.deploy.files import replace_text
+    from draftwise.deploying.edit.edit import edit_as
+    from draftwise.deploying.files import replace_text
     from draftwise.setups.read import find_texts
 
     (source,) = find_texts(path)
@@ -275,10 +275,10 @@ def _read_run(
     path: Path, candidate: str | None, version: str | None, target: str | None, gpu: str | None
 ) -> tuple[Setup, Evidence]:
     """Return what a run adopted, with what it found."""
-    from draftwise.decide.comparison.step_times import trace_step_times
-    from draftwise.decide.conclusions import conclude_run
-    from draftwise.deploy.baseline import find_expected
-    from draftwise.report.sentences import describe_decision
+    from draftwise.deciding.comparison.step_times import trace_step_times
+    from draftwise.deciding.conclusions import conclude_run
+    from draftwise.deploying.baseline import find_expected
+    from draftwise.reporting.sentences import describe_decision
     from draftwise.runs import RunDirectory
 
     found = conclude_run(RunDirectory(path).read())
@@ -322,7 +322,7 @@ def _list_not_adopted(decision: Decision, candidate: str) -> Iterator[str]:
     """Yield where the run does not say that a candidate pays."""
     from draftwise.core import Verdict
     from draftwise.core.comparison import ALL
-    from draftwise.report.units import describe_load
+    from draftwise.reporting.units import describe_load
 
     for each in decision.comparisons:
         if each.candidate == candidate and each.workload != ALL and each.verdict is not Verdict.ADOPT:

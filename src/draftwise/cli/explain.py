@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.facts.vllm import Span, releases
+from draftwise.knowledge.vllm import Span, releases
 from draftwise.plan.explain import Explanation
 from draftwise.plan.explain import explain as look_up
 

@@ -15,7 +15,7 @@ import click
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.vllm import Release, releases
+from draftwise.knowledge.vllm import Release, releases
 
 if TYPE_CHECKING:
     from draftwise.extract.sources import Sources
@@ -66,8 +66,8 @@ def add(what: str | None, python: str | None, as_json: bool) -> None:
       draftwise facts add --python /opt/vllm/bin/python
     """
     from draftwise.extract.release import add_release
-    from draftwise.facts.rules import find_doubts
-    from draftwise.facts.vllm import get_release
+    from draftwise.knowledge.rules import find_doubts
+    from draftwise.knowledge.vllm import get_release
 
     if what is not None and python is not None:
         raise click.UsageError("Give WHAT or --python, not both.")
@@ -95,7 +95,7 @@ def add(what: str | None, python: str | None, as_json: bool) -> None:
 @click.argument("what", metavar="vllm==X")
 def remove(what: str) -> None:
     """Remove a release that was added with `draftwise facts add`; those that are shipped stay."""
-    from draftwise.facts.added import read_added, remove_release
+    from draftwise.knowledge.added import read_added, remove_release
 
     version = _read_version(what)
     found = [each for each in read_added() if Version(each.version) == version]

@@ -9,7 +9,7 @@ import sys
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.published import PublishedModel, read_published
+from draftwise.knowledge.published import PublishedModel, read_published
 
 __all__ = ["fetch"]
 

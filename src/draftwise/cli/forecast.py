@@ -168,7 +168,7 @@ def _row(held: HeldAgainst) -> dict[str, Any]:
 
 def _hold_all(profile: Profile, calibration: Calibration, run: Run) -> Iterator[HeldAgainst]:
     """Yield every comparison of a run beside a forecast for the lengths of its own requests."""
-    from draftwise.decide.conclusions import conclude_run  # draws on all of statistics: only needed here
+    from draftwise.deciding.conclusions import conclude_run  # draws on all of statistics: only needed here
 
     found = conclude_run(run)
     lengths = {setting.name: setting.k for setting in calibration.candidates}

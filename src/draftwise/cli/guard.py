@@ -16,10 +16,10 @@ from draftwise.cli._baseline import read_baseline
 from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
 
 if TYPE_CHECKING:
-    from draftwise.guard.loop import Guard, Tick
-    from draftwise.guard.reading import ProbeReading
-    from draftwise.guard.store import Store
-    from draftwise.watch.pages import HttpPage
+    from draftwise.guarding.loop import Guard, Tick
+    from draftwise.guarding.reading import ProbeReading
+    from draftwise.guarding.store import Store
+    from draftwise.watching.pages import HttpPage
 
 __all__ = ["guard"]
 
@@ -73,7 +73,7 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
           --state g.json --act haproxy=/run/haproxy.sock --act patch=deploy/ --probe
       draftwise guard --state g.json --undo
     """
-    from draftwise.guard.store import Store
+    from draftwise.guarding.store import Store
 
     store = Store(state_file)
     if undoes or acknowledges:
@@ -93,9 +93,9 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
 
 async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
     """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
-    from draftwise.guard.recorded import read_recorded
-    from draftwise.guard.store import KEPT_DAYS
-    from draftwise.watch.prometheus_api import PrometheusApi
+    from draftwise.guarding.recorded import read_recorded
+    from draftwise.guarding.store import KEPT_DAYS
+    from draftwise.watching.prometheus_api import PrometheusApi
 
     now_s, api = time.time(), PrometheusApi(given["prometheus_url"])
     try:
@@ -110,7 +110,7 @@ async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
 
 
 def _undo(store: Store) -> None:
-    from draftwise.guard.undo import undo
+    from draftwise.guarding.undo import undo
 
     num_undone = 0
     for sentence in undo(store, now_s=time.time()):
@@ -129,7 +129,7 @@ def _acknowledge(store: Store) -> None:
 def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpPage]:
     from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
-    from draftwise.watch.pages import open_pages
+    from draftwise.watching.pages import open_pages
 
     pools = {"spec": tuple(urls), "plain": tuple(given["plain_urls"])}
     headers = read_headers(given)
@@ -143,11 +143,11 @@ def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpP
 
 
 def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Guard:
-    from draftwise.guard.executors import parse_executor
-    from draftwise.guard.lease import open_leases
-    from draftwise.guard.loop import Guard, Means
-    from draftwise.guard.reading import Rules
-    from draftwise.watch.yardstick import Yardstick
+    from draftwise.guarding.executors import parse_executor
+    from draftwise.guarding.lease import open_leases
+    from draftwise.guarding.loop import Guard, Means
+    from draftwise.guarding.reading import Rules
+    from draftwise.watching.yardstick import Yardstick
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in ("spec", "plain"))
     min_spec = given["min_spec"]
@@ -175,7 +175,7 @@ def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable
     """Return what asks a replica a few prompts."""
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask, load_prompts
-    from draftwise.guard.probing import read_probe, refuse_unless_comparable
+    from draftwise.guarding.probing import read_probe, refuse_unless_comparable
     from draftwise.measure.access import find_headers
 
     known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
@@ -191,9 +191,9 @@ async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any])
     """Look until the operator ends it, or until a decision could be made, and return what was found last."""
     from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.cli._guarding import JsonShow, TextShow
-    from draftwise.guard.reading import MIN_WINDOWS
-    from draftwise.watch.diagnose import Asked
-    from draftwise.watch.watcher import Watcher
+    from draftwise.guarding.reading import MIN_WINDOWS
+    from draftwise.watching.diagnose import Asked
+    from draftwise.watching.watcher import Watcher
 
     if given["once"]:
         text = f"Looking for {made.hold_s:.0f} s, as a decision takes: {MIN_WINDOWS} windows (--every), and 30 s."

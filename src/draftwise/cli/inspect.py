@@ -18,8 +18,8 @@ from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.core import Finding, Severity
-from draftwise.facts.rules import find_doubts
-from draftwise.facts.vllm import find_remarks
+from draftwise.knowledge.rules import find_doubts
+from draftwise.knowledge.vllm import find_remarks
 
 __all__ = ["inspect"]
 

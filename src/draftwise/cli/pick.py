@@ -13,10 +13,10 @@ import click
 from draftwise.cli._advice import advice_to_dict, show_advice
 from draftwise.cli._console import open_console
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
-from draftwise.facts.advice import read_traffic_kinds
-from draftwise.facts.gpus import get_gpu
-from draftwise.facts.rules import find_doubts
-from draftwise.facts.vllm import find_remarks
+from draftwise.knowledge.advice import read_traffic_kinds
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.rules import find_doubts
+from draftwise.knowledge.vllm import find_remarks
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
 from draftwise.runs.documents import read_calibration

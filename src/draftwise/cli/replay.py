@@ -22,9 +22,9 @@ from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
 from draftwise.core import Acceptance, InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES
-from draftwise.replay.directory import PROFILE, ReplayDirectory, hash_transcripts
-from draftwise.replay.replaying import replay_candidates
-from draftwise.replay.transcripts import (
+from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
+from draftwise.replaying.replaying import replay_candidates
+from draftwise.replaying.transcripts import (
     Encoder,
     Grouping,
     Transcript,
@@ -32,7 +32,7 @@ from draftwise.replay.transcripts import (
     needs_encoder,
     read_transcripts,
 )
-from draftwise.report.replayed import PAGE, render_replay
+from draftwise.reporting.replayed import PAGE, render_replay
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 

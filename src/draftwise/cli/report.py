@@ -13,12 +13,12 @@ from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import show_decision
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.decide.conclusions import Conclusions, conclude_run
-from draftwise.decide.interchange import FORMATS, export_run
+from draftwise.deciding.conclusions import Conclusions, conclude_run
+from draftwise.deciding.interchange import FORMATS, export_run
 from draftwise.machine.files import write_whole
 from draftwise.measure.context import add_notes
-from draftwise.report.markdown import render_markdown
-from draftwise.report.page import write_conclusions
+from draftwise.reporting.markdown import render_markdown
+from draftwise.reporting.page import write_conclusions
 from draftwise.runs import RunDirectory
 
 __all__ = ["report"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.deploy.files import prove
-from draftwise.deploy.rollback import Rollback, plan_rollback, run
+from draftwise.deploying.files import prove
+from draftwise.deploying.rollback import Rollback, plan_rollback, run
 
 __all__ = ["rollback"]
 

@@ -16,8 +16,8 @@ from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._setups import nearest_option, open_release
 from draftwise.core import Finding, Setup, Severity, SpecConfig
-from draftwise.facts.quantization import needs_checkpoint
-from draftwise.facts.vllm import Release, find_remarks
+from draftwise.knowledge.quantization import needs_checkpoint
+from draftwise.knowledge.vllm import Release, find_remarks
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import Item, contexts_of, items, to_dict
@@ -88,7 +88,7 @@ def size(
     else:
         _show(open_console(stderr=False, width=_WIDTH), sizing, lengths)
     if plot is not None:
-        from draftwise.report.memory_plot import draw
+        from draftwise.reporting.memory_plot import draw
 
         plot.write_text(draw(sizing), encoding="utf-8")
         click.echo(f"wrote {plot}", err=True)

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.methods import methods_where
-from draftwise.train import get_training
+from draftwise.knowledge.methods import methods_where
+from draftwise.training import get_training
 
 __all__ = ["train"]
 
@@ -109,10 +109,10 @@ def _command(method: str) -> click.Command:
     """Return the command of a method."""
     try:
         options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.train.settings")
-        run = importlib.import_module("draftwise.train.run")
-        loop = importlib.import_module("draftwise.train.loop")
-        progress = importlib.import_module("draftwise.train.progress")
+        settings = importlib.import_module("draftwise.training.settings")
+        run = importlib.import_module("draftwise.training.run")
+        loop = importlib.import_module("draftwise.training.loop")
+        progress = importlib.import_module("draftwise.training.progress")
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
             "train-not-installed",
@@ -130,7 +130,7 @@ def _command(method: str) -> click.Command:
             if gpus is None or "RANK" in os.environ:
                 result = run.train(method, asked, progress.Reporter(quiet=quiet))
             else:
-                launch = importlib.import_module("draftwise.train.launch")
+                launch = importlib.import_module("draftwise.training.launch")
                 result = launch.train_on_gpus(method, asked, gpus, quiet=quiet)
         except loop.Stopped as stopped:
             click.echo(str(stopped), err=True)

@@ -19,8 +19,8 @@ from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings, report_to_dict
 from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command, tell_skipped
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.facts.methods import find_method
-from draftwise.facts.vllm import releases
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.vllm import releases
 from draftwise.plan.upgrade import Change, Choice, Upgrade, compare_releases
 from draftwise.setups.read import Reading
 

@@ -19,10 +19,10 @@ from draftwise.core import Finding, InvalidSetup, Severity, UnreadableSource, Wi
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
     from draftwise.core import Baseline
-    from draftwise.watch.diagnose import Asked
-    from draftwise.watch.fingerprint import Fingerprint
-    from draftwise.watch.rollout import Step
-    from draftwise.watch.watcher import Sight, Watching
+    from draftwise.watching.diagnose import Asked
+    from draftwise.watching.fingerprint import Fingerprint
+    from draftwise.watching.rollout import Step
+    from draftwise.watching.watcher import Sight, Watching
 
 __all__ = ["watch"]
 
@@ -145,7 +145,7 @@ def _read_asked(setup_file: Path | None, start_log: Path | None, step: Step | No
     """Return what files say of the service; what reads a setup takes as long to import as all the rest."""
     if setup_file is None and start_log is None:
         return None
-    from draftwise.watch.configured import read_asked
+    from draftwise.watching.configured import read_asked
 
     asked = read_asked(setup_file, start_log)
     return asked if step is None else replace(asked, releases=step.releases)
@@ -156,7 +156,7 @@ def _compare_setups(before: Path | None, after: Path | None) -> Step | None:
         return None
     if after is None:
         raise click.UsageError("--setup-before is compared with --setup: give that, too.")
-    from draftwise.watch.rollout import compare_setups
+    from draftwise.watching.rollout import compare_setups
 
     return compare_setups(before, after)
 
@@ -178,7 +178,7 @@ def _check(request: _Request) -> None:
 
 def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     from draftwise.cli._watching import JsonShow, LiveShow, TextShow
-    from draftwise.watch.yardstick import Yardstick
+    from draftwise.watching.yardstick import Yardstick
 
     yardstick = Yardstick(baseline=request.baseline)
     has_plain = bool(request.urls["plain"] or request.prometheus_url)
@@ -203,7 +203,7 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
 
 def _see_log(request: _Request, show: Show) -> Sight:
     from draftwise.cli._diagnosing import add_diagnoses
-    from draftwise.watch.log import see_log
+    from draftwise.watching.log import see_log
 
     name = request.log_file or ""
     try:
@@ -224,11 +224,11 @@ def _unreadable(name: object, error: Exception) -> InvalidSetup:
 def _open(request: _Request) -> Watching:
     """Return what tells what the service does: its servers' pages, or a Prometheus."""
     if request.prometheus_url is not None:
-        from draftwise.watch.prometheus import PrometheusWatcher
+        from draftwise.watching.prometheus import PrometheusWatcher
 
         return PrometheusWatcher(request.prometheus_url, model=request.model, headers=request.headers["spec"])
-    from draftwise.watch.pages import open_pages
-    from draftwise.watch.watcher import Watcher
+    from draftwise.watching.pages import open_pages
+    from draftwise.watching.watcher import Watcher
 
     return Watcher(open_pages(request.urls, request.headers))
 
@@ -270,8 +270,8 @@ async def _look_back(
     about_step = () if request.step is None else request.step.findings
     if request.since is None or sight.findings:
         return about_step, None, sight
-    from draftwise.watch.prometheus import PrometheusWatcher
-    from draftwise.watch.rollout import parse_time, tell_rollout
+    from draftwise.watching.prometheus import PrometheusWatcher
+    from draftwise.watching.rollout import parse_time, tell_rollout
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
@@ -287,7 +287,7 @@ async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tu
     if not (request.wants_probe or request.record_file):
         return (), ()
     from draftwise.cli._probing import load_prompts, probe_servers, record
-    from draftwise.watch.pages import name_server
+    from draftwise.watching.pages import name_server
 
     urls = [url for url in map(name_server, request.urls["spec"]) if url not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]

@@ -56,7 +56,7 @@ class Verdict(StrEnum):
 
 
 class DecidingMeasure(StrEnum):
-    """Which ratio decides; `draftwise.decide.verdict` says why."""
+    """Which ratio decides; `draftwise.deciding.verdict` says why."""
 
     REQUEST = "tokens per second of a request"
     SERVER = "tokens per second of the server"

@@ -143,7 +143,7 @@ class UnmeasuredCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, on which evidence, and when to undo it; `draftwise.report.sentences` says it in words."""
+    """What to do, on which evidence, and when to undo it; `draftwise.reporting.sentences` says it in words."""
 
     baseline: str
     """Name of the arm that candidates are compared with."""

@@ -354,7 +354,7 @@ class Run:
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()
-    """The disturbed ones of all turns (found by `draftwise.decide.disturbance`)."""
+    """The disturbed ones of all turns (found by `draftwise.deciding.disturbance`)."""
     set_aside: tuple[TurnRecord, ...] = ()
     """Turns that were once in `turns` and do not count: disturbed, or without an undisturbed one to compare with."""
 

@@ -12,8 +12,8 @@ from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
 from draftwise.engine.spec_keys import accepts, describe
-from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
-from draftwise.facts.spec_keys import find_name_traps, keys_where, read_spec_keys
+from draftwise.knowledge.methods import Method, find_method, find_placeholder, get_method, methods_where
+from draftwise.knowledge.spec_keys import find_name_traps, keys_where, read_spec_keys
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
 

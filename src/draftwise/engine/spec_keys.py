@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.checkpoints.aux_layers import AUX_KEY
-from draftwise.facts.spec_keys import SpecKey
+from draftwise.knowledge.spec_keys import SpecKey
 
 __all__ = ["accepts", "describe"]
 

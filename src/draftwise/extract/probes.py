@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, Tree
-from draftwise.facts.rules import Probe, all_rules
+from draftwise.knowledge.rules import Probe, all_rules
 
 __all__ = ["Sighting", "find_rule", "probes"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from draftwise.core import BackendError, StorageError
 from draftwise.extract.index import download_wheel, find_wheel
 from draftwise.extract.wheel import Progress
-from draftwise.facts.published import PublishedModel
+from draftwise.knowledge.published import PublishedModel
 from draftwise.machine.data_folder import data_folder
 from draftwise.machine.files import replacing
 

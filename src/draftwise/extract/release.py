@@ -13,8 +13,8 @@ from draftwise.extract.sources import Sources
 from draftwise.extract.speculative import Facts
 from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.facts.added import AddedRelease, write_release
-from draftwise.facts.vllm import forget_added, releases, topics
+from draftwise.knowledge.added import AddedRelease, write_release
+from draftwise.knowledge.vllm import forget_added, releases, topics
 from draftwise.version import __version__
 
 __all__ = ["add_release", "read_tables", "refuse_known"]

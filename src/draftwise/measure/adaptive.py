@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled, Verdict
 from draftwise.core.comparison import ALL
-from draftwise.decide.bands import gather_load_points
-from draftwise.decide.comparison.comparisons import estimate_cells
-from draftwise.decide.conclusions import gather_evidence
-from draftwise.decide.disturbance import set_aside_disturbed
-from draftwise.decide.thresholds import get_thresholds
+from draftwise.deciding.bands import gather_load_points
+from draftwise.deciding.comparison.comparisons import estimate_cells
+from draftwise.deciding.conclusions import gather_evidence
+from draftwise.deciding.disturbance import set_aside_disturbed
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.statistics import next_load
 
 __all__ = ["FIRST_ANALYSIS", "describe_first_verdict", "describe_lead", "find_settled", "next_conditions"]

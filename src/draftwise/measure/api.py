@@ -12,8 +12,8 @@ from draftwise.measure.forecast import Pace
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.measurement import prepare
 from draftwise.measure.spec import MeasurementSpec
-from draftwise.report.page import write_report
-from draftwise.report.sentences import describe_decision
+from draftwise.reporting.page import write_report
+from draftwise.reporting.sentences import describe_decision
 
 __all__ = ["Decided", "decide"]
 

@@ -10,7 +10,7 @@ from itertools import chain, count
 from draftwise.backends.address import check_url
 from draftwise.backends.vllm_command import check_arguments, find_version, split_command
 from draftwise.core import Arm, InvalidSetup, Setup, Severity
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
 from draftwise.measure.spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
 from draftwise.setups.read import read_setups, read_words

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from draftwise.core import Answer, Divergence, Run
 from draftwise.core.comparison import ALL
-from draftwise.decide.comparison.cell import OutputDifference, make_cells
+from draftwise.deciding.comparison.cell import OutputDifference, make_cells
 from draftwise.measure.load.client import Client
 
 __all__ = ["View", "ask", "conclude", "examine", "list_differences"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
 from draftwise.core.finding import join_names
-from draftwise.facts.remembering import find_remembering
+from draftwise.knowledge.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
 from draftwise.runs.blocks import count_needed, share_out

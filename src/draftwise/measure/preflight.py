@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
-from draftwise.decide.validity.servers import ON_PURPOSE, find_same_servers
-from draftwise.facts.methods import find_method
-from draftwise.facts.server_metrics import counts_drafts
+from draftwise.deciding.validity.servers import ON_PURPOSE, find_same_servers
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.server_metrics import counts_drafts
 
 __all__ = ["check_addresses", "check_drafting"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from draftwise.backends import UrlBackend
 from draftwise.backends.probed import Probed, ProbedPair
 from draftwise.core import Answer, BackendError, Divergence, Workload
-from draftwise.decide.comparison.cell import OutputDifference, find_difference
+from draftwise.deciding.comparison.cell import OutputDifference, find_difference
 from draftwise.measure.divergences import ask, conclude
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn

@@ -9,7 +9,7 @@ from math import log
 
 from draftwise.core import Omission, Run, RunPlan, TurnRecord
 from draftwise.core.comparison import ALL
-from draftwise.decide.conclusions import gather_evidence
+from draftwise.deciding.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn
 from draftwise.statistics import FEWEST_PROMPTS

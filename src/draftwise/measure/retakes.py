@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Run
 from draftwise.core.grouping import group_by
-from draftwise.decide.disturbance import find_lost_pairs, set_aside_disturbed
-from draftwise.decide.thresholds import get_thresholds
+from draftwise.deciding.disturbance import find_lost_pairs, set_aside_disturbed
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.runs.schedule import Turn
 
 __all__ = ["LostBlock", "find_lost", "plan_retakes"]

@@ -28,7 +28,7 @@ from draftwise.core import (
     Workload,
 )
 from draftwise.core.finding import join_names
-from draftwise.decide.thresholds import Thresholds
+from draftwise.deciding.thresholds import Thresholds
 from draftwise.measure.context import describe_machine
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts

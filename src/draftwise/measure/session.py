@@ -12,9 +12,9 @@ from typing import Any
 
 from draftwise.backends import Backend, LineUp
 from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan, Severity
-from draftwise.decide.disturbance import set_aside_disturbed
-from draftwise.decide.thresholds import get_thresholds
-from draftwise.decide.validity.servers import find_differences
+from draftwise.deciding.disturbance import set_aside_disturbed
+from draftwise.deciding.thresholds import get_thresholds
+from draftwise.deciding.validity.servers import find_differences
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
@@ -27,7 +27,7 @@ from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.warm_up import WarmUp, make_greeting, presume_warm_prefixes, settle, warm_up
-from draftwise.report.conditions import describe_omissions
+from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]

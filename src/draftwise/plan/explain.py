@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import FindingFact, all_findings
-from draftwise.facts.methods import find_method
-from draftwise.facts.metrics import METRICS, OLD_METRICS
-from draftwise.facts.old_flags import OldFlag, read_old_flags
-from draftwise.facts.rules import Rule, all_rules
-from draftwise.facts.spec_keys import read_spec_keys
-from draftwise.facts.vllm import Span, history, releases
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.findings import FindingFact, all_findings
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.metrics import METRICS, OLD_METRICS
+from draftwise.knowledge.old_flags import OldFlag, read_old_flags
+from draftwise.knowledge.rules import Rule, all_rules
+from draftwise.knowledge.spec_keys import read_spec_keys
+from draftwise.knowledge.vllm import Span, history, releases
 
 __all__ = ["Explanation", "explain"]
 

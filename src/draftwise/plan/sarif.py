@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from draftwise.core import Finding, Ruling, Severity
-from draftwise.facts.rules import all_rules
+from draftwise.knowledge.rules import all_rules
 from draftwise.plan.check.report import Report
 
 __all__ = ["SCHEMA", "locate", "to_sarif"]

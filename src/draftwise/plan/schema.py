@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.spec_keys import read_spec_keys
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.spec_keys import read_spec_keys
+from draftwise.knowledge.vllm import Release
 
 __all__ = ["make_schema"]
 

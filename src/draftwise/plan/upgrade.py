@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Stage
-from draftwise.facts.vllm import Release, Span, get_release, history
+from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading
 

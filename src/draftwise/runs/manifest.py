@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Workload
-from draftwise.facts.remembering import find_remembering
+from draftwise.knowledge.remembering import find_remembering
 from draftwise.runs.arm_rows import arm_to_row, row_to_arm
 
 __all__ = ["make_manifest", "read_manifest", "to_plan"]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftwise.engine.outputs import EngineStats
-from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
+from draftwise.knowledge.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
 
 __all__ = ["ServerMetrics"]
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from draftwise import LLM, SamplingParams
 from draftwise.cli import main
-from draftwise.replay import read_profile
+from draftwise.replaying import read_profile
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ from draftwise.core import SpecConfig
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import ForcedReplayer, Step, force
 from draftwise.engine.step.launched import Outcome
-from draftwise.replay import Anchors, walk
-from draftwise.replay.directory import to_anchors
-from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replay.replayer import Replayer
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying import Anchors, walk
+from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
+from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.transcripts import Transcript
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[3] / "bundle"

@@ -14,8 +14,8 @@ from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
 from draftwise.engine.replay.dense import DenseReplayer
-from draftwise.replay.served_drafts import ServedReplayer
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.served_drafts import ServedReplayer
+from draftwise.replaying.transcripts import Transcript
 
 K = 5
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from draftwise.core import Effect, Ruling, Setup, SpecConfig
-from draftwise.facts.added import MissingFacts
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.added import MissingFacts
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check import Report, check, judge
 from draftwise.plan.explain import explain
 from draftwise.plan.upgrade import compare_releases

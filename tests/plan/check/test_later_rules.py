@@ -12,8 +12,8 @@ from tests.support.later_case import EPYC, H200, LLAMA, Case, codes, find_engine
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Device, Ruling
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import releases
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import releases
 from draftwise.plan.check.engine import choose_runner, schedules_async
 
 KEY = "num_speculative_tokens_per_batch_size"
@@ -226,7 +226,7 @@ def test_no_value_of_any_kind_ends_in_a_traceback(method, version, spec, args, c
 
 def test_rows_span_known_releases_and_their_probes_compile():
     known = {str(release) for release in releases()}
-    rows = json.loads(files("draftwise.facts").joinpath("data/rules/later.json").read_text(encoding="utf-8"))
+    rows = json.loads(files("draftwise.knowledge").joinpath("data/rules/later.json").read_text(encoding="utf-8"))
     for rule in (get_rule(row["code"]) for row in rows):
         assert all(first in known and (last is None or last in known) for first, last in rule.spans)
         assert rule.probe is None or re.compile(rule.probe.pattern)

@@ -18,8 +18,8 @@ from catalogue.oracle.compare import DEVICES  # noqa: E402
 from catalogue.oracle.models import write_models  # noqa: E402
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig  # noqa: E402
-from draftwise.facts.methods import methods_where  # noqa: E402
-from draftwise.facts.rules import all_rules  # noqa: E402
+from draftwise.knowledge.methods import methods_where  # noqa: E402
+from draftwise.knowledge.rules import all_rules  # noqa: E402
 from draftwise.plan.check import check  # noqa: E402
 
 _VERB_FIRST = re.compile(

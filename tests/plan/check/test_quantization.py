@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
-from draftwise.facts.quantization import is_deprecated, reads_weights_of
-from draftwise.facts.vllm import get_release, releases
+from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
+from draftwise.knowledge.vllm import get_release, releases
 
 BF16 = {**LLAMA, "torch_dtype": "bfloat16"}
 HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 8}

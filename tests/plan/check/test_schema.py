@@ -9,7 +9,7 @@ from packaging.version import Version
 from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
 from draftwise.core import Effect, Ruling
-from draftwise.facts.vllm import releases
+from draftwise.knowledge.vllm import releases
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwise.core import ModelShape
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
 from draftwise.plan.cost.fit import MeasuredStep, covary_noise, fit_machine
 from draftwise.plan.cost.machine import Batch, Drafting, Graph, Machine, Step

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.facts.gpus import get_gpu
-from draftwise.facts.models import find_model
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.models import find_model
 from draftwise.plan.cost.constants import gpu_prior
 from draftwise.plan.cost.machine import Batch, Drafting, Machine
 from draftwise.plan.cost.work import find_drafter_work, find_work

@@ -9,7 +9,7 @@ import pytest
 from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibration, make_profile
 
 from draftwise.core import HeldAgainst, InvalidSetup, Outlook, Severity
-from draftwise.facts.models import find_model
+from draftwise.knowledge.models import find_model
 from draftwise.plan.forecast.crossovers import find_crossovers
 from draftwise.plan.forecast.forecast import forecast
 from draftwise.plan.forecast.matching import match_settings

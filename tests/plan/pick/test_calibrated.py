@@ -7,7 +7,7 @@ from tests.support.made_calibrations import TRUTH, make_calibration
 from tests.support.requirements import requirements
 
 from draftwise.core import InvalidSetup, StepPoint
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.plan.cost.machine import Batch
 from draftwise.plan.pick.case import open_case
 

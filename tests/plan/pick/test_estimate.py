@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.requirements import QWEN, advise, candidate
 
-from draftwise.facts.advice import find_prior, find_seen_acceptance, read_temperature_effect
+from draftwise.knowledge.advice import find_prior, find_seen_acceptance, read_temperature_effect
 from draftwise.plan.forecast.acceptance import compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.estimate import Estimate
 from draftwise.plan.pick.expectation import Expectation

@@ -1,4 +1,4 @@
-from draftwise.facts.methods import methods_where
+from draftwise.knowledge.methods import methods_where
 from draftwise.plan.pick.methods import _MAKERS
 
 

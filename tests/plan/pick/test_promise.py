@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tests.support.combinations import EVERY_CASE
 
 from draftwise.core import Effect, Ruling, Severity, SpecConfig
-from draftwise.facts.advice import read_traffic_kinds
-from draftwise.facts.gpus import get_gpu, read_gpus
-from draftwise.facts.methods import get_method
-from draftwise.facts.models import read_models
-from draftwise.facts.vllm import get_release, releases
+from draftwise.knowledge.advice import read_traffic_kinds
+from draftwise.knowledge.gpus import get_gpu, read_gpus
+from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.models import read_models
+from draftwise.knowledge.vllm import get_release, releases
 from draftwise.plan.check import check
 from draftwise.plan.pick import Advice, Requirements, describe_traffic, pick
 from draftwise.plan.size import size

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.support.requirements import LLAMA, QWEN, advise, findings
 
-from draftwise.facts.advice import all_advice
-from draftwise.facts.models import find_model
+from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.models import find_model
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Advice, Weight
 
 L70 = "meta-llama/Llama-3.3-70B-Instruct"

@@ -9,7 +9,7 @@ from tests.support.combinations import covering
 from tests.support.requirements import LLAMA, QWEN, advise, candidate, methods, refusal
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.models import find_model
+from draftwise.knowledge.models import find_model
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Weight
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from draftwise.core.budget import Budget
-from draftwise.facts.gpus import get_gpu
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.size import Request, measure
 from draftwise.plan.size.drafter import Drafter, describe_drafter
 from draftwise.plan.size.precision import BF16, get_precision

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
-from draftwise.facts.gpus import get_gpu, read_gpus
-from draftwise.facts.memory import get_batch_defaults
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.gpus import get_gpu, read_gpus
+from draftwise.knowledge.memory import get_batch_defaults
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check.serving.graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
 from draftwise.plan.size.kv import CachedLayer, lay_out
@@ -269,7 +269,7 @@ def test_batches_beyond_the_captured_graphs_are_warned_of() -> None:
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
 def test_a_damaged_config_is_refused(changes: dict[str, Any]) -> None:
-    from draftwise.facts.models import find_model
+    from draftwise.knowledge.models import find_model
 
     model = find_model(LLAMA)
     assert model is not None
@@ -335,7 +335,7 @@ def test_the_json_holds_the_budget() -> None:
 
 
 def test_the_plot_follows_the_theme_of_its_reader() -> None:
-    from draftwise.report.memory_plot import draw
+    from draftwise.reporting.memory_plot import draw
 
     for spec in (None, EAGLE3):
         drawn = draw(sized(spec=spec, max_model_len=8192))
@@ -346,7 +346,7 @@ def test_the_plot_follows_the_theme_of_its_reader() -> None:
 
 
 def test_a_directory_without_weights_is_sized_by_its_shape(tmp_path: Path) -> None:
-    from draftwise.facts.models import find_model
+    from draftwise.knowledge.models import find_model
 
     model = find_model(LLAMA)
     assert model is not None

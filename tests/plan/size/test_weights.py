@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.checkpoints.headers import read_headers
-from draftwise.facts.models import find_model, read_models
+from draftwise.knowledge.models import find_model, read_models
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.drafter import describe_drafter
 from draftwise.plan.size.parts import elements, num_bytes, stages

@@ -13,7 +13,7 @@ from tests.support.combinations import tries
 from tests.support.drawn_setups import drawn_setups
 
 from draftwise.core import Setup, SpecConfig
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.vllm import get_release
 from draftwise.setups.read import read_setups, read_words
 from draftwise.setups.write import command_line as writer
 from draftwise.setups.write import write_flags, write_shell, write_words

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.metrics import (
+from draftwise.knowledge.metrics import (
     METRICS,
     SPEC_NUM_ACCEPTED_TOKENS,
     SPEC_NUM_ACCEPTED_TOKENS_PER_POS,

@@ -27,8 +27,8 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.draft import Draft
-from draftwise.replay.replayer import DraftRows, ReplayedRequest
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.replayer import DraftRows, ReplayedRequest
+from draftwise.replaying.transcripts import Transcript
 
 __all__ = ["DenseReplayer"]
 

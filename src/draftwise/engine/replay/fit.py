@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import Engine
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.transcripts import Transcript
 
 __all__ = ["check_fit"]
 

@@ -14,8 +14,8 @@ from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
-from draftwise.replay.replayer import DraftRows, ReplayedRequest
-from draftwise.replay.transcripts import Transcript
+from draftwise.replaying.replayer import DraftRows, ReplayedRequest
+from draftwise.replaying.transcripts import Transcript
 
 __all__ = ["ForcedReplayer", "Step", "force"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Finding
 from draftwise.engine.step.prompts import PromptSize
-from draftwise.facts.advice import get_advice
-from draftwise.facts.memory import get_embedded_overheads
+from draftwise.knowledge.advice import get_advice
+from draftwise.knowledge.memory import get_embedded_overheads
 
 __all__ = ["CapturePlan", "bucket_of", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
 

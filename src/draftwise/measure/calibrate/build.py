@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
-from draftwise.facts.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.measure.calibrate.points import find_firsts, find_points
 from draftwise.measure.context import describe_machine
 

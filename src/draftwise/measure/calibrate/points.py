@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.core import Answer, ClosedLoop, Counters, FirstPoint, Run, StepPoint, TurnRecord
-from draftwise.decide.disturbance import find_disturbances
-from draftwise.decide.thresholds import get_thresholds
+from draftwise.deciding.disturbance import find_disturbances
+from draftwise.deciding.thresholds import get_thresholds
 
 __all__ = ["count_steps", "find_firsts", "find_points"]
 

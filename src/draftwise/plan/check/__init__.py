@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
-from draftwise.facts.added import MissingFacts
-from draftwise.facts.rules import find_doubts, of_release
-from draftwise.facts.vllm import Release, find_remarks, get_release
+from draftwise.knowledge.added import MissingFacts
+from draftwise.knowledge.rules import find_doubts, of_release
+from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure

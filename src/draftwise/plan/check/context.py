@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Finding, Ruling, Setup
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release
 
 __all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform"]
 

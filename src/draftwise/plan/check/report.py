@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity
-from draftwise.facts.methods import Method, get_method
+from draftwise.knowledge.methods import Method, get_method
 
 __all__ = ["Report", "Resolved"]
 

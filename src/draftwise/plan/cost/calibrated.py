@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import CalibratedSetting, Calibration, Device, FirstPoint, InvalidSetup, Setup, StepPoint
-from draftwise.facts.gpus import get_gpu
-from draftwise.facts.methods import get_method
-from draftwise.facts.vllm import get_release
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
 from draftwise.plan.cost.fit import MeasuredStep
 from draftwise.plan.cost.graphs import GraphPlan, plan_graphs

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from draftwise.facts.advice import read_step_costs
-from draftwise.facts.gpus import Gpu
+from draftwise.knowledge.advice import read_step_costs
+from draftwise.knowledge.gpus import Gpu
 
 __all__ = ["Constants", "Prior", "cpu_prior", "gpu_prior"]
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from functools import cache
 
 from draftwise.core import ModelShape
-from draftwise.facts.advice import read_step_costs
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import read_step_costs
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.constants import Constants
 from draftwise.plan.cost.work import Work
 

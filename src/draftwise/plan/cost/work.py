@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.drafter import describe_drafter
 from draftwise.plan.size.parts import Part, Split, elements, num_bytes

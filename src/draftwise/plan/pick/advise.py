@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core import Severity
-from draftwise.facts.advice import get_advice
+from draftwise.knowledge.advice import get_advice
 from draftwise.plan.pick.case import Case, open_case
 from draftwise.plan.pick.judge import Candidate, judge
 from draftwise.plan.pick.levers import Lever, Weight, find_levers

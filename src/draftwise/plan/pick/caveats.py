@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, read_step_costs, read_temperature_effect
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import get_advice, read_step_costs, read_temperature_effect
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.check import Report, Resolved
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.expectation import expect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from draftwise.facts.advice import (
+from draftwise.knowledge.advice import (
     AcceptancePrior,
     SeenAcceptance,
     find_prior,

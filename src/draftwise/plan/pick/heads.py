@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.facts.advice import get_advice, get_guide_rank
-from draftwise.facts.families import PublishedDrafter
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.families import PublishedDrafter
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work, find_drafter_work
 from draftwise.plan.pick.case import Case, GivenDrafter
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse, refuse_no_drafter

@@ -10,9 +10,9 @@ from typing import Any
 
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
-from draftwise.facts.advice import PublishedResult, find_published_results, get_advice
-from draftwise.facts.families import PublishedDrafter
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import PublishedResult, find_published_results, get_advice
+from draftwise.knowledge.families import PublishedDrafter
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.case import Case

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import AdviceRule, get_advice
+from draftwise.knowledge.advice import AdviceRule, get_advice
 from draftwise.plan.check import check
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.stops import find_stops

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftwise.core import Finding
-from draftwise.facts.advice import get_advice, get_guide_rank
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT

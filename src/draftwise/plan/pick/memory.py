@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
-from draftwise.facts.advice import get_advice
+from draftwise.knowledge.advice import get_advice
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.levers import Lever, Weight
 from draftwise.plan.size import Sizing, size

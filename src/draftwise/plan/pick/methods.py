@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from draftwise.facts.advice import get_advice
-from draftwise.facts.methods import find_method, get_method, methods_where
+from draftwise.knowledge.advice import get_advice
+from draftwise.knowledge.methods import find_method, get_method, methods_where
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.heads import propose_head, propose_old_head
 from draftwise.plan.pick.lookup import propose_lookup, propose_suffix

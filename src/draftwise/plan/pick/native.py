@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.facts.advice import get_advice, get_guide_rank
-from draftwise.facts.families import find_native
+from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.families import find_native
 from draftwise.plan.cost.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse

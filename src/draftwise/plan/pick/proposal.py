@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice
-from draftwise.facts.families import PublishedDrafter
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import get_advice
+from draftwise.knowledge.families import PublishedDrafter
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work
 from draftwise.plan.pick.case import Case
 

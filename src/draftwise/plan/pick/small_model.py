@@ -7,9 +7,9 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, get_guide_rank
-from draftwise.facts.families import PublishedDrafter
-from draftwise.facts.methods import get_method
+from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.families import PublishedDrafter
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse_no_drafter

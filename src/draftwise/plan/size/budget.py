@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from draftwise.core.budget import Budget, KVCache
-from draftwise.facts.memory import Overheads, get_overheads
+from draftwise.knowledge.memory import Overheads, get_overheads
 from draftwise.plan.check.serving.graphs import capture_sizes, count_graphs
 from draftwise.plan.size.kv import cached_layers, drafter_layers, kv_value_bytes, lay_out
 from draftwise.plan.size.parts import Stage, stages

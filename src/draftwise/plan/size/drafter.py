@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.checkpoints.aux_layers import find_aux_layers
 from draftwise.core import ModelShape
-from draftwise.facts.methods import Method, find_method, get_method
+from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.parts import Part, Split
 from draftwise.plan.size.shapes import read_shape

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import ModelShape
-from draftwise.facts.gpus import Gpu
-from draftwise.facts.memory import Overheads, Runner
-from draftwise.facts.rules import Rulebook
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.memory import Overheads, Runner
+from draftwise.knowledge.rules import Rulebook
 from draftwise.plan.size.decoder import num_experts
 from draftwise.plan.size.drafter import Drafter
 

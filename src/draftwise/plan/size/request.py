@@ -9,10 +9,10 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
-from draftwise.facts.gpus import Gpu, get_gpu
-from draftwise.facts.memory import Runner, get_batch_defaults
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.gpus import Gpu, get_gpu
+from draftwise.knowledge.memory import Runner, get_batch_defaults
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check import Context, Resolved, check_context, get_context
 from draftwise.plan.check.engine import choose_runner
 from draftwise.plan.size.drafter import Drafter, describe_drafter

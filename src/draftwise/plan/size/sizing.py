@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget
-from draftwise.facts.gpus import Gpu
-from draftwise.facts.rules import find_doubts, of_release
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.budget import measure
 from draftwise.plan.size.findings import find_faults

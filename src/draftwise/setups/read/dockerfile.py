@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from draftwise.core import Finding
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.arguments.json_text import read_json
 from draftwise.setups.read.manifests.references import References
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment

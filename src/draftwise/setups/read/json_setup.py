@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.json_text import read_json
 from draftwise.setups.read.reading import Reading, choose_release, is_shown
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import Release, get_release, releases
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.images import holds_no_models

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import history
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.kinds import (

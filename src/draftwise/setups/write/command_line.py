@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Any
 
 from draftwise.core import InvalidSetup, Setup
-from draftwise.facts.flag_types import takes_none, takes_text
-from draftwise.facts.vllm import get_release, releases
+from draftwise.knowledge.flag_types import takes_none, takes_text
+from draftwise.knowledge.vllm import get_release, releases
 
 __all__ = ["write_flags", "write_shell", "write_words"]
 

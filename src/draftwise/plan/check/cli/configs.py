@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import Rulebook, all_rules
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import Rulebook, all_rules
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.cli.conditions import UNKNOWN, decide, names_in
 from draftwise.plan.check.cli.schema import Mismatch, coerce_field
 

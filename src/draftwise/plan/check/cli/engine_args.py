@@ -14,12 +14,12 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
-from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int
-from draftwise.facts.methods import methods_where
-from draftwise.facts.models import is_hub_name
-from draftwise.facts.old_flags import read_old_flags
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import Release, get_release, history
+from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int
+from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.models import is_hub_name
+from draftwise.knowledge.old_flags import read_old_flags
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release, get_release, history
 from draftwise.plan.check.cli.configs import Server, find_refused
 from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete

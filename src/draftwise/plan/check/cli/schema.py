@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.vllm import Span, history
+from draftwise.knowledge.vllm import Span, history
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.steps import Step
 

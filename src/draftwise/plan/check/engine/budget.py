@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draftwise.core import InvalidSetup, Ruling
-from draftwise.facts.gpus import Gpu, get_gpu
-from draftwise.facts.memory import get_batch_defaults
+from draftwise.knowledge.gpus import Gpu, get_gpu
+from draftwise.knowledge.memory import get_batch_defaults
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.steps import Step

@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftwise.checkpoints.model_config import count_experts
 from draftwise.core import Ruling
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved

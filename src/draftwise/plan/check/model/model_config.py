@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from draftwise.checkpoints.model_config import count_experts, get_text_config
 from draftwise.core import Ruling
-from draftwise.facts.quantization import is_deprecated, reads_weights_of
-from draftwise.facts.transformers import fill_in, is_buildable
+from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
+from draftwise.knowledge.transformers import fill_in, is_buildable
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.steps import Step
 

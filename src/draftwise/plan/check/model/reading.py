@@ -8,11 +8,11 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
-from draftwise.facts.methods import methods_where
-from draftwise.facts.models import find_model, is_hub_name, names_directory, near_models
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.transformers import fill_in, find_model_type
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.models import find_model, is_hub_name, names_directory, near_models
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.transformers import fill_in, find_model_type
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.steps import Step

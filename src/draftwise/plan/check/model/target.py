@@ -12,9 +12,9 @@ from typing import Any
 from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
-from draftwise.facts.methods import find_method
-from draftwise.facts.models import near_models
-from draftwise.facts.quantization import needs_checkpoint
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.models import near_models
+from draftwise.knowledge.quantization import needs_checkpoint
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
 from draftwise.plan.check.model.reading import find_other_name, read_hf_config

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from draftwise.core import Ruling
-from draftwise.facts.gpus import Gpu
-from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine.budget import SCHEDULE, Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved

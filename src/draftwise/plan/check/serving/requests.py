@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftwise.core import Ruling, Severity
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.report import Resolved
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.methods import get_method
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, find_architecture
 from draftwise.plan.check.model.reading import V0_EAGLE

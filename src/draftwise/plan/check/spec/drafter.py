@@ -10,8 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Ruling
-from draftwise.facts.methods import find_placeholder
-from draftwise.facts.models import find_model
+from draftwise.knowledge.methods import find_placeholder
+from draftwise.knowledge.models import find_model
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, build_model
 from draftwise.plan.check.model.reading import find_other_name, read_hf_config
@@ -20,7 +20,7 @@ from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step, collect
 
 if TYPE_CHECKING:
-    from draftwise.facts.families import PublishedDrafter
+    from draftwise.knowledge.families import PublishedDrafter
 
 __all__ = ["resolve_drafter"]
 
@@ -109,7 +109,7 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
-    from draftwise.facts.families import find_published_drafter  # most drafters are here, or in the table of models
+    from draftwise.knowledge.families import find_published_drafter  # most drafters are here, or in the table of models
 
     published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
     known = (

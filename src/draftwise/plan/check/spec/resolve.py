@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.methods import methods_where
+from draftwise.knowledge.methods import methods_where
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.model.target import find_drafter_parallel

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.facts.added import MissingFacts
-from draftwise.facts.methods import Method, find_method, find_placeholder
+from draftwise.knowledge.added import MissingFacts
+from draftwise.knowledge.methods import Method, find_method, find_placeholder
 from draftwise.plan.check.cli import Fields, read_fields
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model

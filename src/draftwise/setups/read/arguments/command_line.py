@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Ruling
-from draftwise.facts.rules import Rulebook, get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
 from draftwise.setups.read.arguments.flags import Given, match_flags
 from draftwise.setups.read.arguments.huggingfaceserver import to_vllm

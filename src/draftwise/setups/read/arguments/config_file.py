@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.facts.rules import Rulebook, get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.shell.words import Word
 from draftwise.setups.read.text_file import read_text
 

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import Rulebook, get_rule
-from draftwise.facts.vllm import Release, releases
+from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.vllm import Release, releases
 from draftwise.setups.read.shell.words import Mistake, Word
 
 __all__ = ["Given", "Matched", "match_flags"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.flag_types import read_human_int
-from draftwise.facts.methods import find_placeholder
-from draftwise.facts.old_flags import OldFlag, read_old_flags
-from draftwise.facts.rules import Rulebook, get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.flag_types import read_human_int
+from draftwise.knowledge.methods import find_placeholder
+from draftwise.knowledge.old_flags import OldFlag, read_old_flags
+from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.shell.words import Word
 
 __all__ = ["Spelled", "spell"]

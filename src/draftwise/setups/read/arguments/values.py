@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Finding, Ruling
-from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int, takes_none, takes_text
-from draftwise.facts.rules import Rulebook, get_rule
-from draftwise.facts.vllm import Release
+from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int, takes_none, takes_text
+from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
 from draftwise.setups.read.arguments.json_text import read_json
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.admission import find_refusals
 from draftwise.setups.read.manifests.containers import (
     get_container_words,

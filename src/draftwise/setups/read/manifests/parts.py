@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
 from draftwise.setups.read.shell.words import Word, check_length, split_words
 

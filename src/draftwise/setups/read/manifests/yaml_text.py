@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 
 __all__ = ["Document", "Path", "cut_out", "get_text", "read_yaml"]
 

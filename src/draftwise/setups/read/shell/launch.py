@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.facts.rules import get_rule
+from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
 from draftwise.setups.read.shell.words import Command, Script, Word

@@ -1,7 +1,0 @@
-"""Results of other load generators as draftwise sees them, and draftwise's own in their formats."""
-
-from draftwise.decide.interchange.export import FORMATS, export_run
-from draftwise.decide.interchange.files import read_results
-from draftwise.decide.interchange.results import Aggregate, ArmResults, Results
-
-__all__ = ["FORMATS", "Aggregate", "ArmResults", "Results", "export_run", "read_results"]

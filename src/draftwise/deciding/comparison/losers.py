@@ -1,0 +1,144 @@
+"""Which prompts a candidate slows down: of which workload, or on which side of which of their traits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftwise.core import Answer
+from draftwise.deciding.comparison.cell import Cell, Unit
+from draftwise.statistics import Array, Estimate
+
+__all__ = ["Split", "find_split", "group_ratios", "name_losers"]
+
+_FEWEST = 6
+"""Prompts from which a line between them can be more than chance."""
+_SMALLEST_SHARE = 0.1
+"""Of the prompts, on either side of the line: fewer are outliers, not a kind of traffic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A line through a trait of the prompts: those on one side lose, the others gain."""
+
+    trait: str
+    """What is counted, e.g. `prompt tokens`."""
+    line: float
+    """Prompts below it are on the one side, the others on the other."""
+    below: float
+    """Geometric mean of the ratios below the line."""
+    above: float
+    num_below: int
+    num_above: int
+
+    @property
+    def words(self) -> str:
+        """The split as part of a sentence."""
+        low = f"{self.num_below} prompts with under {self.line:.3g} {self.trait} {self.below:.2f}x"
+        high = f"{self.num_above} with more {self.above:.2f}x"
+        return f"{low}, {high}"
+
+
+def name_losers(cell: Cell, speedup: Estimate) -> str:
+    """Return which prompts a candidate slows down, in words; empty where nothing tells them apart.
+
+    Of several workloads together it is the workload, for by that an operator can route.
+    """
+    units = [unit for unit in cell.units if unit in speedup.log_by_prompt]
+    ratios = [math.exp(speedup.log_by_prompt[unit]) for unit in units]
+    groups = group_ratios(ratios, [workload for workload, _ in units])
+    if len(groups) > 1 and next(iter(groups.values()))[0] < 1:
+        return ", ".join(f"{name} {ratio:.2f}x" for name, (ratio, _) in groups.items())
+    split = find_split(ratios, dict(_traits(cell, units)))
+    return "" if split is None else split.words
+
+
+def _traits(cell: Cell, units: Sequence[Unit]) -> Iterator[tuple[str, Sequence[float]]]:
+    """Yield what is known of each prompt, by name."""
+    reads: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
+        "tokens per step": (cell.candidate, lambda answer: answer.tokens_per_step),
+        "prompt tokens": (cell.baseline, lambda answer: answer.num_prompt_tokens),
+        "output tokens": (cell.baseline, lambda answer: answer.timing.num_tokens),
+    }
+    for name, (arm, read) in reads.items():
+        yield name, [_mean([read(answer) for answer in cell.outputs[arm, unit]]) for unit in units]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")
+
+
+def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -> Split | None:
+    """Return the trait that best tells slowed prompts from quickened ones, None where none does.
+
+    A trait counts when its rank correlation with the ratios is beyond chance (two standard errors of Spearman's rho,
+    each as strict as the number of traits asks) and the prompts on one side of the best line are slower on the whole.
+
+    Args:
+        ratios: speed-up of each prompt.
+        traits: by name, a value of each prompt beside it; NaN where it is not known.
+    """
+    logs = np.log(np.asarray(ratios, dtype=np.float64))
+    found = [
+        (abs(rho), split)
+        for name, values in traits.items()
+        if (rho := _rank_correlation(logs, np.asarray(values, dtype=np.float64))) is not None
+        and (split := _best_line(name, logs, np.asarray(values, dtype=np.float64))) is not None
+        and abs(rho) > _least_correlation(len(logs), len(traits))
+    ]
+    losing = [(rho, split) for rho, split in found if min(split.below, split.above) < 1]
+    return max(losing, key=lambda each: each[0])[1] if losing else None
+
+
+def group_ratios(ratios: Sequence[float], groups: Sequence[str]) -> dict[str, tuple[float, int]]:
+    """Return, by group, the geometric mean of its ratios and their number, the slowest first."""
+    members: dict[str, list[float]] = {}
+    for ratio, group in zip(ratios, groups, strict=True):
+        members.setdefault(group, []).append(math.log(ratio))
+    means = {group: (math.exp(sum(logs) / len(logs)), len(logs)) for group, logs in members.items()}
+    return dict(sorted(means.items(), key=lambda item: item[1][0]))
+
+
+def _least_correlation(num_prompts: int, num_traits: int) -> float:
+    """Return the rank correlation from which chance is not the explanation (1 / sqrt(n - 1) is its standard error)."""
+    if num_prompts < _FEWEST:
+        return 1.0
+    errors = 2.0 + 0.4 * math.log(max(num_traits, 1))
+    return min(errors / math.sqrt(num_prompts - 1), 0.95)
+
+
+def _rank_correlation(logs: Array, values: Array) -> float | None:
+    """Return Spearman's rho, None where a trait is unknown for a prompt or the same for all."""
+    if len(logs) < _FEWEST or not np.all(np.isfinite(values)) or np.ptp(values) == 0 or np.ptp(logs) == 0:
+        return None
+    return float(np.corrcoef(_ranks(logs), _ranks(values))[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    """Return ranks from 0, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts + 1) / 2)[inverse], dtype=np.float64)
+
+
+def _best_line(trait: str, logs: Array, values: Array) -> Split | None:
+    """Return the line that leaves the least spread on its two sides, None where all values are one."""
+    order = np.argsort(values, kind="stable")
+    logs, values = logs[order], values[order]
+    least = max(2, math.ceil(_SMALLEST_SHARE * len(logs)))
+    cuts = [cut for cut in range(least, len(logs) - least + 1) if values[cut - 1] < values[cut]]
+    if not cuts:
+        return None
+    cut = min(cuts, key=lambda cut: float(logs[:cut].var() * cut + logs[cut:].var() * (len(logs) - cut)))
+    return Split(
+        trait=trait,
+        line=float((values[cut - 1] + values[cut]) / 2),
+        below=math.exp(float(logs[:cut].mean())),
+        above=math.exp(float(logs[cut:].mean())),
+        num_below=cut,
+        num_above=len(logs) - cut,
+    )

@@ -1,0 +1,224 @@
+"""Whether drafts, and nothing else, made the difference between the two servers of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Any
+
+from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
+from draftwise.deciding.comparison.cell import Cell
+from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.server_metrics import counts_drafts
+
+__all__ = ["UNPROVEN", "check_drafting"]
+
+UNPROVEN = "speculation-unproven"
+"""Code of the finding that no counter proves a candidate's speculation."""
+_BLOCK = 16
+"""Tokens of the smallest block that engines cache by default."""
+_NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """What shows whether the two servers drafted."""
+
+    baseline: Counters
+    candidate: Counters
+    elsewhere: Counters
+    """The candidate's, under all loads together."""
+    resolved: Mapping[str, Any] | None
+    """The candidate's speculative config as its server says it took it; None where it does not say."""
+    num_requests: tuple[int, int]
+    """That the baseline and the candidate answered."""
+    is_counted: bool
+    """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
+    text_per_event: float | None
+    """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
+    what a decoding step brought as one event, so that the events of a server that drafts hold more."""
+    outputs_compared: bool
+    """Whether outputs of both servers at temperature 0 were compared: they tell another model."""
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the baseline drafted and the candidate answered without a single draft."""
+        silent = self.candidate.generation_tokens and not self.elsewhere.spec.num_drafts
+        return bool(self.baseline.spec.num_drafts and self.is_counted and silent)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Of the candidate, as counted, or as its stream shows where nothing counts; None without a draft."""
+        if self.is_counted:
+            return self.candidate.tokens_per_step if self.candidate.spec.num_drafts else None
+        return self.text_per_event
+
+
+def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thresholds) -> list[Finding]:
+    """Return what speaks against speculation, and nothing else, having made the difference.
+
+    Args:
+        cell: of the comparison.
+    """
+    evidence = _gather_evidence(run, cell)
+    return [
+        *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
+        *_prefix_cache(evidence, comparison.ttft, thresholds, alone=cell.condition.concurrency == 1),
+    ]
+
+
+def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
+    arm = cell.candidate
+    counters = [turn.counters for turn in run.turns if turn.arm == arm]
+    seen, usual = (_measure_events(cell.requests[each]) for each in (arm, cell.baseline))
+    measured = {turn.condition for turn in run.turns if turn.arm == arm}
+    greedy = any(each.temperature == 0 and each.label in measured for each in run.conditions)
+    return _Evidence(
+        baseline=cell.counters[cell.baseline],
+        candidate=cell.counters[arm],
+        num_requests=(len(cell.requests[cell.baseline]), len(cell.requests[arm])),
+        elsewhere=Counters.total(counters),
+        resolved=run.context.server(arm).speculative_config,
+        is_counted=_is_counted(run, arm, counters),
+        text_per_event=seen / usual if usual else None,
+        outputs_compared=greedy and arm not in run.plan.synthetic,
+    )
+
+
+def _is_counted(run: Run, arm: str, counters: Sequence[Counters]) -> bool:
+    """Return whether an arm's drafts would be counted; a server that was read once is held to what it counts."""
+    engine = run.context.server(arm).metric_names
+    readable = any(each.generation_tokens is not None for each in counters)
+    return readable and (engine is None or counts_drafts(engine))
+
+
+def _measure_events(answers: Sequence[Answer]) -> float:
+    """Return the mean characters of an event that brought tokens, 0 without any."""
+    whole = [answer for answer in answers if answer.error is None]
+    events = sum(len(answer.timing.chunks) for answer in whole)
+    return sum(len(answer.text) for answer in whole) / events if events else 0.0
+
+
+def _speculation(
+    evidence: _Evidence, speedup: Interval, condition: Condition, thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Whether drafts made the difference."""
+    faster = speedup.low > 1 + thresholds.margin
+    if evidence.is_swapped:
+        text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
+        yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
+        return
+    if not evidence.is_counted:
+        yield _judge_stream(evidence, thresholds)
+    elif not evidence.candidate.spec.num_drafts:
+        yield _find_no_drafts(evidence, condition, faster=faster)
+    if drafted := evidence.baseline.spec.num_draft_tokens:
+        yield Finding.error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
+    most = evidence.tokens_per_step
+    # With arrivals that do not wait, a server just below its limit can be any number of times slower.
+    closed = condition.concurrency is not None
+    if closed and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
+        text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step can give"
+        why = "Something else differs between the servers, or the machine is busy."
+        if speedup.low > most:
+            yield Finding.error("unexplained-speedup", f"{text}.", fix=why)
+        else:
+            text = f"{text}, which may be chance: too few prompts to tell."
+            yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would tell.")
+
+
+def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
+    """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
+    text, seen = "there is no proof that it speculated: its counters cannot be read", evidence.text_per_event
+    if evidence.resolved is not None and not evidence.resolved:
+        return Finding.error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
+    if seen is None or seen <= 1 + thresholds.margin:
+        why = "and an event of its stream holds no more text than one of the baseline's"
+        return Finding.error("not-speculating", f"{text}, {why}.", fix=_NAME_COUNTERS)
+    if not evidence.outputs_compared:
+        why = "and without outputs at temperature 0 nothing shows that it serves the baseline's model"
+        return Finding.error("not-speculating", f"{text}, {why}.", fix=f"Measure temperature 0, too. {_NAME_COUNTERS}")
+    why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
+    return Finding.warning(UNPROVEN, f"{text}; {why}.", fix=_NAME_COUNTERS)
+
+
+def _find_no_drafts(evidence: _Evidence, condition: Condition, *, faster: bool) -> Finding:
+    """Tell a server that never speculates from one that stops under this load."""
+    candidate, elsewhere, resolved = evidence.candidate, evidence.elsewhere, evidence.resolved
+    if elsewhere.spec.num_drafts and candidate.generation_tokens:
+        text = f"it drafted nothing at {condition.label}, and {elsewhere.spec.num_drafts} times under other loads."
+        return Finding(
+            code="not-speculating-under-load",
+            severity=Severity.ERROR if faster else Severity.INFO,
+            message=text,
+            fix="A schedule by batch size can ask for that; see the findings.",
+        )
+    if not candidate.generation_tokens:
+        text = "there is no proof that it speculated: its counters stood still while it answered"
+        return Finding.error("not-speculating", f"{text}, so they are another server's.", fix=_NAME_COUNTERS)
+    text = f"there is no proof that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
+    if resolved is not None:
+        text += f" and the server says that its speculative config is {resolved or 'empty'}"
+    return Finding.error("not-speculating", f"{text}.")
+
+
+def _prefix_cache(
+    evidence: _Evidence, ttft: Interval | None, thresholds: Thresholds, *, alone: bool
+) -> Iterator[Finding]:
+    """What prefix caches and first tokens lost or gained beside the baseline."""
+    before, after = evidence.baseline.prefix_hit_rate, evidence.candidate.prefix_hit_rate
+    lost = 0.0 if before is None or after is None else before - after
+    rates = ""
+    if before is not None and after is not None:
+        rates = f"served {after:.0%} of the prompt tokens, the baseline's {before:.0%}"
+    if lost > thresholds.prefix_hit_loss:
+        # Heads that read hidden states compute the last cached block again: that is theirs, and in the times measured.
+        tokens = _hits_per_request(evidence)
+        severity = Severity.ERROR if tokens is None or tokens > _BLOCK else Severity.WARNING
+        fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
+        less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
+        text = f"the prefix cache {rates}{less}."
+        yield Finding(code="prefix-hits-lost", severity=severity, message=text, fix=fix)
+    if -lost > thresholds.prefix_hit_loss:
+        fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
+        yield Finding.error(
+            "prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix=fix
+        )
+    if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
+        yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
+
+
+def _hits_per_request(evidence: _Evidence) -> float | None:
+    """Return how many more tokens of a request the baseline found in its cache."""
+    if not all(evidence.num_requests):
+        return None
+    before, after = evidence.baseline.prefix_hits or 0, evidence.candidate.prefix_hits or 0
+    return before / evidence.num_requests[0] - after / evidence.num_requests[1]
+
+
+def _judge_first_token(ttft: Interval, why: str) -> Finding:
+    """Tell first tokens that come late from those that only may: their interval holds that they do not."""
+    times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.span})"
+    if ttft.low > 1:
+        return Finding.warning("ttft-damaged", f"the first token comes {times}.", fix=why)
+    text = f"the first token may come later: it came {times}, which does not exclude that nothing is lost."
+    if not ttft.is_bounded:
+        return Finding.info("ttft-damaged", text, fix="More prompts would tell.")
+    # An interval shrinks with the square root of the number of prompts.
+    more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
+    return Finding.info("ttft-damaged", text, fix=f"About {max(2, more)} times as many prompts would tell.")
+
+
+def _why_late(*, alone: bool, lost_hits: bool) -> str:
+    if lost_hits:
+        return "First cause to look at: the prefix cache above."
+    if alone:
+        return (
+            "With one stream the usual causes are a drafter that reads the prompt as well, and a method for which the "
+            "engine turns asynchronous scheduling off."
+        )
+    return (
+        "Under load the usual cause is that each step verifies k + 1 tokens a sequence, so that a new prompt waits "
+        "longer for its part of the step: try a smaller k there, or a larger max_num_batched_tokens."
+    )

@@ -1,0 +1,36 @@
+"""From a decision to a running service and back: the files that serve a setup, and its twin without speculation.
+
+A name's module is imported with its first use: rendering needs far more than verifying a file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftwise.core.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from draftwise.deploying.files import Folder
+    from draftwise.deploying.layout import read_layout
+    from draftwise.deploying.order import Evidence, Mode, Order, Platform, make_order
+    from draftwise.deploying.plan import TARGETS, deploy
+
+__all__ = [
+    "TARGETS",
+    "Evidence",
+    "Folder",
+    "Mode",
+    "Order",
+    "Platform",
+    "deploy",
+    "make_order",
+    "read_layout",
+]
+
+_MODULES = {
+    "files": "Folder",
+    "layout": "read_layout",
+    "order": "Evidence Mode Order Platform make_order",
+    "plan": "TARGETS deploy",
+}
+__getattr__ = import_on_use(__name__, _MODULES)

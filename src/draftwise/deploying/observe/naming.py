@@ -1,0 +1,76 @@
+"""PromQL as the deployed release and its exporter need it: written here with vLLM's own names, of one model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from draftwise.core import InvalidSetup
+from draftwise.deploying.order import Order
+from draftwise.knowledge.vllm import Release, get_release
+
+__all__ = ["PROMETHEUS", "VLLM", "Naming", "name_for"]
+
+PROMETHEUS = "http://prometheus-operated.monitoring:9090"
+"""Where the operator's Prometheus is reached inside of a cluster, unless it was installed otherwise."""
+VLLM = "vllm:"
+"""How vLLM's own /metrics begins its names; Ray's exporter writes `ray_vllm_`."""
+_PREFIX = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
+_SERIES = re.compile(rf"\b({VLLM}|draftwise:)([\w:]+)(?:\{{([^}}]*)\}})?")
+"""A name of the exporter's or of a recording rule's, and what it has to match."""
+_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_sum", "_count", "_bucket"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What a service's metrics are called."""
+
+    release: Release
+    model: str
+    """The label `model_name`: the name that requests ask for."""
+    prefix: str = VLLM
+
+    def find_missing(self, expression: str) -> str:
+        """Return the first sample of an expression that the release does not export; empty where there is none."""
+        exported = set(self._list_samples())
+        names = (name for origin, name, _ in _SERIES.findall(expression) if origin == VLLM)
+        return next((name for name in names if name not in exported), "")
+
+    def write(self, expression: str, *matchers: str) -> str:
+        """Return an expression whose series are of this model, and match more labels where these are given."""
+
+        def select(found: re.Match[str]) -> str:
+            origin, name, own = found.groups()
+            wanted = ",".join(filter(None, (f"model_name={json.dumps(self.model)}", *matchers, own)))
+            return f"{self.prefix if origin == VLLM else origin}{name}{{{wanted}}}"
+
+        return _SERIES.sub(select, expression)
+
+    def _list_samples(self) -> Iterator[str]:
+        for name, row in self.release.table("metrics").items():
+            yield from (name.removeprefix(VLLM) + suffix for suffix in _SUFFIXES[row["kind"]])
+
+
+def name_for(order: Order, prefix: str) -> Naming:
+    """Return how the metrics of an order's server are named.
+
+    Raises:
+        InvalidSetup: no metric's name begins like that.
+    """
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidSetup.because(
+            "metrics-prefix",
+            f"No name of a metric begins with {prefix!r}.",
+            where="--metrics-prefix",
+            fix="Give what stands in front of generation_tokens_total on the exporter's page, e.g. ray_vllm_.",
+        )
+    served = order.setup.args.get("served_model_name")
+    names = served if isinstance(served, list | tuple) else [served]
+    release = get_release(order.setup.engine_version)
+    return Naming(release=release, model=str(names[0]) if names and names[0] else order.setup.target, prefix=prefix)

@@ -1,0 +1,89 @@
+"""What a run promised of the setup that it adopted, in the numbers that production is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from draftwise.core import Rollback, RollbackBasis
+from draftwise.deploying.order import Order
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+
+__all__ = [
+    "Promise",
+    "find_configured_k",
+    "find_crossover",
+    "find_expected_coverage",
+    "find_promise",
+    "find_strictest",
+]
+
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Tokens per step, where their break-even is the highest of all that the run adopted."""
+
+    break_even: float
+    """Under it, the measured gain is gone."""
+    measured: float
+    """What the run measured there."""
+    wanted_gain: float
+    """Share by which a change has to be faster to be worth it."""
+    rate_per_s: float | None
+    """Requests that arrived; None where the load was given otherwise."""
+
+    @property
+    def worthwhile(self) -> float:
+        """Tokens per step from which the change is worth it."""
+        return self.break_even * (1 + self.wanted_gain)
+
+
+def find_promise(order: Order) -> Promise | None:
+    """Return what the run promised; None where none adopted the setup by its counters."""
+    strictest = find_strictest(order.evidence.rollback)
+    if strictest is None or strictest.measured is None:
+        return None
+    place = strictest.condition.place
+    return Promise(
+        break_even=strictest.value,
+        measured=strictest.measured,
+        wanted_gain=order.evidence.wanted_gain,
+        rate_per_s=place[1] if place is not None and place[0] == "rate" else None,
+    )
+
+
+def find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
+    """Return the rule with the highest break-even of tokens per step; None where there is none."""
+    found = (rule for rule in rules if (rule.basis, rule.metric) == (RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
+    return max(found, key=lambda rule: rule.value, default=None)
+
+
+def find_crossover(order: Order) -> float | None:
+    """Return the requests in flight on a server beyond which it does not pay, the fewest of all workloads."""
+    in_flight = LOAD_SIGNALS["concurrency"].name
+    ends = [rule.value for rule in _rules(order, RollbackBasis.BAND_END) if rule.metric == in_flight]
+    return min(ends, default=None)
+
+
+def find_expected_coverage(order: Order) -> float | None:
+    """Return the share of the run's steps that had a draft; None where it did not count, or a schedule leaves some."""
+    expected, spec = order.evidence.expected, order.setup.spec
+    if expected is None or spec is None or _SCHEDULE in spec.options:
+        return None
+    return expected.counters.coverage
+
+
+def find_configured_k(order: Order) -> int | None:
+    """Return the tokens of every draft; None where the setup lets them vary, or the method drafts what it finds."""
+    spec = order.setup.spec
+    method = None if spec is None else find_method(spec.method)
+    if spec is None or method is None or method.drafts_from == "text" or _SCHEDULE in spec.options:
+        return None
+    return spec.num_speculative_tokens
+
+
+def _rules(order: Order, basis: RollbackBasis) -> list[Rollback]:
+    return [rule for rule in order.evidence.rollback if rule.basis is basis]

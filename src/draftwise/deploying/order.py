@@ -1,0 +1,338 @@
+"""What is put into production: a setup that its release accepts, with everything that a service of it needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import ceil
+from typing import Literal
+
+from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.deploying.layout import Layout, Placement
+from draftwise.deploying.secrets import refuse_secrets
+from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
+from draftwise.knowledge.vllm import get_release
+from draftwise.plan.check import Report, check
+from draftwise.plan.size import size
+from draftwise.setups.write import write_json
+
+__all__ = [
+    "Evidence",
+    "Host",
+    "Mode",
+    "Order",
+    "Platform",
+    "Scale",
+    "make_order",
+    "refuse_other_hosts",
+]
+
+Mode = Literal["Standard", "Knative"]
+"""As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
+
+_GIB = 1 << 30
+_PORT = 8000
+"""vLLM's default."""
+_STARTUP_FACTOR = 1.5
+"""Times a measured cold start, before a server that has not answered yet is given up."""
+_STARTUP_PRIOR_S = 1200.0
+"""Budget where no cold start was measured: loading from a network, compilation and graphs of a large model."""
+_ANY_GPU = "1000GiB"
+"""Stands for a GPU that is not named: weights do not depend on it."""
+_PROCESS_BYTES = 6 * _GIB
+"""Of the host, for the API server and the engine's own processes."""
+_WORKER_BYTES = 4 * _GIB
+"""Of the host, for each GPU's worker: pinned buffers and libraries."""
+_SHM_BYTES = 2 * _GIB
+"""Of /dev/shm, for each GPU: messages between the processes, and NCCL's buffers."""
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
+"""A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
+
+_PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was measured of a setup, for those who read its files later."""
+
+    run: str = ""
+    """Name of the run directory; empty where nothing was measured."""
+    headline: str = ""
+    """What was found, in a sentence."""
+    rollback: tuple[Rollback, ...] = ()
+    wanted_gain: float = 0.0
+    """Share by which a change has to be faster to be worth it."""
+    not_adopted: tuple[str, ...] = ()
+    """Where the run did not adopt it, a sentence each."""
+    speed_ups: Mapping[str, float] = field(default_factory=dict)
+    """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
+    arm: str = ""
+    """Which side of the run is deployed."""
+    plain_arm: str = ""
+    """Which side of it has no speculation."""
+    expected: Expected | None = None
+    """What its counters grew by in the cell that decides."""
+    curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By arm, streams and the milliseconds of a step."""
+    unmeasured: tuple[str, ...] = ()
+    """What the files promise and nobody has measured, a sentence each."""
+
+    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> Evidence:
+        """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over.
+
+        Args:
+            measured: what the run served.
+            deployed: what is served now.
+            hardware: what the run was made on; empty where that is not known.
+        """
+        others = list(_find_others(measured, deployed, hardware))
+        if not others:
+            return self
+        if self.rollback:
+            others.append("When to go back: the numbers that the run found are those of what it measured.")
+        unmeasured = (*self.unmeasured, *others)
+        return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
+
+
+def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> Iterator[str]:
+    if (measured.engine, measured.engine_version) != (deployed.engine, deployed.engine_version):
+        before = " ".join(part for part in (measured.engine, measured.engine_version) if part) or "an unknown engine"
+        yield f"vLLM {deployed.engine_version}: the run measured {before}."
+    if measured.target != deployed.target:
+        yield f"{deployed.target}: the run measured {measured.target or 'a model whose name it does not know'}."
+    gpu = deployed.device
+    if gpu is not None and not any(gpu.name.lower() in each.lower() for each in hardware):
+        yield f"{gpu.name}: the run measured {' and '.join(hardware) or 'hardware that it does not know'}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the processes take beside the GPUs' memory."""
+
+    cpus: int
+    memory_bytes: int
+    shm_bytes: int
+    weights_bytes: int = 0
+    """Of target and drafter, on a volume; 0 where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How far a service is scaled."""
+
+    most: int
+    """Replicas."""
+    per_replica: int | None = None
+    """Requests in flight that a replica takes; None for what the run measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What the files depend on of the platform that takes them."""
+
+    release: str = ""
+    """Of KServe; empty for the newest that is known here."""
+    mode: Mode = "Standard"
+    service_account: str = ""
+    """Whose secrets open the places that weights are fetched from."""
+    layout: Layout | None = None
+    """None to choose one."""
+    verifier: str = ""
+    """Image that holds draftwise; empty where there is none to run it on the platform."""
+    scale: Scale | None = None
+    """None for one replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One service."""
+
+    name: str
+    """A DNS label."""
+    pool: Pool
+    """Which of the two twins it is."""
+    setup: Setup
+    image: str
+    """With a tag that names the release."""
+    host: Host
+    startup_s: int
+    """How long a start may take before it counts as failed."""
+    owner: str = ""
+    """Who answers for it; empty where nobody is named."""
+    evidence: Evidence = field(default_factory=Evidence)
+    placement: Placement = field(default_factory=Placement)
+    platform: Platform = field(default_factory=Platform)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port = self.setup.args.get("port")
+        return port if isinstance(port, int) else _PORT
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the server takes."""
+        return 1 if self.setup.device is None else self.setup.device.count
+
+    @property
+    def gpu_product(self) -> str:
+        """The GPU as the label nvidia.com/gpu.product names it; empty where the setup does not say it so."""
+        device = self.setup.device
+        return device.name if device is not None and _PRODUCT.fullmatch(device.name) else ""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """By which the service is found; `draftwise.dev/pool` tells the twins apart."""
+        return {"app.kubernetes.io/name": self.service, "draftwise.dev/pool": self.pool}
+
+    @property
+    def service(self) -> str:
+        """The name that both twins share."""
+        return self.name.removesuffix("-plain") if self.pool == "plain" else self.name
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """What a reader of the running object should know of it."""
+        evidence = self.evidence
+        known = {
+            "setup": sha256(write_json(self.setup).encode()).hexdigest()[:16],
+            "run": evidence.run,
+            "found": evidence.headline,
+            "owner": self.owner,
+            "not-measured": " ".join(evidence.unmeasured),
+        }
+        return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
+
+    def without_speculation(self) -> Order:
+        """Return the twin: the same server, without speculation."""
+        plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
+        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
+
+
+def make_order(
+    setup: Setup,
+    *,
+    name: str = "",
+    image: str = "",
+    cold_start_s: float | None = None,
+    evidence: Evidence | None = None,
+) -> Order:
+    """Return the order for a setup.
+
+    Args:
+        setup: of vLLM, with its release.
+        name: of the service; by default after the target.
+        image: container image; by default vLLM's own of the release.
+        cold_start_s: how long a start from nothing was seen to take.
+        evidence: what was measured of it.
+
+    Raises:
+        InvalidSetup: the setup lacks what a service needs, or its release does not start it.
+    """
+    _refuse_incomplete(setup)
+    refuse_secrets(setup)
+    if errors := _find_errors(report := check(setup)):
+        raise InvalidSetup(errors)
+    setup = _name_method(setup, report)
+    name = name or _name_after(setup.target)
+    if not _NAME.fullmatch(name):
+        raise InvalidSetup.because(
+            "service-name",
+            f"{name!r} is no name for a service.",
+            where="--name",
+            fix="Use at most 52 lower-case letters, digits and dashes, a letter first, e.g. llama-8b.",
+        )
+    evidence, setup = evidence or Evidence(), count_device(setup)
+    startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
+    host, remarks = _find_host(setup)
+    if cold_start_s is None:
+        remarks = (*remarks, f"How long a cold start takes: {startup_s:.0f} s is a guess (--cold-start-s gives it).")
+    return Order(
+        name=name,
+        pool="plain" if setup.spec is None else "spec",
+        setup=setup,
+        image=image or f"vllm/vllm-openai:v{get_release(setup.engine_version)}",
+        host=host,
+        startup_s=10 * ceil(startup_s / 10),
+        evidence=replace(evidence, unmeasured=(*evidence.unmeasured, *remarks)),
+    )
+
+
+def _find_errors(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity is Severity.ERROR]
+
+
+def _name_method(setup: Setup, report: Report) -> Setup:
+    """Return a setup whose config names its method, so that no directory's name decides it."""
+    spec, resolved = setup.spec, report.resolved
+    if spec is None or spec.method is not None or resolved is None:
+        return setup
+    named = replace(setup, spec=replace(spec, method=resolved.method))
+    return setup if _find_errors(check(named)) else named  # a release may know the method by an older name
+
+
+def _refuse_incomplete(setup: Setup) -> None:
+    if setup.engine != "vllm" or not setup.engine_version:
+        raise InvalidSetup.because(
+            "release-not-given",
+            "What is deployed is vLLM, and its release is not known here.",
+            where="--vllm",
+            fix="Name it, e.g. --vllm 0.26.0.",
+        )
+    if not setup.target or setup.target.lstrip().startswith("{"):
+        raise InvalidSetup.because(
+            "target-not-named",
+            "A service needs the name or the directory of its model, and the setup has neither.",
+            where="--target",
+            fix="Name it, e.g. --target meta-llama/Llama-3.1-8B-Instruct.",
+        )
+    if setup.device is not None and setup.device.kind == "cpu":
+        raise InvalidSetup.because(
+            "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
+        )
+
+
+def refuse_other_hosts(setup: Setup, *, fix: str) -> None:
+    """Raise for a server with ranks on other hosts, where what is written reaches one."""
+    if flag := find_other_hosts(setup):
+        raise InvalidSetup.because(
+            "several-hosts",
+            f"{flag} leaves ranks to other hosts, and what is written here is for one, where the server would wait for "
+            "them.",
+            where=flag,
+            fix=fix,
+        )
+
+
+def _name_after(target: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", target.rstrip("/").rpartition("/")[2].lower()).strip("-")
+    name = name if name[:1].isalpha() else f"model-{name}"
+    return name[:52].strip("-")
+
+
+def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
+    """Return what the host gives, and what of it is a guess."""
+    gpus, remarks, weights = count_gpus(setup), list[str](), 0
+    is_known = setup.device is not None and setup.device.name != "GPU"
+    if not is_known:
+        remarks.append("Whether it fits the memory of its GPUs, as they are not named (--gpu).")
+    try:
+        sizing = size(setup, gpu=None if is_known else _ANY_GPU)
+        weights = gpus * (sizing.budget.target + sizing.budget.drafter)
+    except InvalidSetup as error:
+        remarks.append(f"Whether it fits, and the host's memory for its weights. {error.findings[0].message}")
+    else:
+        errors = [finding for finding in sizing.findings if finding.severity is Severity.ERROR]
+        if is_known and errors:
+            raise InvalidSetup(errors)
+    # Weights pass through the page cache on their way to the GPUs; a limit below them makes every start slow.
+    memory = weights + _PROCESS_BYTES + gpus * _WORKER_BYTES
+    host = Host(
+        cpus=2 + 2 * gpus,
+        memory_bytes=_GIB * ceil(memory / _GIB),
+        shm_bytes=gpus * _SHM_BYTES,
+        weights_bytes=weights,
+    )
+    return host, tuple(remarks)

@@ -1,0 +1,124 @@
+"""KServe's LLMInferenceService: vLLM behind llm-d's scheduler, from KServe's own template.
+
+The template hands the arguments to `eval`, so that a shell reads them once more and JSON would lose its quotes. The
+speculative config is therefore written key by key (`--speculative-config.method=eagle3`), which reads the same with and
+without a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.deploying.order import Order
+from draftwise.deploying.render.kubernetes import list_env, list_resources, make_metadata
+from draftwise.deploying.render.words import dump_yaml, list_args
+from draftwise.knowledge.models import names_directory
+
+__all__ = ["prepare", "render"]
+
+_CONFIG = "--speculative-config"
+_SIZE = "tensor_parallel_size"
+
+
+def prepare(order: Order) -> Order:
+    """Return the order as it is.
+
+    Raises:
+        InvalidSetup: the target is a directory, and a URI is wanted.
+    """
+    if names_directory(order.setup.target):
+        raise InvalidSetup.because(
+            "layout-cannot-fetch",
+            f"An LLMInferenceService downloads its model from the hub, and {order.setup.target} is a directory.",
+            where="--target",
+            fix="Use --to kserve with --layout modelcar:IMAGE or pvc:CLAIM.",
+        )
+    return order
+
+
+def render(order: Order) -> str:
+    """Return the manifest of a service.
+
+    Raises:
+        InvalidSetup: a shell would change an argument, or the config has a value that no word says.
+    """
+    args = dict(order.setup.args)
+    size = args.get(_SIZE)
+    is_split = isinstance(size, int) and size > 0
+    if is_split:
+        del args[_SIZE]
+    plain = replace(order, setup=replace(order.setup, args=args, spec=None))
+    words = [*list_args(plain)[1:], *_spell_config(order)]
+    for word in words:
+        if shlex.quote(word) != word:
+            raise InvalidSetup.because(
+                "argument-read-by-shell",
+                f"The template of an LLMInferenceService has a shell read {word[:60]!r}, which changes it.",
+                fix="Use --to kserve, or say it without spaces, quotes, braces and dollar signs.",
+            )
+    container = {
+        "name": "main",
+        "image": order.image,
+        "args": words,
+        **list_env(order),
+        "resources": list_resources(order),
+    }
+    account, product = order.platform.service_account, order.gpu_product
+    spec = {
+        "labels": dict(order.labels),
+        "model": {"uri": f"hf://{order.setup.target}", "name": order.setup.target},
+        "replicas": 1,
+        **({"parallelism": {"tensor": size}} if is_split else {}),
+        "router": {"gateway": {}, "route": {}, "scheduler": {}},
+        "template": {
+            **({"serviceAccountName": account} if account else {}),
+            **({"nodeSelector": {"nvidia.com/gpu.product": product}} if product else {}),
+            "containers": [container],
+        },
+    }
+    return dump_yaml(
+        {
+            "apiVersion": "serving.kserve.io/v1alpha2",
+            "kind": "LLMInferenceService",
+            "metadata": make_metadata(order),
+            "spec": spec,
+        }
+    )
+
+
+def _spell_config(order: Order) -> Iterator[str]:
+    """Yield the speculative config, a word for each value."""
+    if order.setup.spec is not None:
+        yield from _spell(_CONFIG, order.setup.spec.to_dict())
+
+
+def _spell(flag: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value and not any("." in key for key in value):
+        for key, item in value.items():
+            yield from _spell(f"{flag}.{key}", item)
+    elif isinstance(value, bool | int | float):
+        yield f"{flag}={json.dumps(value)}"
+    elif isinstance(value, str) and _stays_text(value):
+        yield f"{flag}={value}"
+    else:
+        raise InvalidSetup.because(
+            "config-not-spelled",
+            f"The value {json.dumps(value)[:60]} of {flag.removeprefix(_CONFIG).strip('.') or 'the config'} cannot be "
+            "written as an argument of an LLMInferenceService, which takes texts, numbers and booleans.",
+            where=_CONFIG,
+            fix="Use --to kserve, which takes the config as JSON.",
+        )
+
+
+def _stays_text(value: str) -> bool:
+    """Say whether vLLM takes a text for a text and for no number, list or object."""
+    try:
+        json.loads(value)
+    except ValueError:
+        return bool(value)
+    return False

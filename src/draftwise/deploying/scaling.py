@@ -1,0 +1,125 @@
+"""Replicas of both twins by the requests in flight, which tell speed apart from demand as no rate of tokens does: KEDA.
+
+A service that speculates gives more tokens per second at the same demand: by a rate of tokens, it would be scaled for
+being fast. Requests in flight fall where requests are answered sooner, and grow after going back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import floor
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.deploying.files import Step
+from draftwise.deploying.observe.naming import PROMETHEUS, Naming
+from draftwise.deploying.observe.promise import find_crossover
+from draftwise.deploying.order import Order, Scale
+from draftwise.deploying.render.kubernetes import find_lull_s
+from draftwise.deploying.render.words import dump_yaml
+
+__all__ = ["SCALING", "scale", "settle"]
+
+SCALING = "scaling.yaml"
+_IN_FLIGHT = "sum(vllm:num_requests_running) + sum(vllm:num_requests_waiting)"
+
+
+def settle(order: Order, scaled: str) -> Order:
+    """Return an order that says how many requests in flight a replica of it takes, where it is to be scaled.
+
+    Args:
+        order: one of the twins.
+        scaled: what is, as apiVersion, kind and name with `{name}` in it; empty where the platform scales by fields of
+            its own.
+
+    Raises:
+        InvalidSetup: the platform scales by itself, or nobody says what a replica takes.
+    """
+    wanted = order.platform.scale
+    if wanted is None:
+        return order
+    if not scaled:
+        raise InvalidSetup.because(
+            "scales-otherwise",
+            "The platform scales by fields of its own, and a ScaledObject beside them would be overruled.",
+            where="--max-replicas",
+            fix="Leave it out, and scale there by vllm:num_requests_running and vllm:num_requests_waiting.",
+        )
+    known = replace(wanted, per_replica=wanted.per_replica or _find_threshold(order))
+    return replace(order, platform=replace(order.platform, scale=known))
+
+
+def _find_threshold(order: Order) -> int:
+    """Return the requests in flight that a replica takes, as far as it was measured and pays."""
+    evidence = order.evidence
+    arm = evidence.plain_arm if order.pool == "plain" else evidence.arm
+    measured = [count for count, _ in evidence.curve_ms.get(arm, ())]
+    pays = find_crossover(order) if order.pool == "spec" else None
+    known = [max(measured)] if measured else []
+    found = min([*known, *([pays] if pays else [])], default=0)
+    if found < 1:
+        raise InvalidSetup.because(
+            "replica-not-measured",
+            "How many requests in flight a replica takes is not known: no run measured it for this model, release and "
+            "GPU.",
+            where="--max-replicas",
+            fix="Give --requests-per-replica, or deploy a run of `draftwise decide` with a load of several requests.",
+        )
+    return floor(found)
+
+
+def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, Step]:
+    """Return the objects that scale both twins; none where they are not scaled, or Knative does it by their own fields.
+
+    Args:
+        orders: of both, settled.
+        naming: of their metrics.
+        scaled: what is, as apiVersion, kind and name with `{name}` in it.
+    """
+    scales = [(each, each.platform.scale) for each in orders if each.platform.mode != "Knative"]
+    objects = [_make_scaler(each, wanted, naming, scaled) for each, wanted in scales if wanted is not None]
+    if not objects:
+        return {}
+    told = " and ".join(f"{wanted.per_replica} for {each.name}" for each, wanted in scales if wanted is not None)
+    most = objects[0]["spec"]["maxReplicaCount"]
+    return {
+        SCALING: Step(
+            text=dump_yaml(*objects),
+            about=f"KEDA's: up to {most} replicas by requests in flight, a replica for every {told}",
+            does="Let both scale (set where Prometheus is reached first)",
+            command=f"kubectl apply -f {SCALING}",
+        )
+    }
+
+
+def _make_scaler(order: Order, wanted: Scale, naming: Naming, scaled: str) -> dict[str, Any]:
+    version, kind, name = scaled.format(name=order.name).split()
+    trigger = {
+        "type": "prometheus",
+        # The sum over all replicas, for each of which there is the threshold.
+        "metricType": "AverageValue",
+        "metadata": {
+            "serverAddress": PROMETHEUS,
+            "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
+            "threshold": str(wanted.per_replica),
+            # Without it, metrics that are gone count as no requests, and the service is scaled down under its load.
+            "ignoreNullValues": "false",
+        },
+    }
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": order.name, "labels": dict(order.labels)},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": version, "kind": kind, "name": name},
+            "minReplicaCount": 1,
+            "maxReplicaCount": wanted.most,
+            "advanced": {
+                "horizontalPodAutoscalerConfig": {
+                    "behavior": {"scaleDown": {"stabilizationWindowSeconds": find_lull_s(order)}}
+                }
+            },
+            "triggers": [trigger],
+        },
+    }

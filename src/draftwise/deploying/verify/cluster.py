@@ -1,0 +1,222 @@
+"""Whether objects that run in a cluster are what was ordered, and ready: what `kubectl get -o yaml` says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.deploying.layout import MODEL_ROOTS, name_upstream
+from draftwise.deploying.twin import without_speculation
+from draftwise.setups.read import NoServer, SourceText, read_setups
+from draftwise.setups.read.manifests.parts import get_mapping
+from draftwise.setups.read.manifests.yaml_text import read_yaml
+
+__all__ = ["list_commands", "read_objects", "verify_object"]
+
+_REFUSALS = ("error", "unable to connect", "the connection to the server", "bash:", "sh:", "no resources found")
+"""How what kubectl, or the shell that does not find it, writes on its standard error begins."""
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_POOL = "draftwise.dev/pool"
+_PORT = 8000
+"""vLLM's default."""
+_RUNNING = "Running"
+_CONDITIONS = ("Ready", "Available", "Progressing", "PodScheduled")
+"""Those that are false where an object is not ready."""
+
+
+def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
+    """Return the objects that kubectl printed.
+
+    Raises:
+        UnreadableSource: nothing was printed, or why kubectl did not get them.
+        InvalidSetup: the text is not YAML.
+    """
+    said = source.text.strip().partition("\n")[0]
+    if not said or said.lower().startswith(_REFUSALS):
+        raise UnreadableSource.because(
+            "kubectl-failed",
+            f"kubectl gave no object: {said[:300]}" if said else "kubectl gave no object, and why is on its stderr.",
+            where=source.name,
+            fix="Install kubectl and choose the cluster, or ask for an account that may get pods and deployments.",
+        )
+    found: list[Mapping[str, Any]] = []
+    for document in read_yaml(source.text, name=source.name):
+        value = get_mapping(document.value)
+        items = value.get("items") if str(value.get("kind")).endswith("List") else [value]
+        found += [each for each in items or () if isinstance(each, Mapping) and "kind" in each]
+    if not found:
+        raise UnreadableSource.because(
+            "kubectl-failed", f"{source.name} holds no object.", where=source.name,
+            fix="Give what `kubectl get pod NAME -o yaml` prints.",
+        )  # fmt: skip
+    return tuple(found)
+
+
+def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
+    """Yield each difference between a running object and what was ordered, and why it is not ready.
+
+    Args:
+        value: the object.
+        setup: that was ordered; an object of the plain twin's label is held against that.
+    """
+    where = _name(value)
+    is_plain = get_mapping(value, "metadata", "labels").get(_POOL) == "plain"
+    ordered = without_speculation(setup) if is_plain else setup
+    found = _read(value, where)
+    if found is None:
+        yield Finding.warning("not-told", f"{where} has no container that starts vLLM.", where=where)
+    else:
+        yield from _compare(found, ordered, where)
+        yield from _compare_applied(value, found, where)
+    yield from _judge_status(value, where)
+
+
+def _name(value: Mapping[str, Any]) -> str:
+    return f"{str(value['kind']).lower()}/{get_mapping(value, 'metadata').get('name', '')}"
+
+
+def _read(value: Mapping[str, Any], where: str) -> Setup | None:
+    """Return the server of an object; None where it starts none."""
+    text = yaml.safe_dump({key: each for key, each in value.items() if key != "status"})
+    try:
+        readings = read_setups(SourceText(text=text, name=f"{where}.yaml"))
+    except NoServer:
+        return None
+    return readings[0].setup
+
+
+def _compare(found: Setup, ordered: Setup, where: str) -> Iterator[Finding]:
+    if not found.engine_version:
+        yield Finding.info("not-told", f"The image of {where} does not tell its release.", where=where)
+    elif found.engine_version != ordered.engine_version:
+        text = f"{where} runs vLLM {found.engine_version}, and {ordered.engine_version} was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+    before, after = (None if each.spec is None else each.spec.to_dict() for each in (ordered, found))
+    if before != after:
+        text = f"{where} has the speculative config {_show(after)}, and {_show(before)} was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+    else:
+        yield Finding.info("seen", f"{where} has the speculative config that was ordered.", where=where)
+    if found.target and not _is_same_model(found.target, ordered):
+        text = f"{where} serves {found.target}, and {ordered.target} was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+    for name, value in ordered.args.items():
+        if found.args.get(name) != value:
+            text = f"{where} has {name} {found.args.get(name)!r}, and {value!r} was ordered."
+            yield Finding.error("runs-otherwise", text, where=where)
+
+
+def _show(config: Mapping[str, Any] | None) -> str:
+    return "none" if config is None else json.dumps(config, separators=(",", ":"))
+
+
+def _is_same_model(found: str, ordered: Setup) -> bool:
+    """Whether a name or directory stands for the model: pods say where KServe puts it, not where it comes from."""
+    return name_upstream(found) in (name_upstream(ordered.target), "/mnt/models")
+
+
+def _compare_applied(value: Mapping[str, Any], found: Setup, where: str) -> Iterator[Finding]:
+    """Yield that the next apply would change the speculative config: something but an apply has changed the object."""
+    text = get_mapping(value, "metadata", "annotations").get(_APPLIED)
+    if not isinstance(text, str):
+        return
+    try:
+        applied = json.loads(text)
+        setup = _read(applied, where) if isinstance(applied, Mapping) and "kind" in applied else None
+    except (ValueError, InvalidSetup):
+        return
+    if setup is not None and setup.spec != found.spec:
+        yield Finding.warning(
+            "applied-otherwise",
+            f"{where} was applied last with another speculative config than it has now: the next apply or sync brings "
+            "that back.",
+            where=where,
+            fix="Commit the file that is to be in force, and apply it.",
+        )
+
+
+def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    status = get_mapping(value, "status")
+    if not status:
+        yield Finding.info("not-told", f"Whether {where} is ready is not told: it has no status.", where=where)
+        return
+    reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
+    if not reasons and status.get("phase", _RUNNING) != _RUNNING:
+        reasons = [f"its phase is {status['phase']}"]
+    for reason in reasons:
+        yield Finding.error("not-ready", f"{where} is not ready: {reason}.", where=where)
+    if not reasons and _is_ready(value, status):
+        yield Finding.info("seen", f"{where} is ready.", where=where)
+    elif not reasons:
+        yield Finding.info("not-told", f"Whether {where} is ready is not told: no condition says it.", where=where)
+    for each in status.get("containerStatuses") or ():
+        if each.get("restartCount"):
+            last = get_mapping(each, "lastState", "terminated")
+            why = f", last by {last.get('reason')} with exit code {last.get('exitCode')}" if last else ""
+            text = f"{where} has restarted {each['restartCount']} times{why}."
+            yield Finding.warning("restarted", text, where=where, fix="Read the log of the container before.")
+
+
+def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for each in status.get(key) or ():
+            waiting, ended = (get_mapping(each, "state", state) for state in ("waiting", "terminated"))
+            if waiting:
+                yield f"{each.get('name')} waits ({waiting.get('reason')}) {waiting.get('message', '')}".strip()
+            elif ended.get("exitCode"):
+                yield f"{each.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason')})"
+
+
+def _list_conditions(status: Mapping[str, Any]) -> Iterator[str]:
+    for each in status.get("conditions") or ():
+        if each.get("type") in _CONDITIONS and each.get("status") == "False":
+            yield f"{each['type']} is false ({each.get('reason')}) {each.get('message', '')}".strip().rstrip(".")
+
+
+def _is_ready(value: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Say whether a condition tells it, or the number of replicas, in which no reason against it was seen."""
+    told = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    return bool(told & {"Ready", "Available"}) or (value["kind"] == "Deployment" and "availableReplicas" in status)
+
+
+def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    metadata, wanted = get_mapping(value, "metadata"), get_mapping(value, "spec").get("replicas")
+    if value["kind"] == "Deployment" and isinstance(wanted, int):
+        available = status.get("availableReplicas", 0)
+        if available < wanted:
+            yield f"{available} of {wanted} replicas are available"
+        if status.get("observedGeneration", 0) < metadata.get("generation", 0):
+            yield "its controller has not seen the last change yet"
+
+
+def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield what to look at next and the command for it, with the names of the first object filled in."""
+    value = objects[0]
+    metadata, name = get_mapping(value, "metadata"), _name(value)
+    space = f" -n {metadata['namespace']}" if metadata.get("namespace") else ""
+    pod = name if value["kind"] in ("Pod", "Deployment") else f"POD-OF-{metadata.get('name', '')}"
+    containers = _list_containers(value)
+    at = f"{pod}{space}" + (f" -c {containers[0].get('name')}" if len(containers) > 1 else "")
+    found = _read(value, name)
+    port = found.args.get("port", _PORT) if found is not None else _PORT
+    yield "What happened to it", f"kubectl describe {name}{space}"
+    yield "The release", f"kubectl exec {at} -- python3 -c 'import vllm; print(vllm.__version__)'"
+    yield "What it made of the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
+    yield "The log of the container before", f"kubectl logs {at} --previous"
+    if root := next((each for each in MODEL_ROOTS if found is not None and found.target.startswith(each)), ""):
+        yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR {root} && cd {root} && sha256sum -c CHECKSUMS'"
+    yield "Its counters", f"kubectl exec {at} -- curl -s localhost:{port}/metrics | grep spec_decode"
+    yield (
+        "What it does",
+        f"kubectl port-forward {pod}{space} {port} & draftwise verify http://localhost:{port} --setup setup.json",
+    )
+
+
+def _list_containers(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    spec = get_mapping(value, "spec")
+    containers = get_mapping(spec, "template", "spec").get("containers") or spec.get("containers") or ()
+    return [each for each in containers if isinstance(each, Mapping)]

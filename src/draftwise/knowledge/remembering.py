@@ -1,0 +1,70 @@
+"""Whether a server could draft better for what it answered before, going by its speculative config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from draftwise.core import Arm, SpecConfig
+from draftwise.knowledge.methods import Method, find_method, find_placeholder, methods_where
+from draftwise.knowledge.spec_keys import read_spec_keys
+
+__all__ = ["find_memory", "find_remembering"]
+
+
+def find_remembering(arms: Sequence[Arm]) -> dict[str, str]:
+    """Return why candidates (all arms but the first) could remember answers, by name; those that cannot are left out.
+
+    A config that the operator tells of a running server is taken for its config: what a server says of itself is
+    compared with it when the run is judged.
+    """
+    reasons = {arm.name: find_memory(arm.spec) for arm in arms[1:]}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def find_memory(spec: SpecConfig | None) -> str | None:
+    """Return why a server with this config could remember answers from request to request, None if it cannot.
+
+    What is not known could: a method, an option, a config that nobody has told (None).
+    """
+    if spec is None:
+        return "its speculative config is not known"
+    return next(_list_reasons(spec), None)
+
+
+def _list_reasons(spec: SpecConfig) -> Iterator[str]:
+    methods = _find_methods(spec)
+    if not methods:
+        yield f"what {_quote(spec.method)} keeps from one request to the next is not known"
+    for method in methods:
+        if method.remembers == "unknown":
+            yield f"what {method.name} keeps from one request to the next is not known"
+        elif method.remembers == "answers" and not _is_off(method, spec):
+            off = ", ".join(f"{key} {value}" for key, value in method.forgets_with.items())
+            yield f"{method.name} drafts from what it answered before" + (f"; {off} turns that off" if off else "")
+    keys = read_spec_keys()
+    for name, value in spec.options.items():
+        if name not in keys:
+            yield f"what its option {_quote(name)} does is not known"
+        elif keys[name].remembers != "nothing" and value:
+            yield f"{name} may go by what it saw in earlier requests"
+
+
+def _find_methods(spec: SpecConfig) -> tuple[Method, ...]:
+    """Return the method of a config, or those that it can come to be; none where nothing is known of it.
+
+    Without the key `method`, vLLM goes by the model: a word that stands for a method, or a drafter's checkpoint.
+    """
+    if spec.method is not None:
+        found = find_method(spec.method)
+    elif (found := find_placeholder(spec.model)) is None and spec.model is not None:
+        return tuple(method for method in methods_where().values() if method.has_weights)
+    return () if found is None else (found,)
+
+
+def _is_off(method: Method, spec: SpecConfig) -> bool:
+    wanted = method.forgets_with
+    return bool(wanted) and all(spec.options.get(key) == value for key, value in wanted.items())
+
+
+def _quote(name: str | None) -> str:
+    return "a config without a method" if name is None else repr(name)

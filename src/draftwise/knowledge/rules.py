@@ -1,0 +1,243 @@
+"""Rules of vLLM that no parser can read off its source: each with the releases in which it holds, and its source.
+
+The rows lie in `data/rules/*.json`. What a rule *says* is data; deciding whether a configuration meets it is the work
+of `draftwise.plan`. A row's probe is a pattern that is found in the named sources exactly in the releases in which the
+rule holds; the maintainer's `python -m catalogue probe` goes through all wheels and reports every probe that rots.
+In a release that a user added nobody has looked: a rule that its sources do not prove is then unknown, not applied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from draftwise.core import Effect, Finding, Ruling, Severity, Stage
+from draftwise.knowledge.stored import read_folder
+from draftwise.knowledge.vllm import Release, releases
+
+__all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "get_doubts", "get_rule", "of_release"]
+
+_PROBES = "probes"
+_CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
+
+_version = cache(Version)
+"""Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Where a rule can be seen in the source."""
+
+    files: tuple[str, ...]
+    """Paths in the wheel; the first that exists is read, since modules move between releases."""
+    pattern: str
+    """Regular expression, searched with DOTALL and MULTILINE."""
+    absent: bool = False
+    """The rule holds where the pattern is *not* found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that some releases do."""
+
+    code: str
+    title: str
+    explains: str
+    """Why it is so and what it means for an operator, in a sentence or two."""
+    severity: Severity
+    effect: Effect
+    stage: Stage
+    spans: tuple[tuple[str, str | None], ...]
+    """Releases in which it holds: first and last, both included; None stands for the newest one known."""
+    source: str
+    exception: str = ""
+    methods: tuple[str, ...] = ()
+    """Methods that it is about; empty for a rule that does not depend on the method."""
+    probe: Probe | None = None
+    stands_for: tuple[str, ...] = ()
+    """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
+    rests_on: Literal["source", "tables", "input"] = "source"
+    """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
+    generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
+
+    def holds(self, version: Version | None) -> bool:
+        """Say whether the rule holds in a release; None stands for the newest one known."""
+        if version is None:
+            return self.spans[-1][1] is None
+        return any(
+            _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
+        )
+
+    def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:
+        """Return the finding that a configuration has met this rule, whatever the release."""
+        return Ruling(
+            code=self.code,
+            severity=self.severity,
+            message=message,
+            where=where,
+            fix=fix,
+            source=self.source,
+            effect=self.effect,
+            stage=self.stage,
+            exception=self.exception,
+            becomes=becomes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """The rules as one release has them."""
+
+    version: Version | None = None
+    """None stands for the newest release known."""
+
+    def holds(self, code: str) -> bool:
+        """Say whether a rule holds in the release; KeyError for an unknown code."""
+        return get_rule(code).holds(self.version)
+
+    def applies(self, code: str, method: str | None) -> bool:
+        """Say whether a rule holds in the release and is about a method; KeyError for an unknown code."""
+        about = get_rule(code).methods
+        return (not about or method in about) and self.holds(code)
+
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> tuple[Ruling, ...]:
+        """Return the finding that a configuration has met a rule, and none where the rule does not hold.
+
+        Args:
+            code: of the rule; it decides severity, effect, stage, exception and source.
+            message: a whole sentence that names its subject.
+            where: key, flag or file that the finding is about.
+            fix: what to do about it, as a sentence.
+            becomes: what runs instead, for `Effect.CHANGED`.
+            method: that the finding is about: a rule about certain methods is not met by others. None: any.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        if not (self.holds(code) if method is None else self.applies(code, method)):
+            return ()
+        return (get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """The rules of which it is not known whether they hold in a release, by code; none in one that is shipped."""
+
+    changed: frozenset[str] = frozenset()
+    """The release's sources show another thing than in the releases before: the rule, or its probe, has ended."""
+    unproved: frozenset[str] = frozenset()
+    """They rest on vLLM's source and have no probe, so that only a reader could tell."""
+
+
+def get_doubts(release: Release) -> Doubts:
+    """Return the rules of which it is not known whether they hold in a release."""
+    return Doubts() if release.added is None else _find_doubts(release.version, frozenset(_seen(release)))
+
+
+def find_doubts(release: Release) -> Iterator[Finding]:
+    """Yield what must be known of a release that the user added: how far the rules that nobody has read it for go."""
+    if release.added is None:
+        return
+    doubts = get_doubts(release)
+    told = f" Other than before: {', '.join(sorted(doubts.changed))}." if doubts.changed else ""
+    yield Finding(
+        code="facts-added",
+        severity=Severity.WARNING if doubts.changed else Severity.INFO,
+        message=f"vLLM {release} was added here from its sources. Of the rules that are written by hand, "
+        f"{len(_seen(release))} are seen in them, "
+        f"{len(doubts.unproved)} cannot be proved by a pattern and {len(doubts.changed)} are not as before.{told} "
+        "What rests on the latter two is called unknown.",
+        where="engine_version",
+        fix="Update draftwise once it ships this release.",
+        source=release.added.read_from,
+    )
+
+
+def of_release(finding: Finding, release: Release) -> Finding:
+    """Return a finding as it is to be told of one release: with that release's source, and unknown where it is."""
+    rule = all_rules().get(finding.code)
+    if rule is None or not isinstance(finding, Ruling) or finding.effect is Effect.UNKNOWN:
+        return finding
+    doubts = get_doubts(release)
+    cited = replace(finding, source=_cite(rule, release)) if finding.source == rule.source else finding
+    if rule.code not in doubts.changed | doubts.unproved:
+        return cited
+    return replace(
+        cited,
+        effect=Effect.UNKNOWN,
+        message=f"It is not known whether this still holds in vLLM {release}: {finding.message}",
+        exception="",
+        becomes="",
+    )
+
+
+def _cite(rule: Rule, release: Release) -> str:
+    """Return where a rule is seen in a release, else where it was read."""
+    read_in = _CITED.match(rule.source)
+    if read_in and read_in.group(1) == str(release):
+        return rule.source
+    seen = _seen(release).get(rule.code) if rule.probe else None
+    if seen is not None:
+        return f"vLLM {release}, {seen}"
+    return f"read in {rule.source}" if read_in else rule.source
+
+
+def _seen(release: Release) -> Mapping[str, str]:
+    """Return where each rule with a probe is seen in a release; nothing where that could not be read."""
+    return release.table(_PROBES) if release in releases(_PROBES) else {}
+
+
+@cache
+def _find_doubts(version: Version, seen: frozenset[str]) -> Doubts:
+    changed, unproved = set(), set()
+    for rule in all_rules().values():
+        if rule.probe is None:
+            if rule.rests_on == "source" and rule.holds(version):
+                unproved.add(rule.code)
+        elif (rule.code in seen) is not rule.holds(version):
+            changed.add(rule.code)
+    return Doubts(changed=frozenset(changed), unproved=frozenset(unproved))
+
+
+def get_rule(code: str) -> Rule:
+    """Return a rule by its code; KeyError for an unknown one."""
+    return all_rules()[code]
+
+
+@cache
+def all_rules() -> Mapping[str, Rule]:
+    """Return every rule by its code."""
+    rows: dict[str, Rule] = {}
+    for name, content in read_folder("rules").items():
+        for row in content:
+            rule = _read(row)
+            if rule.code in rows:
+                raise ValueError(f"rule {rule.code} is written twice, the second time in {name}")
+            rows[rule.code] = rule
+    return rows
+
+
+def _read(row: Mapping[str, Any]) -> Rule:
+    probe = row.get("probe")
+    parts = {
+        "severity": Severity(row["severity"]),
+        "effect": Effect(row["effect"]),
+        "stage": Stage(row["stage"]),
+        "spans": tuple((first, last) for first, last in row["spans"]),
+        "probe": None if probe is None else Probe(**probe),
+    }
+    return Rule(**{**row, **parts})

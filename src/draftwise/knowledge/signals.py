@@ -1,0 +1,110 @@
+"""What production is watched by: quantities that decisions name, and the metrics that each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from draftwise.knowledge.metrics import SPEC_NUM_ACCEPTED_TOKENS, Metric, get_metric
+
+__all__ = [
+    "LOAD_SIGNALS",
+    "OUTPUT_TOKENS_PER_S",
+    "SIGNALS",
+    "TOKENS_PER_STEP",
+    "TTFT_P99_S",
+    "Signal",
+    "get_signal",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A quantity that follows from a server's metrics."""
+
+    name: str
+    """With its unit, as `Rollback.metric` has it."""
+    metrics: tuple[Metric, ...]
+    """Those it is made of."""
+    definition: str
+    promql: str
+    """The quantity in PromQL, by model: of the average server, where it grows with the number of servers."""
+    quantile: float | None = None
+    """Of a histogram."""
+
+
+_WINDOW = "5m"
+"""Long enough for twenty scrapes at 15 s, short enough that a load that comes and goes is seen."""
+
+
+def _rate(metric: Metric, *, by: str = "model_name", suffix: str = "") -> str:
+    """Return the growth of a counter per second, summed after `rate`, which knows restarts only series by series."""
+    return f"sum by ({by}) (rate({metric.sample}{suffix}[{_WINDOW}]))"
+
+
+def _average_of_servers(expression: str) -> str:
+    """Return what one server has on average; the expression keeps the label `instance`."""
+    return f"avg by (model_name) ({expression})"
+
+
+def _tokens_per_step(generated: Metric, accepted: Metric) -> str:
+    """Return generated tokens over steps; an idle server has none of either, and no value."""
+    return f"{_rate(generated)} / ({_rate(generated)} - {_rate(accepted)} > 0)"
+
+
+_PER_SERVER = "model_name, instance"
+_GENERATED = get_metric("generation_tokens")
+_FIRST_TOKEN = get_metric("time_to_first_token_seconds")
+_RUNNING, _WAITING = get_metric("num_requests_running"), get_metric("num_requests_waiting")
+_FINISHED = get_metric("request_success")
+
+TOKENS_PER_STEP = Signal(
+    name="tokens_per_step",
+    metrics=(_GENERATED, SPEC_NUM_ACCEPTED_TOKENS),
+    promql=_tokens_per_step(_GENERATED, SPEC_NUM_ACCEPTED_TOKENS),
+    definition=(
+        "Tokens per step = generation_tokens / (generation_tokens - spec_decode_num_accepted_tokens), from the growth "
+        "of the server's counters: what one forward pass of the target emits, steps without a draft included."
+    ),
+)
+OUTPUT_TOKENS_PER_S = Signal(
+    name="output_tokens_per_s",
+    metrics=(_GENERATED,),
+    promql=_average_of_servers(_rate(_GENERATED, by=_PER_SERVER)),
+    definition="Growth of generation_tokens per second.",
+)
+TTFT_P99_S = Signal(
+    name="ttft_p99_s",
+    metrics=(_FIRST_TOKEN,),
+    promql=f"histogram_quantile(0.99, {_rate(_FIRST_TOKEN, by='model_name, le', suffix='_bucket')})",
+    definition="P99 of the time to the first token.",
+    quantile=0.99,
+)
+_REQUESTS_IN_FLIGHT = Signal(
+    name="requests_in_flight",
+    metrics=(_RUNNING, _WAITING),
+    promql=_average_of_servers(
+        " + ".join(f"sum by ({_PER_SERVER}) (avg_over_time({each.sample}[{_WINDOW}]))" for each in (_RUNNING, _WAITING))
+    ),
+    definition="Requests that are running or waiting.",
+)
+_REQUESTS_PER_S = Signal(
+    name="requests_per_s",
+    metrics=(_FINISHED,),
+    promql=_average_of_servers(_rate(_FINISHED, by=_PER_SERVER)),
+    definition="Growth of request_success per second: arrivals, short of overload.",
+)
+
+LOAD_SIGNALS: Mapping[str, Signal] = MappingProxyType({"concurrency": _REQUESTS_IN_FLIGHT, "rate": _REQUESTS_PER_S})
+"""What stands for each axis of load (`Condition.place`)."""
+SIGNALS: tuple[Signal, ...] = (TOKENS_PER_STEP, OUTPUT_TOKENS_PER_S, TTFT_P99_S, *LOAD_SIGNALS.values())
+
+
+def get_signal(name: str) -> Signal:
+    """Return the signal of a name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {signal.name: signal for signal in SIGNALS}[name]

@@ -1,0 +1,36 @@
+"""Reads the data files of the package, under `facts/data`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["read_bytes", "read_data", "read_folder", "read_rows"]
+
+
+def read_data(name: str) -> Any:
+    """Return the content of `data/NAME.json`; callers cache what they make of it."""
+    return json.loads(read_bytes(f"{name}.json"))
+
+
+def read_rows(name: str) -> Any:
+    """Return the content of `data/NAME.json`, whose objects hold tuples for lists, as the fields of values do."""
+    return json.loads(read_bytes(f"{name}.json"), object_hook=_freeze)
+
+
+def read_bytes(path: str) -> bytes:
+    """Return a file of `data` as it is."""
+    return files("draftwise.knowledge").joinpath(f"data/{path}").read_bytes()
+
+
+def read_folder(name: str) -> Mapping[str, Any]:
+    """Return the files of `data/NAME`, in the order of their names: each file's name and content, as `read_rows`."""
+    folder = files("draftwise.knowledge").joinpath(f"data/{name}")
+    found = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return {file.name: json.loads(file.read_bytes(), object_hook=_freeze) for file in found}
+
+
+def _freeze(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

@@ -1,0 +1,239 @@
+"""What each vLLM release accepts, registers and defaults to: tables generated from its wheels, looked up by release.
+
+The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand, and for releases
+that the user added in `draftwise.knowledge.added`. A topic is read when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.knowledge.added import AddedRelease, read_added, read_table
+from draftwise.knowledge.spans import Row, decode, encode
+
+__all__ = ["Release", "Span", "find_remarks", "forget_added", "get_release", "history", "releases", "topics"]
+
+_DATA = files("draftwise.knowledge").joinpath("data/vllm")
+_RELEASES = "releases.json"
+_NEWEST = frozenset({"newest", "latest"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One value over a range of releases."""
+
+    since: Version
+    """First release that has the value; the oldest covered one may represent older ones."""
+    until: Version | None
+    """Last release that has it, included; None while the newest one does."""
+    value: Any
+    source: str
+    """Release, file and symbol where the value was first read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A vLLM release of which the catalogue holds the tables."""
+
+    version: Version
+    built: str = field(compare=False)
+    """Date of the wheel's newest file, e.g. `2026-04-18`."""
+    asked: str = field(default="", compare=False)
+    """The version that was requested, where it is not this one by name."""
+    is_same: bool = field(default=True, compare=False)
+    """Whether what was requested is this release or another build of it; False where it is only the nearest known."""
+    added: AddedRelease | None = field(default=None, compare=False)
+    """What is known of how the user added it; None for a release that is shipped."""
+
+    def __str__(self) -> str:
+        return str(self.version)
+
+    def table(self, topic: str) -> Mapping[str, Any]:
+        """Return what holds in this release: key -> value.
+
+        Raises:
+            KeyError: there is no such topic; `topics()` names them.
+            MissingFacts: the topic could not be read when the user added the release.
+        """
+        return _values(topic, str(self.version))
+
+    def source(self, topic: str, key: str) -> str:
+        """Return where a value of `table` was read: release, file and symbol; KeyError for a key that is not there."""
+        return _cite(_table(topic, str(self.version))[key])
+
+
+@cache
+def get_release(text: str, *, nearest: bool = False) -> Release:
+    """Return a release by the version that a user writes, an image tag or `newest`.
+
+    Going by PEP 440, a local label (`0.26.0+cpu`, the rest of an image's tag) and a post-release (`0.26.0.post1`) are
+    builds of the same release. A candidate or a development version is another one, which nobody has looked into.
+
+    Args:
+        text: what the user wrote.
+        nearest: takes the nearest known release for one that is not known; `find_remarks` then says so.
+
+    Raises:
+        InvalidSetup: the text is no version, or (unless `nearest`) that release is not known.
+    """
+    if text.strip().lower() in _NEWEST:
+        return releases()[-1]
+    asked = _parse(text)
+    known = {release.version: release for release in releases()}
+    same = known.get(Version(asked.public)) or (None if asked.is_prerelease else known.get(Version(asked.base_version)))
+    if same is not None:
+        return same if same.version == asked else replace(same, asked=text.strip().removeprefix("v"))
+    closest = _find_nearest(asked)
+    if nearest:
+        return replace(closest, asked=str(asked), is_same=False)
+    raise _unknown(asked, closest)
+
+
+def find_remarks(release: Release) -> Iterator[Finding]:
+    """Yield what a user must know of the release that stands for the version that was requested."""
+    if release.asked and release.is_same:
+        message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
+        yield Finding.info("release-build", message, where="engine_version")
+    elif release.asked:
+        yield Finding.warning(
+            "release-nearest",
+            f"vLLM {release.asked} is not known here and is judged as {release}, the nearest release that is.",
+            where="engine_version",
+            fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
+        )
+
+
+def _unknown(asked: Version, closest: Release) -> InvalidSetup:
+    known = releases()
+    if asked < known[0].version:
+        message = f"vLLM {asked} is older than {known[0]}, the oldest release that is known."
+        fix = f"Give a release from {known[0]} to {known[-1]}."
+    else:
+        message = f"vLLM {asked} is not known here. The releases known are {', '.join(map(str, known))}."
+        fix = f"Add it with `draftwise facts add vllm=={asked}`, or give --nearest to have it judged as {closest}."
+    return InvalidSetup.because("unknown-release", message, where="engine_version", fix=fix)
+
+
+def _parse(text: str) -> Version:
+    """Return the version in a text; the rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
+    bare, _, rest = text.strip().partition("-")
+    for spelled in (text.strip(), f"{bare}+{rest}", bare):
+        try:
+            return Version(spelled)
+        except InvalidVersion:
+            continue
+    raise InvalidSetup.because(
+        "unknown-release",
+        f"{text!r} is not a version of vLLM.",
+        where="engine_version",
+        fix=f"Write it as {releases()[-1]}, or newest.",
+    )
+
+
+def _find_nearest(asked: Version) -> Release:
+    """Return the release that a candidate leads to, else the newest one before a version, else the oldest."""
+    led_to = Version(asked.base_version) if asked.pre is not None and not asked.is_devrelease else asked
+    same = next((release for release in releases() if release.version == led_to), None)
+    before = next((release for release in reversed(releases()) if release.version <= asked), None)
+    return same or before or releases()[0]
+
+
+@cache
+def releases(topic: str | None = None) -> tuple[Release, ...]:
+    """Return every release that is covered, oldest first: those that are shipped and those that the user added.
+
+    Args:
+        topic: leaves out the added releases from whose sources this topic could not be read.
+    """
+    if topic is not None:
+        return tuple(each for each in releases() if each.added is None or not each.added.why_missing(topic))
+    shipped = [Release(Version(row["version"]), row["built"]) for row in _read(_RELEASES)]
+    known = {str(release) for release in shipped}
+    added = [Release(Version(each.version), each.built, added=each) for each in read_added()]
+    return tuple(sorted([*shipped, *(each for each in added if str(each) not in known)], key=lambda each: each.version))
+
+
+def forget_added() -> None:
+    """Forget what was read of added releases, after one was added or removed."""
+    for function in (get_release, releases, _rows, _table, _values):
+        function.cache_clear()
+
+
+@cache
+def topics() -> tuple[str, ...]:
+    """Return the names of the tables."""
+    names = (entry.name for entry in _DATA.iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name != _RELEASES))
+
+
+def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
+    """Return the values of a key over all releases, oldest first; empty for a key that no release has.
+
+    Args:
+        topic: name of the table.
+        key: of its rows.
+        shipped: leaves out the releases that the user added.
+
+    Raises:
+        KeyError: there is no such topic.
+    """
+    return tuple(
+        Span(
+            since=Version(row.since),
+            until=None if row.until is None else Version(row.until),
+            value=row.value,
+            source=_cite(row),
+        )
+        for row in (_shipped_rows if shipped else _rows)(topic)
+        if row.key == key
+    )
+
+
+def _cite(row: Row) -> str:
+    return f"vLLM {row.since}, {row.source}"
+
+
+@cache
+def _rows(topic: str) -> tuple[Row, ...]:
+    """Return the rows of a topic over all releases; the shipped ones as they are where the user added none."""
+    covered = releases(topic)
+    if all(release.added is None for release in covered):
+        return _shipped_rows(topic)
+    names = [str(release) for release in covered]
+    tables = [{key: (row.value, row.source) for key, row in _table(topic, name).items()} for name in names]
+    return tuple(encode(names, tables))
+
+
+@cache
+def _shipped_rows(topic: str) -> tuple[Row, ...]:
+    if topic not in topics():
+        raise KeyError(topic)
+    return tuple(Row(**row) for row in _read(f"{topic}.json"))
+
+
+@cache
+def _table(topic: str, release: str) -> Mapping[str, Row]:
+    covered = {str(each): each.added for each in releases()}
+    if (added := covered[release]) is None:
+        return decode([name for name, each in covered.items() if each is None], _shipped_rows(topic), release)
+    if topic not in topics():
+        raise KeyError(topic)
+    return read_table(added, topic)
+
+
+@cache
+def _values(topic: str, release: str) -> Mapping[str, Any]:
+    return MappingProxyType({key: row.value for key, row in _table(topic, release).items()})
+
+
+def _read(name: str) -> Any:
+    return json.loads(_DATA.joinpath(name).read_text(encoding="utf-8"))

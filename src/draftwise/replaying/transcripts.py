@@ -1,0 +1,295 @@
+"""Transcripts of a log: which tokens each request had before its answer, and which it was answered with.
+
+A row whose tokens are not certain is left out and counted by its reason: an answer replayed with other tokens than
+the model wrote says nothing about what a drafter would have met.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Protocol
+
+from draftwise.core import Finding, InvalidSetup, Prompt, Recorded, Severity
+from draftwise.replaying.anchors import UNLIMITED
+
+__all__ = ["Encoder", "Grouping", "Transcript", "Transcripts", "needs_encoder", "read_transcripts"]
+
+_MANY, _TOO_MANY = 0.05, 0.2
+"""Shares of rows left out for one reason from which that is a warning, and an error."""
+_LENGTHS = (0, 1024, 4096, 16_384, 65_536)
+_UNGROUPED = "none"
+_LOG_IDS = 'Log token ids (vLLM: "return_token_ids": true)'
+
+
+class Encoder(Protocol):
+    """The target's tokenizer and chat template."""
+
+    end_ids: frozenset[int]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """Return a conversation as prompt text."""
+        ...
+
+
+class Grouping(StrEnum):
+    """What requests are grouped by."""
+
+    ROUTE = "route"
+    """What a row names as `route`, beside the request or in its metadata."""
+    TEMPERATURE = "temperature"
+    LENGTH = "length"
+    """Tokens of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """One request and its answer in tokens."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    limit: int = UNLIMITED
+    """Tokens that the answer could have had at most."""
+    temperature: float = 0.0
+    group: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and the answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcripts:
+    """What of a log can be replayed, in the log's order, and what cannot."""
+
+    requests: tuple[Transcript, ...]
+    skipped: Mapping[str, int]
+    """Rows by the code of the finding that names the reason."""
+    in_time_order: bool
+    findings: tuple[Finding, ...]
+
+
+class _Skip(Exception):  # noqa: N818 - it is no error: the row is counted and the next one read
+    """Why a row is left out; the first argument is the code of its finding."""
+
+
+def read_transcripts(
+    prompts: Sequence[Prompt],
+    encoder: Encoder | None,
+    *,
+    name: str,
+    default_temperature: float,
+    group_by: Grouping | None = None,
+    max_model_len: int | None = None,
+) -> Transcripts:
+    """Return the transcripts of a log.
+
+    Args:
+        prompts: of the log, with what it recorded.
+        encoder: the target's; None: only rows with token ids can be read.
+        name: of the log, for findings.
+        default_temperature: of rows that do not say theirs.
+        group_by: what to group them by; None: not at all.
+        max_model_len: tokens of prompt and answer together at most, as they were served; None: not known.
+
+    Raises:
+        InvalidSetup: rows hold text and there is no encoder, or there is no row that can be replayed.
+    """
+    if encoder is None and needs_encoder(prompts):
+        raise InvalidSetup.because(
+            "tokens-not-known",
+            f"{name} holds text without token ids, and the package that encodes it is not installed.",
+            where=name,
+            fix=f"pip install 'draftwise[engine]' (or tokenizers alone). {_LOG_IDS}, and neither is needed.",
+        )
+    requests, skipped = list[Transcript](), Counter[str]()
+    for prompt in prompts:
+        try:
+            requests.append(_read(prompt, encoder, default_temperature, group_by, max_model_len))
+        except _Skip as reason:
+            skipped[str(reason)] += 1
+    left_out = tuple(_tell_left_out(skipped, len(prompts), name))
+    if not requests:
+        nothing = InvalidSetup.because(
+            "nothing-to-replay",
+            f"{name} holds no request that can be replayed.",
+            where=name,
+            fix=f"Log prompts with their answers. {_LOG_IDS}.",
+        )
+        raise InvalidSetup([*nothing.findings, *left_out])
+    in_order = all(prompt.arrival_s is not None for prompt in prompts)
+    return Transcripts(
+        requests=tuple(requests),
+        skipped=dict(skipped),
+        in_time_order=in_order,
+        findings=(*left_out, *_tell_assumed(prompts, requests, name, default_temperature, in_order=in_order)),
+    )
+
+
+def _read(
+    prompt: Prompt, encoder: Encoder | None, temperature: float, group_by: Grouping | None, max_model_len: int | None
+) -> Transcript:
+    recorded = prompt.recorded
+    answer_ids = recorded.token_ids or _encode_answer(recorded, encoder)
+    prompt_ids = recorded.prompt_token_ids or _encode_prompt(prompt, encoder)
+    limits = [UNLIMITED if recorded.max_tokens is None else recorded.max_tokens]
+    limits += [] if max_model_len is None else [max_model_len - len(prompt_ids)]
+    known = temperature if recorded.temperature is None else recorded.temperature
+    return Transcript(
+        id=prompt.id,
+        prompt_ids=prompt_ids,
+        answer_ids=answer_ids,
+        limit=max(min(limits), len(answer_ids)),
+        temperature=known,
+        group=None if group_by is None else _GROUPS[group_by](recorded.route, known, len(prompt_ids)),
+    )
+
+
+def _encode_answer(recorded: Recorded, encoder: Encoder | None) -> tuple[int, ...]:
+    """Return the answer's tokens as the model wrote them.
+
+    Raises:
+        _Skip: they are not known.
+    """
+    if recorded.called_tools:
+        raise _Skip("tool-calls")
+    if recorded.reasoned:
+        raise _Skip("hidden-reasoning")
+    if not recorded.answer or encoder is None:
+        raise _Skip("no-answer")
+    ids = encoder.encode(recorded.answer, False)
+    missing = 0 if recorded.num_tokens is None else recorded.num_tokens - len(ids)
+    if missing not in (0, 1):
+        raise _Skip("token-drift")
+    # The count of a server includes the token that ended the answer, which has no text.
+    return (*ids, *encoder.end_ids) if missing and len(encoder.end_ids) == 1 else tuple(ids)
+
+
+def _encode_prompt(prompt: Prompt, encoder: Encoder | None) -> tuple[int, ...]:
+    """Return the prompt's tokens as the target's server makes them.
+
+    Raises:
+        _Skip: they are not what the server counted, or the template refuses the messages.
+    """
+    assert encoder is not None, "rows without ids were refused"
+    if prompt.text is not None:
+        ids = encoder.encode(prompt.text)
+    else:
+        try:
+            text = encoder.apply_chat_template(prompt.messages, **prompt.recorded.template_variables)
+        except InvalidSetup:
+            raise _Skip("unrendered-prompt") from None
+        ids = encoder.encode(text, False)
+    if prompt.recorded.num_prompt_tokens not in (None, len(ids)):
+        raise _Skip("cut-prompt")
+    return tuple(ids)
+
+
+def needs_encoder(prompts: Sequence[Prompt]) -> bool:
+    """Whether some row has an answer, and not all of its tokens."""
+    recorded = [prompt.recorded for prompt in prompts]
+    answered = [each for each in recorded if each.answer or each.token_ids]
+    return not all(each.token_ids and each.prompt_token_ids for each in answered)
+
+
+def _length_group(length: int) -> str:
+    low, high = next(pair for pair in pairwise((*_LENGTHS, None)) if pair[1] is None or length < pair[1])
+    return f"prompt of {low} tokens or more" if high is None else f"prompt of {low}-{high - 1} tokens"
+
+
+_GROUPS: Mapping[Grouping, Callable[[str | None, float, int], str]] = {
+    Grouping.ROUTE: lambda route, _, __: route or _UNGROUPED,
+    Grouping.TEMPERATURE: lambda _, temperature, __: f"T={temperature:g}",
+    Grouping.LENGTH: lambda _, __, length: _length_group(length),
+}
+
+
+def _tell_left_out(skipped: Mapping[str, int], rows: int, name: str) -> Iterator[Finding]:
+    """Yield why rows were left out, and how many."""
+
+    def tell(code: str, what: str, means: str, fix: str) -> Iterator[Finding]:
+        if count := skipped.get(code, 0):
+            share = count / rows
+            yield Finding(
+                code=code,
+                severity=Severity.ERROR if share > _TOO_MANY else Severity.WARNING if share > _MANY else Severity.INFO,
+                message=f"{name} holds {count} of {rows} requests {what}, which are left out: {means}.",
+                where=name,
+                fix=fix,
+            )
+
+    yield from tell("no-answer", "without an answer", "there is nothing to replay", "Log what was answered.")
+    yield from tell(
+        "token-drift",
+        "whose answer encodes to another number of tokens than was logged",
+        "sampled text need not be the text that a tokenizer would choose, or the target is not the model that wrote it",
+        f"{_LOG_IDS}, and check that --target is the model of the log.",
+    )
+    yield from tell(
+        "cut-prompt",
+        "whose prompt encodes to another number of tokens than was logged",
+        "a gateway or the server cut or changed it, or it was rendered with another chat template",
+        f"{_LOG_IDS}, or the request as the server got it.",
+    )
+    yield from tell(
+        "hidden-reasoning",
+        "with reasoning beside the answer",
+        "the reasoning was decoded too, and how it is joined with the answer is not in the log",
+        f"{_LOG_IDS}, which hold both.",
+    )
+    yield from tell(
+        "tool-calls",
+        "with tool calls in the answer",
+        "how the model wrote the calls is not in the log",
+        f"{_LOG_IDS}, which hold the calls.",
+    )
+    yield from tell(
+        "unrendered-prompt",
+        "whose messages the target's chat template refuses",
+        "their prompt is not known",
+        "Name the target that was served, with its chat template.",
+    )
+
+
+def _tell_assumed(
+    prompts: Sequence[Prompt],
+    requests: Sequence[Transcript],
+    name: str,
+    default_temperature: float,
+    *,
+    in_order: bool,
+) -> Iterator[Finding]:
+    """Yield what is not in the log and had to be assumed, and what keeps its numbers apart."""
+    if silent := sum(prompt.recorded.temperature is None for prompt in prompts):
+        yield Finding.info(
+            "assumed-temperature",
+            f"{name} holds {silent} of {len(prompts)} requests that do not say their temperature, which is "
+            f"taken as {default_temperature:g}.",
+            where=name,
+            fix="Say it with --default-temperature; a server's own default is in the model's generation_config.json.",
+        )
+    temperatures = Counter(request.temperature for request in requests)
+    if len(temperatures) > 1:
+        counts = ", ".join(f"{count} at {temperature:g}" for temperature, count in sorted(temperatures.items()))
+        yield Finding.info(
+            "several-temperatures",
+            f"{name} holds answers of several temperatures ({counts}), each of which has an entry of its own: "
+            "the acceptance at one says little about another.",
+            where=name,
+        )
+    if not in_order:
+        yield Finding.info(
+            "no-time-order",
+            f"{name} does not say when its requests came, so that they are replayed in the order of the file: "
+            "what a drafter remembers of earlier answers may differ from what it knew when they were served.",
+            where=name,
+        )

@@ -1,6 +1,0 @@
-"""The plots of a report as inline SVG that takes its text colour from the page, light or dark."""
-
-from draftwise.report.plots.registry import Plot, draw_plots
-from draftwise.report.plots.style import VERDICT_COLOURS
-
-__all__ = ["VERDICT_COLOURS", "Plot", "draw_plots"]

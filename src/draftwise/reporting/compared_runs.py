@@ -1,0 +1,207 @@
+"""Two compared measurements in words: one sentence, Markdown, JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from draftwise.core import Interval
+from draftwise.deciding.compare.answers import Kept, VerdictChange
+from draftwise.deciding.compare.compared import Compared, Side
+from draftwise.deciding.compare.context import ContextDifference
+from draftwise.deciding.compare.readings import TOKENS_PER_S, CellChange, Change
+from draftwise.reporting.markdown import escape, fold, format_table
+from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.summary import replace_non_finite
+from draftwise.reporting.units import format_ratio
+
+__all__ = [
+    "CELL_HEADER",
+    "VERDICT_HEADER",
+    "describe_comparison",
+    "list_cell_rows",
+    "list_difference_rows",
+    "list_notes",
+    "list_verdict_rows",
+    "to_dict",
+    "to_markdown",
+]
+
+CELL_HEADER = (
+    "workload · load · arm",
+    "reading",
+    "P50 before",
+    "P50 after",
+    "P99 before",
+    "P99 after",
+    "after / before",
+)
+VERDICT_HEADER = ("workload · load · candidate", "speed-up before", "after", "after / before", "verdict", "")
+_MOST_ROWS = 120
+"""Of a table in Markdown; more would not fit into a comment on a pull request."""
+
+
+def describe_comparison(compared: Compared) -> str:
+    """Return the sentence that answers whether the first answer is still true."""
+    if not compared.is_like_for_like:
+        kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
+        return (
+            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}; the ratios say nothing about "
+            f"what was changed on purpose. If this was, too: {' '.join(f'--changed {kind}' for kind in kinds)}."
+        )
+    if not compared.verdicts:
+        return "No verdicts to compare (a baseline and a speculating arm in both): the ratios stand for themselves."
+    counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in Kept}
+    told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
+    if compared.is_still_true is False:
+        return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
+    if compared.is_still_true is None:
+        return f"It cannot be told whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
+    return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts{_moved(compared.verdicts)}."
+
+
+def _moved(verdicts: Sequence[VerdictChange]) -> str:
+    """Return how far gains moved though their verdicts are the same; empty where none is shown to have."""
+    moved = [each for each in verdicts if not each.change.low <= 1 <= each.change.high]
+    if not moved:
+        return ""
+    most = max(moved, key=lambda each: abs(math.log(each.change.value)))
+    place = f"{most.candidate} on {most.workload} at {most.condition}"
+    return f"; the gain itself moved in {len(moved)} of them, most with {place}: {_ratio(most.change)} of what it was"
+
+
+def list_difference_rows(differences: Sequence[ContextDifference]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what differs: kind and name, before, after, whether it was asked about."""
+    for each in differences:
+        name = each.name if each.name.startswith(each.kind) else f"{each.kind}: {each.name}"
+        yield name, _known(each.before), _known(each.after), "asked about" if each.asked else "NOT asked about"
+
+
+def _known(value: Any) -> str:
+    return "not known" if value is None else str(value)
+
+
+def list_verdict_rows(changes: Sequence[VerdictChange]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of VERDICT_HEADER."""
+    for each in changes:
+        same = each.before.verdict == each.after.verdict
+        yield (
+            f"{each.workload} · {each.condition} · {each.candidate}",
+            _ratio(each.before.deciding),
+            _ratio(each.after.deciding),
+            _ratio(each.change),
+            str(each.after.verdict) if same else f"{each.before.verdict} -> {each.after.verdict}",
+            each.kept,
+        )
+
+
+def list_cell_rows(cells: Sequence[CellChange]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of CELL_HEADER; latencies in milliseconds."""
+    for cell in cells:
+        place = " · ".join((cell.workload, cell.condition, cell.arm))
+        for change in cell.changes:
+            values = [_percentile(change, side, q) for q in (50.0, 99.0) for side in (change.before, change.after)]
+            yield (
+                place,
+                _name_reading(change.reading),
+                *values,
+                change.how if change.ratio is None else _ratio(change.ratio),
+            )
+        if None not in cell.throughput:
+            before, after = (value or 0.0 for value in cell.throughput)
+            ratio = f"{after / before:.2f}x" if before else "-"
+            yield place, "tokens/s of the server", f"{before:.0f}", f"{after:.0f}", "", "", ratio
+        if None not in cell.acceptance_length:
+            before, after = (value or 0.0 for value in cell.acceptance_length)
+            yield place, "acceptance length", f"{before:.2f}", f"{after:.2f}", "", "", f"{after / before:.2f}x"
+
+
+def _name_reading(reading: str) -> str:
+    return reading if reading == TOKENS_PER_S else f"{'e2e' if reading == 'e2e' else reading.upper()} (ms)"
+
+
+def _percentile(change: Change, side: dict[float, float], q: float) -> str:
+    value = side.get(q)
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if change.reading == TOKENS_PER_S else f"{1e3 * value:.3g}"
+
+
+def _ratio(ratio: Interval) -> str:
+    if math.isinf(ratio.high):
+        return f"{ratio.value:.2f}x (no interval)"
+    return format_ratio(ratio)
+
+
+def to_markdown(compared: Compared) -> str:
+    """Return a comment for a pull request."""
+    before, after = (_title(side) for side in (compared.before, compared.after))
+    parts = [f"**{escape(describe_comparison(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
+    if compared.differences:
+        parts.append(_cut(("what differs", "before", "after", ""), list(list_difference_rows(compared.differences))))
+    else:
+        parts.append("Nothing differs in what is known about the two.")
+    if compared.verdicts:
+        parts.append(_cut(VERDICT_HEADER, list(list_verdict_rows(compared.verdicts))))
+    parts.append(fold("Readings", _cut(CELL_HEADER, list(list_cell_rows(compared.cells)))))
+    parts += [f"- {escape(note)}" for note in list_notes(compared)]
+    return "\n\n".join(parts) + "\n"
+
+
+def list_notes(compared: Compared) -> list[str]:
+    """Return what a reader must know about the numbers."""
+    found = [
+        f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
+    ]
+    how = {change.how for cell in compared.cells for change in cell.changes}
+    found.append("the two ran at different times: what the machine did meanwhile is in the ratios between them")
+    if "unpaired" in how:
+        found.append("other prompts on both sides, or not known to be the same: requests are taken as independent")
+    return [*found, *compared.left_out[:20]]
+
+
+def _title(side: Side) -> str:
+    model = side.results.context.get("model.name") or side.results.context.get("model")
+    return f"{side.results.source} ({side.results.tool}, model {model or 'not known'})"
+
+
+def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = format_table(header, rows[:_MOST_ROWS])
+    return text if len(rows) <= _MOST_ROWS else f"{text}\n\n{len(rows) - _MOST_ROWS} more rows with --json."
+
+
+def to_dict(compared: Compared) -> dict[str, Any]:
+    """Return everything as JSON values; unbounded ends of intervals are null."""
+    document = {
+        "sentence": describe_comparison(compared),
+        "like_for_like": compared.is_like_for_like,
+        "still_true": compared.is_still_true,
+        "before": _side(compared.before),
+        "after": _side(compared.after),
+        "differences": [asdict(each) for each in compared.differences],
+        "verdicts": [_verdict(each) for each in compared.verdicts],
+        "cells": [asdict(each) for each in compared.cells],
+        "notes": list_notes(compared),
+    }
+    found: dict[str, Any] = replace_non_finite(document)
+    return found
+
+
+def _side(side: Side) -> dict[str, Any]:
+    results = side.results
+    decision = None if side.decision is None else describe_decision(side.decision)
+    return {"source": results.source, "tool": results.tool, "context": dict(results.context), "decision": decision}
+
+
+def _verdict(each: VerdictChange) -> dict[str, Any]:
+    return {
+        "workload": each.workload,
+        "condition": each.condition,
+        "candidate": each.candidate,
+        "before": {"verdict": str(each.before.verdict), "speedup": asdict(each.before.deciding)},
+        "after": {"verdict": str(each.after.verdict), "speedup": asdict(each.after.deciding)},
+        "change": asdict(each.change),
+        "kept": str(each.kept),
+    }

@@ -1,0 +1,210 @@
+"""What a decision rests on and when to undo it, in words: rollback rules, scope, what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import isinf
+from typing import TYPE_CHECKING
+
+from draftwise.core import ClosedLoop, Condition, OpenLoop, Rollback, RollbackBasis
+from draftwise.core.finding import join_names
+from draftwise.core.grouping import group_by
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
+from draftwise.reporting.tables import name_workload
+from draftwise.reporting.units import LOAD_UNITS, count_load, format_load
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision, Omission, Scope, SingleSetting, UnmeasuredCell
+
+__all__ = [
+    "describe_missing",
+    "describe_omissions",
+    "describe_rollback",
+    "describe_rule",
+    "describe_scope",
+    "describe_single_settings",
+    "describe_unmeasured",
+]
+
+_AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
+
+
+_FLAGS = {
+    "hardware": "--context hardware='8x H100'",
+    "GPU and its driver": "--context hardware='8x H100, driver 570'",
+    "model": "--context model=NAME",
+    "precision": "--context precision=bfloat16",
+    "serve command of every arm": "--context command.ARM='vllm serve ...' for each arm",
+}
+"""What tells a run the context that it cannot see, by its name in `Decision.missing_context`."""
+
+
+def describe_missing(decision: Decision) -> str:
+    """Return why a run is no evidence and what to type to supply it; empty where it is evidence."""
+    missing = decision.missing_context
+    if not missing:
+        return ""
+    flags = [_FLAGS[name] for name in missing if name in _FLAGS]
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags)}." if flags else ""
+    return (
+        f"NOT EVIDENCE: the run does not carry its {join_names(missing)}, without which nobody can "
+        f"repeat or judge it.{way_out}"
+    )
+
+
+def describe_rollback(decision: Decision) -> list[str]:
+    """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
+    warm = _is_warm(decision)
+    groups = group_by(lambda rule: (rule.workload, rule.arm, rule.condition.temperature), decision.rollback)
+    return [
+        f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
+        f"{'; '.join(_describe_ways(rules))}."
+        for (workload, arm, temperature), rules in groups.items()
+    ]
+
+
+def _is_warm(decision: Decision) -> bool:
+    """Return whether anything was measured at a temperature above 0, so that each statement must name its own."""
+    return any(each.condition.temperature for each in decision.comparisons)
+
+
+def _describe_ways(rules: Iterable[Rollback]) -> Iterator[str]:
+    """Yield what to do upon which signs: to go back to the baseline, or on to another candidate."""
+    signs = group_by(lambda rule: (rule.metric, rule.basis), rules).values()
+    for other, those in group_by(lambda sign: sign[0].switch_to, signs).items():
+        way = "roll back" if other is None else f"switch to {other}"
+        yield f"{way} when for an hour {', or '.join(map(_describe_sign, those))}"
+
+
+def describe_rule(rule: Rollback) -> str:
+    """Return one rule as a sentence."""
+    warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
+    where = f"{name_workload(rule.workload)}{warm}"
+    step = f"Roll back {rule.arm}" if rule.switch_to is None else f"Switch from {rule.arm} to {rule.switch_to}"
+    return f"{step} on {where} when for an hour {_describe_sign([rule])}."
+
+
+def _describe_sign(rules: Sequence[Rollback]) -> str:
+    """Return one reading with its limit under each load, lightest first, and what the run measured."""
+    first = rules[0]
+    if first.basis is RollbackBasis.BAND_END:
+        return f"there are more than {count_load(first.value, _AXES[first.metric])}"
+    if first.basis is RollbackBasis.PROMISE:
+        return f"P99 of the time to the first token stays over the promised {1e3 * first.value:g} ms"
+    unit = LOAD_UNITS[first.condition.place[0]] if first.condition.place is not None else ""
+    stretches = [_describe_stretch(rule, alone=len(rules) == 1) for rule in rules]
+    limits = " and ".join(f"{_describe_limit(rule)}{where}" for rule, where in zip(rules, stretches, strict=True))
+    limits += f" {unit}" if stretches[-1] else ""
+    if first.metric == TTFT_P99_S.name:
+        return f"P99 of the time to the first token stays over {limits} (the baseline's: {_measured(rules, 1e3)} ms)"
+    if first.metric == TOKENS_PER_STEP.name:
+        return f"tokens per step stay under {limits}, where the gain is gone (measured here: {_measured(rules)})"
+    return f"output tokens per second stay under the baseline's {limits}"
+
+
+def _measured(rules: Sequence[Rollback], scale: float = 1.0) -> str:
+    """Return what the run measured, from the lightest load to the heaviest."""
+    values = [f"{scale * rule.measured:.3g}" for rule in rules if rule.measured is not None]
+    return " to ".join(dict.fromkeys((values[0], values[-1])))
+
+
+def _describe_limit(rule: Rollback) -> str:
+    if rule.metric == TTFT_P99_S.name:
+        return f"{1e3 * rule.value:.3g} ms"
+    return f"{rule.value:.2f}" if rule.metric == TOKENS_PER_STEP.name else f"{rule.value:.0f}"
+
+
+def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
+    """Return under which loads a rule holds, empty where under all; beside others it begins where the last one ends."""
+    place = rule.condition.place
+    if rule.loads is None or place is None:
+        return ""
+    above, up_to = rule.loads
+    upper = "" if isinf(up_to) else f"up to {format_load(up_to, place[0])}"
+    lower = f"above {format_load(above, place[0])}" if above and (alone or not upper) else ""
+    return f" {' and '.join(filter(None, (lower, upper)))}" if lower or upper else ""
+
+
+def describe_scope(scope: Scope) -> list[str]:
+    """Return, line by line, what was measured; outside of it a decision is a guess."""
+    lines = {
+        "traffic": ", ".join(_describe_traffic(name, scope) for name in scope.workloads),
+        "load": _describe_loads(scope.conditions),
+        "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
+        "model": ", ".join(filter(None, (scope.model, scope.dtype))),
+        "hardware": "; ".join(scope.hardware) or "unknown",
+        "server": ", ".join(scope.servers),
+        "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
+    }
+    return [f"{name}: {text}" for name, text in lines.items() if text]
+
+
+def _describe_traffic(workload: str, scope: Scope) -> str:
+    repeats = f", {scope.repeats[workload]} of them repeats of others" if workload in scope.repeats else ""
+    return f"{workload} ({scope.workloads[workload]} prompts{repeats})"
+
+
+def _describe_loads(conditions: Sequence[Condition]) -> str:
+    streams = sorted({each.load.concurrency for each in conditions if isinstance(each.load, ClosedLoop)})
+    others = dict.fromkeys(each.load.label for each in conditions if not isinstance(each.load, ClosedLoop))
+    parts = []
+    if streams:
+        points = "1 request at a time" if streams == [1] else f"{', '.join(map(str, streams))} requests in flight"
+        parts.append(points)
+    if others:
+        kind = "arrivals at " if any(isinstance(each.load, OpenLoop) for each in conditions) else ""
+        parts.append(kind + ", ".join(others))
+    return "; ".join(parts)
+
+
+def describe_single_settings(decision: Decision) -> list[str]:
+    """Return, per sweep with several bands, the one setting for all its loads, with what it loses where it does."""
+    warm = _is_warm(decision)
+    return [
+        f"One setting for all loads of {name_workload(each.workload)}"
+        f"{f' at temperature {each.temperature:g}' if warm else ''}: "
+        f"{'plain decoding' if each.setting == decision.baseline else each.setting}, "
+        f"{', '.join(_describe_gain(load, each) for load in each.gains)} ({LOAD_UNITS[each.axis]})."
+        for each in decision.single_settings
+    ]
+
+
+def _describe_gain(load: float, single: SingleSetting) -> str:
+    gain, best = single.gains[load]
+    lost = f" ({1 - gain / best:.0%} less than with the bands)" if gain < best else ""
+    return f"{gain:.2f}x at {format_load(load, single.axis)}{lost}"
+
+
+def describe_unmeasured(decision: Decision) -> list[str]:
+    """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
+    left_out = describe_omissions(decision.omissions)
+    alike = group_by(lambda cell: (cell.workload, cell.condition.label, _describe_lack(cell)), decision.unmeasured)
+    cells = [
+        f"{join_names(cell.candidate for cell in group)}, {workload}, {label}: {lack}"
+        for (workload, label, lack), group in alike.items()
+    ]
+    return [*left_out, *cells, *_describe_leftovers(decision)]
+
+
+def describe_omissions(omissions: Sequence[Omission]) -> list[str]:
+    """Return a line per omission: what and why; candidates that were left out for the same reason share one."""
+    groups = group_by(lambda each: (each.what if each.candidate is None else "", each.reason), omissions)
+    return [f"{_name_omitted(each)}: {reason}" for (_, reason), each in groups.items()]
+
+
+def _name_omitted(omissions: Sequence[Omission]) -> str:
+    names = [each.candidate for each in omissions if each.candidate is not None]
+    return omissions[0].what if len(names) < 2 else f"candidates {join_names(names)}"
+
+
+def _describe_lack(cell: UnmeasuredCell) -> str:
+    if cell.needed is not None:
+        return f"it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
+    others = cell.blocks_each * (cell.planned - cell.repetitions)
+    odd = f" and {cell.odd_blocks} of the {others} paired blocks of the others" if cell.odd_blocks else ""
+    return f"{cell.repetitions} of {cell.planned} repetitions{odd}"
+
+
+def _describe_leftovers(decision: Decision) -> Iterator[str]:
+    if decision.num_unfinished:
+        yield f"{decision.num_unfinished} answers of turns that were cut off are on disk and not used"

@@ -1,8 +1,0 @@
-"""Diagnosis: what is wrong with a service, from windows of its counters and what is known beside them."""
-
-from __future__ import annotations
-
-from draftwise.watch.diagnose.case import Asked, Expectation
-from draftwise.watch.diagnose.diagnose import diagnose
-
-__all__ = ["Asked", "Expectation", "diagnose"]

@@ -1,0 +1,54 @@
+"""What is known of a service beside its counters: its setup as `check` judges it, and its start-up log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwise.backends.vllm_log import StartupLog
+from draftwise.core import UnreadableSource
+from draftwise.plan.check import judge
+from draftwise.setups.read import Reading, read_setups
+from draftwise.watching.diagnose import Asked
+
+__all__ = ["read_asked"]
+
+
+def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
+    """Return what files say of a service, for diagnoses that a config or a log settles.
+
+    Args:
+        setup_file: a manifest, a command line or JSON; of several servers in it, the first one that speculates.
+        start_log: what a server logged when it started; the release and the runner that it names are the setup's.
+
+    Raises:
+        UnreadableSource: a file is not there or cannot be read.
+        InvalidSetup: the setup's file starts no server, or one of a release that is not known.
+    """
+    log = None if start_log is None else _read(start_log)
+    started = StartupLog(0.0)
+    started.take((log or "").splitlines(), 0.0)
+    largest = started.values.get("largest_graph") or None  # 0: it runs without graphs, at any batch
+    if setup_file is None:
+        return Asked(log=log, largest_graph=largest)
+    readings = read_setups(setup_file)
+    chosen = next((reading for reading in readings if reading.setup.spec is not None), readings[0])
+    chosen = chosen if log is None else _settle(chosen, started)
+    rulings = {finding.code: finding.message for finding in judge(chosen, nearest=True).findings}
+    return Asked(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
+
+
+def _settle(reading: Reading, started: StartupLog) -> Reading:
+    """Return a setup as its server started it: Model Runner V1 is fallen back to for reasons that no setup tells."""
+    settled = {"engine_version": started.values.get("engine_version") or reading.setup.engine_version}
+    if started.values.get("runner") == "V1":
+        return reading.with_fields(**settled, env={**reading.setup.env, "VLLM_USE_V2_MODEL_RUNNER": "0"})
+    return reading.with_fields(**settled)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UnreadableSource.because(
+            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
+        ) from None

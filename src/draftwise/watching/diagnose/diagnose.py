@@ -1,0 +1,172 @@
+"""From windows to diagnoses: rules whose readings are at hand, causes that a config or a log confirms, and a ranking.
+
+The law of this module: without the reading that tells a cause from its neighbours, what is named is their parent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from draftwise.core import Diagnosis, Severity, Window
+from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
+from draftwise.watching.diagnose import accepting, drafting, gaining, serving
+from draftwise.watching.diagnose.case import Asked, Case, Expectation
+from draftwise.watching.diagnose.rule import Found, Rule
+
+__all__ = ["RULES", "diagnose"]
+
+RULES: tuple[Rule, ...] = (*drafting.RULES, *accepting.RULES, *gaining.RULES, *serving.RULES)
+
+_DECIDED = frozenset(rule.code for rule in RULES)
+_UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
+"""What a diagnosis whose loss cannot be computed is ranked by."""
+_SETTLED_BY = {
+    "probe": "draftwise watch {url} --probe",
+    "plain": "draftwise watch {url} --plain URL",
+    "baseline": "draftwise watch {url} --baseline FILE",
+    "curve": "draftwise watch {url} --baseline FILE",
+    "config": "draftwise watch {url} --setup FILE",
+    "log": "draftwise watch {url} --start-log FILE",
+}
+"""The command that brings a reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    code: str
+    found: Found
+    certainty: float
+
+
+def diagnose(
+    pools: Mapping[str, Sequence[Window]],
+    expected: Expectation | None = None,
+    plain: Sequence[Window] = (),
+    asked: Asked | None = None,
+) -> tuple[Diagnosis, ...]:
+    """Return what is wrong with pools of servers that are to speculate, what costs most first.
+
+    Args:
+        pools: windows of each engine, by pool.
+        expected: how the pools were when they were known to be good.
+        plain: windows of servers without speculation, over the same stretch of time.
+        asked: what was found out beside the counters.
+    """
+    beside = Window.pooled(plain)
+    found = [
+        diagnosis
+        for pool, windows in pools.items()
+        for diagnosis in _diagnose_pool(pool, tuple(windows), expected or Expectation(), beside, asked or Asked())
+    ]
+    return tuple(sorted(found, key=_rank))
+
+
+def _diagnose_pool(
+    pool: str, windows: tuple[Window, ...], expected: Expectation, plain: Window | None, asked: Asked
+) -> Iterator[Diagnosis]:
+    if not windows:
+        yield _write(_Hit("scrape-gap", Found(message=f"The pool {pool} has no data.", loss=0.0), 1.0), where=pool)
+        return
+    case = Case(windows=windows, expected=expected, plain=plain, asked=asked)
+    hits = {hit.code: hit for hit in _apply(case)}
+    hits |= {hit.code: hit for hit in _confirm(case, hits)}
+    explained = _find_explained(hits)
+    for hit in hits.values():
+        diagnosis = replace(_write(hit, where=hit.found.where or pool), follows_from=explained.get(hit.code, ""))
+        yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits)
+
+
+def _apply(case: Case) -> Iterator[_Hit]:
+    """Yield what holds, of the rules whose readings are at hand."""
+    for rule in RULES:
+        if not case.find_missing(_get_row(rule.code).needs) and (found := rule.find(case)) is not None:
+            yield _Hit(rule.code, found, rule.certainty)
+
+
+def _confirm(case: Case, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
+    """Yield the causes, of what holds, that the setup's findings or the log confirm."""
+    for hit in hits.values():
+        for code in _list_causes(hit.code):
+            row = _get_row(code)
+            is_open = code not in hits and code not in _DECIDED and not case.find_missing(row.needs)
+            proof = case.asked.find_proof(row) if is_open else None
+            if proof is not None:
+                message = f"{get_finding(code).title}. {hit.found.message}"
+                evidence = (proof, *hit.found.evidence)
+                yield _Hit(code, replace(hit.found, message=message, evidence=evidence), hit.certainty)
+
+
+def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
+    """Return the codes that follow from others, with the one that explains each: the most costly of those that do."""
+    by_cost = sorted(hits.values(), key=lambda hit: _rank(_write(hit)))
+    explained: dict[str, str] = {}
+    for hit in by_cost:
+        row = _get_row(hit.code)
+        for code in {row.parent, *row.consequences} & hits.keys():
+            if explained.get(hit.code) != code:
+                explained.setdefault(code, hit.code)
+    return explained
+
+
+def _add_candidates(diagnosis: Diagnosis, case: Case, hits: Mapping[str, _Hit]) -> Diagnosis:
+    """Return a diagnosis with the causes that the readings at hand leave open, and the command that tells most."""
+    missing: dict[str, tuple[str, ...]] = {}
+    for code in _list_causes(diagnosis.code):
+        row = _get_row(code)
+        lacks = case.find_missing(row.needs)
+        can_be_told = code in _DECIDED or bool(row.confirmed_by or row.logged)
+        if code not in hits and (lacks or not can_be_told):
+            missing[code] = lacks
+    commands = Counter(command for lacks in missing.values() for command in _list_commands(lacks))
+    url = case.windows[0].instance
+    return replace(
+        diagnosis,
+        candidates=tuple(sorted(missing, key=lambda code: len(missing[code]))),
+        settles=commands.most_common(1)[0][0].format(url=url) if commands else "",
+    )
+
+
+def _list_commands(needs: Sequence[str]) -> set[str]:
+    """Return the commands that bring readings, of alternatives the first."""
+    firsts = (next((each for each in need.split(" or ") if each in _SETTLED_BY), "") for need in needs)
+    return {_SETTLED_BY[first] for first in firsts if first}
+
+
+def _write(hit: _Hit, *, where: str = "") -> Diagnosis:
+    fact, row = get_finding(hit.code), _get_row(hit.code)
+    return Diagnosis(
+        code=hit.code,
+        severity=fact.severities[0],
+        message=hit.found.message,
+        where=where,
+        fix=fact.fix,
+        source=row.source,
+        evidence=hit.found.evidence,
+        loss=None if hit.found.loss is None else round(max(hit.found.loss, 0.0), 4),
+        certainty=hit.certainty,
+    )
+
+
+def _rank(diagnosis: Diagnosis) -> tuple[bool, float]:
+    """Return the key of the order: what nothing else explains first, and of that what costs most."""
+    loss = _UNKNOWN_LOSS[diagnosis.severity] if diagnosis.loss is None else diagnosis.loss
+    return bool(diagnosis.follows_from), -loss * diagnosis.certainty
+
+
+def _get_row(code: str) -> DiagnosisFact:
+    row = get_finding(code).diagnosis
+    if row is None:
+        raise KeyError(code)
+    return row
+
+
+@cache
+def _list_causes(code: str) -> tuple[str, ...]:
+    """Return the codes below one, its children first, in the order of the registry."""
+    children = [
+        fact.code for fact in all_findings().values() if fact.diagnosis is not None and fact.diagnosis.parent == code
+    ]
+    return (*children, *(below for child in children for below in _list_causes(child)))

@@ -1,0 +1,169 @@
+"""Windows out of the lines that vLLM logs, for a server whose page of counters is not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
+from draftwise.knowledge.stats_log import read_stats_log
+from draftwise.watching.watcher import RECENT_S, Recent, Sight
+
+__all__ = ["read_log", "see_log"]
+
+_INTERVAL_S = 10.0
+"""VLLM_LOG_STATS_INTERVAL, unless it is set."""
+_LIKELY = 1.5
+"""The clock of a line about drafts goes on while nothing is drafted: beyond this multiple of the interval it did."""
+_ZONES = timedelta(days=1)
+"""Lines are written in the time of their machine's zone, which they do not name."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An engine's line, and the one about drafts that follows it."""
+
+    engine: str
+    at_s: float
+    since_s: float | None
+    """Since the engine's line before, by the times of both; None for the first one."""
+    readings: dict[str, str] = field(default_factory=dict)
+    is_about_drafts: bool = False
+
+
+def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Sight:
+    """Return what the last minutes of a log say.
+
+    Args:
+        lines: of the log.
+        name: of the log.
+        now: the latest time that a line can be of, as vLLM writes no year; the machine's time unless given.
+    """
+    recent, last = Recent(), None
+    for window in read_log(lines, instance=name, now=now or datetime.now(tz=UTC)):
+        recent.add([window])
+        last = window
+    if last is None:
+        return Sight(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
+    end_s = last.start_s + last.duration_s
+    recent.forget(end_s)
+    return Sight(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
+
+
+def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:
+    """Yield a window for each time that an engine logged its statistics.
+
+    vLLM logs nothing while it is idle, and rates with three digits: counts are restored from these as far as they go.
+
+    Args:
+        lines: of the log, from all engines of a server.
+        instance: name of the server.
+        now: the latest time that a line can be of.
+    """
+    drafting: set[str] = set()
+    for entry in _read_entries(lines, now):
+        if entry.is_about_drafts:
+            drafting.add(entry.engine)
+        yield _to_window(entry, instance, counts_drafts=True if entry.engine in drafting else None)
+
+
+def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
+    """Yield the lines of each engine, joined by the process that wrote them; one about drafts may stand alone."""
+    facts = read_stats_log()
+    unfinished: dict[str, _Entry] = {}
+    ended: dict[str, float] = {}
+    at_s = now.timestamp()
+    for line in lines:
+        begins, drafts = facts.begins.search(line), facts.drafts.search(line)
+        if begins is None and drafts is None:
+            continue
+        writer = process[1] if (process := facts.process.search(line)) else ""
+        at_s = _read_time(line, now, at_s)
+        entry = unfinished.pop(writer, None)
+        if begins is not None and entry is not None:
+            yield entry
+        if begins is not None or entry is None:
+            engine = "" if begins is None else begins[1] or begins[2]
+            entry = _Entry(engine, at_s, at_s - ended[engine] if engine in ended else None)
+            ended[engine] = at_s
+        entry.is_about_drafts |= drafts is not None
+        matches = ((name, pattern.search(line)) for name, pattern in facts.readings.items())
+        entry.readings |= {name: match[1] for name, match in matches if match is not None}
+        if drafts is not None:
+            yield entry
+        else:
+            unfinished[writer] = entry
+    yield from unfinished.values()
+
+
+def _read_time(line: str, now: datetime, otherwise_s: float) -> float:
+    """Return when a line was written, in seconds since the epoch; one without a time was written as the one before."""
+    found = read_stats_log().time.search(line)
+    if found is None:
+        return otherwise_s
+    year, month, day, hour, minute, second = (int(part) if part else 0 for part in found.groups())
+    try:
+        at = datetime(year or now.year, month, day, hour, minute, second, tzinfo=now.tzinfo)
+        return (at if year or at <= now + _ZONES else at.replace(year=now.year - 1)).timestamp()
+    except ValueError:  # the 30th of February
+        return otherwise_s
+
+
+def _to_window(entry: _Entry, instance: str, *, counts_drafts: bool | None) -> Window:
+    numbers = {name: float(text) for name, text in entry.readings.items() if name != "rates"}
+    duration_s = _find_duration(entry, numbers)
+    rate, percent = numbers.get("generation_tokens_per_s"), numbers.get("kv_percent")
+    return Window(
+        pool="spec",
+        instance=instance,
+        engine=entry.engine,
+        start_s=entry.at_s - duration_s,
+        duration_s=duration_s,
+        counters=Counters(
+            spec=_count_drafts(entry.readings, numbers),
+            generation_tokens=None if rate is None else round(rate * duration_s),
+        ),
+        load=ServerLoad(
+            running=numbers.get("running"),
+            waiting=numbers.get("waiting"),
+            kv_usage=None if percent is None else percent / 100,
+        ),
+        sums=Sums(preemptions=numbers.get("preemptions")),
+        counts_drafts=counts_drafts,
+    )
+
+
+def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
+    """Return the seconds that a line is about: exactly where drafts were counted all the time, else to the second."""
+    roughly = _INTERVAL_S if entry.since_s is None or entry.since_s <= 0 else entry.since_s
+    pairs = (("drafted", "drafted_per_s"), ("accepted", "accepted_per_s"))
+    exact = (numbers[count] / numbers[rate] for count, rate in pairs if numbers.get(rate) and count in numbers)
+    alone = "generation_tokens_per_s" not in numbers
+    return next((found for found in exact if alone or roughly / _LIKELY < found < roughly * _LIKELY), roughly)
+
+
+def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> SpecStats:
+    """Return the counts behind rates: accepted tokens over the sum of all positions' rates are the drafts."""
+    rates = [float(text) for text in readings.get("rates", "").split(",") if text.strip()]
+    accepted, drafted = int(numbers.get("accepted", 0)), int(numbers.get("drafted", 0))
+    if not drafted:
+        return SpecStats()
+    of_a_draft = sum(rates)
+    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // max(1, len(rates)))
+    return SpecStats(
+        num_drafts=drafts,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        accepted_per_pos=tuple(round(rate * drafts) for rate in rates),
+    )
+
+
+def _nothing_in(name: str) -> Finding:
+    return Finding.warning(
+        "no-statistics",
+        f"{name} has no line of an engine's statistics, so that nothing is known of how it works.",
+        where=name,
+        fix="vLLM logs them every ten seconds while it works, unless it was started with --disable-log-stats.",
+        source=f"The last {RECENT_S:.0f} s of a log are read.",
+    )

@@ -1,0 +1,158 @@
+"""Windows out of what a Prometheus recorded: the servers' pages, put together again scrape by scrape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import groupby, pairwise
+
+from draftwise.core import BackendError, Window
+from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
+from draftwise.watching.look import Look, grow, read_page
+from draftwise.watching.prometheus_api import PrometheusApi, Series
+from draftwise.watching.rollout import RollOut, find_rollout
+from draftwise.watching.watcher import RECENT_S, Sight, tick_every, unread
+
+__all__ = ["PrometheusWatcher"]
+
+
+class PrometheusWatcher:
+    """Asks for the last minutes again and again.
+
+    Args:
+        url: of the Prometheus, with the prefix of its path.
+        model: label `model_name` of the service; None takes the only one there is.
+        headers: sent with every request.
+        span_s: how far each window goes back.
+        now: the clock, in seconds since the epoch.
+
+    Raises:
+        InvalidSetup: the URL is not an http(s) URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        span_s: float = RECENT_S,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = PrometheusApi(url, headers=headers)
+        self._model, self._span_s, self._now = model, span_s, now
+
+    async def begin(self) -> None:
+        """Do nothing: what came before was recorded."""
+
+    async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+        """Yield what was recorded, at once and then at every interval."""
+        try:
+            async for _ in tick_every(interval_s):
+                yield await self.look()
+        finally:
+            self._api.close()
+
+    async def look(self, *, since_s: float | None = None) -> Sight:
+        """Return what was recorded in the last minutes.
+
+        Args:
+            since_s: leaves out what was before, in seconds since the epoch.
+        """
+        span_s = self._span_s if since_s is None else min(self._span_s, max(1.0, self._now() - since_s))
+        try:
+            series = await self._api.query(f"{_select(self._model)}[{span_s:.0f}s]")
+            looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
+        except BackendError as error:
+            return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
+        pairs = [list(_chain(each)) for each in looks]
+        return Sight(
+            at_s=self._now(),
+            windows=tuple(windows[-1] for each in pairs for windows in each),
+            recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
+        )
+
+    async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
+        """Return the roll-out that the servers' starts tell, and what was recorded in the minutes before it.
+
+        Args:
+            at_s: when it began; None for the last one.
+
+        Raises:
+            BackendError: Prometheus does not answer.
+        """
+        rollout = find_rollout([float(each["value"][1]) for each in await self._ask_starts()], at_s)
+        if rollout is None:
+            return None, ()
+        series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]", at_s=rollout.began_s)
+        chains = (windows for looks in _put_together(series, ()) for windows in _chain(looks))
+        return rollout, tuple(reduce(Window.followed_by, windows) for windows in chains)
+
+    async def _ask_starts(self) -> list[Series]:
+        return await self._api.query(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
+
+
+def _select(model: str | None) -> str:
+    """Return the selector of all samples of vLLM that are read, whoever changed their names."""
+    own = [name for name in read_server_metrics() if get_server(name) == "vLLM" and not is_renamed(name)]
+    names = "|".join(sorted({name.removeprefix("vllm:").removesuffix("_total") for name in own}))
+    of_model = "" if model is None else f",model_name={json.dumps(model)}"
+    return f'{{__name__=~"(ray_)?vllm[:_]({names})(_total)?"{of_model}}}'
+
+
+def _of_one_model(series: Sequence[Series], url: str) -> Sequence[Series]:
+    """Return the series, which are of one model.
+
+    Raises:
+        BackendError: there are none, or they are of several.
+    """
+    models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
+    if not series:
+        raise BackendError(f"{url} has recorded no counters of such a service in the last minutes.")
+    if len(models) > 1:
+        raise BackendError(f"{url} has recorded several models, of which --model names one: {', '.join(models)}.")
+    return series
+
+
+def _put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
+    """Yield the looks of each server, one a scrape: all samples of a scrape have one time."""
+    started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
+    pages: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for each in series:
+        name = _write_name(each["metric"])
+        for at_s, value in each["values"]:
+            pages[_place(each["metric"])][at_s].append(f"{name} {value}\n")
+    for place, scrapes in pages.items():
+        began = started.get(place)
+        yield [
+            read_page(
+                _say_start(began, at_s) + "".join(lines), pool=place[0], instance=place[1], at_s=at_s, clock_s=at_s
+            )
+            for at_s, lines in sorted(scrapes.items())
+        ]
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str, str]:
+    """Return pool and instance; the label `pool` is what `draftwise deploy` lets Prometheus add."""
+    return labels.get("pool", "spec"), labels.get("instance", "")
+
+
+def _write_name(labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items() if name != "__name__")
+    return f"{labels['__name__']}{{{pairs}}}"
+
+
+def _say_start(began_s: float | None, at_s: float) -> str:
+    """Return the sample of a process's start, where it had begun by then: of the one before, nothing is known."""
+    return "" if began_s is None or began_s > at_s else f"process_start_time_seconds {began_s}\n"
+
+
+def _chain(looks: Sequence[Look]) -> Iterator[list[Window]]:
+    """Yield the windows of each engine, one behind the other."""
+    windows = [window for before, after in pairwise(looks) for window in grow(before, after)]
+    by_engine = sorted(windows, key=lambda window: (window.engine, window.start_s))
+    for _, each in groupby(by_engine, key=lambda window: window.engine):
+        yield list(each)

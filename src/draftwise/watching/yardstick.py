@@ -1,0 +1,93 @@
+"""What a service is held against: the numbers of its baseline that its windows are to meet."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from draftwise.core import Baseline, RollbackBasis, Window
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+
+__all__ = ["Yardstick"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """What is known of a deployed setup; without a baseline, nothing."""
+
+    baseline: Baseline | None = None
+
+    @property
+    def break_even(self) -> float | None:
+        """Tokens per step under which the measured gain is gone: the highest of all that the run adopted."""
+        return max(self.break_evens, default=None)
+
+    @property
+    def break_evens(self) -> tuple[float, ...]:
+        """Tokens per step under which the measured gain is gone, of each cell that the run adopted."""
+        return tuple(self._values(RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
+
+    @property
+    def crossover(self) -> float | None:
+        """Requests in flight on a server beyond which it does not pay: the fewest of all workloads."""
+        return min(self._values(RollbackBasis.BAND_END, LOAD_SIGNALS["concurrency"].name), default=None)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """What the run measured in its deciding cell."""
+        expected = None if self.baseline is None else self.baseline.expected
+        return None if expected is None else expected.counters.tokens_per_step
+
+    @property
+    def heaviest(self) -> float | None:
+        """Running requests up to which the run measured steps; None without a curve."""
+        points = () if self.baseline is None else self.baseline.curve_ms.get(self.baseline.arm, ())
+        return points[-1][0] if points else None
+
+    def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
+        """Return how long a step took in the run with so many running requests, between its points by a straight line.
+
+        Args:
+            batch: of one engine; fewer than the run had cost as much as its fewest.
+            plain: of the side without speculation.
+
+        Returns:
+            Seconds; None without a curve, and beyond its heaviest point.
+        """
+        baseline = self.baseline
+        arm = "" if baseline is None else baseline.plain_arm if plain else baseline.arm
+        points = () if baseline is None else baseline.curve_ms.get(arm, ())
+        if batch is None or not points or batch > points[-1][0]:
+            return None
+        index = bisect_left([count for count, _ in points], batch)
+        (x0, y0), (x1, y1) = points[max(index - 1, 0)], points[index]
+        share = (batch - x0) / (x1 - x0) if x1 > x0 else 1.0
+        return (y0 + share * (y1 - y0)) / 1000 if index else y1 / 1000
+
+    def step_ratio(self, window: Window, *, plain: bool = False) -> float | None:
+        """Return how much longer a step takes than in the run under the same load; None where either is not known."""
+        expected = self.step_s(window.batch, plain=plain)
+        return None if expected is None or window.step_s is None else window.step_s / expected
+
+    def list_unanswered(self, *, has_plain: bool, has_probe: bool) -> Iterator[str]:
+        """Yield what cannot be told with what was given, a sentence each, with what would tell it."""
+        if self.baseline is None:
+            yield "Whether it pays, and what it was measured to do, is not known: give its baseline with --baseline."
+            if not has_plain:
+                yield "Whether it is faster than without speculation is not known: name a plain server with --plain."
+            return
+        if self.break_even is None:
+            yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
+        if not self.baseline.curve_ms and not has_plain:
+            yield "Whether steps are slower than they were is not known: name a plain server with --plain."
+        if self.baseline.seen is None:
+            yield "Whether prompts and adapters are as they were is not known: --record-baseline keeps a window."
+        if not self.baseline.probe:
+            yield "The baseline has no probe: record one with --record-baseline while the service is known to be good."
+        elif not has_probe:
+            yield "Whether a change is the traffic's or the engine's is not known: ask with --probe."
+
+    def _values(self, basis: RollbackBasis, metric: str) -> Iterator[float]:
+        rules = () if self.baseline is None else self.baseline.rollback
+        return (rule.value for rule in rules if rule.basis is basis and rule.metric == metric)

@@ -1,0 +1,222 @@
+"""Verdicts: the rule on given numbers, under each kind of load, and its error rates on simulated runs."""
+
+import pytest
+from tests.support.combinations import EVERY_CASE
+from tests.support.made_comparisons import ALONE, ARRIVING, FASTER, LOADED, SAME, SLOWER, around, compared, interval
+from tests.support.made_runs import Truth, closed, make_run, workload
+
+from draftwise.core import Comparison, Condition, Finding, Interval, Severity, Verdict
+from draftwise.deciding.comparison.cell import make_cells
+from draftwise.deciding.comparison.comparisons import estimate_ratios
+from draftwise.deciding.conclusions import gather_evidence
+from draftwise.deciding.thresholds import Thresholds
+from draftwise.deciding.verdict import find_signature, judge
+from draftwise.reporting.reasons import describe_reason
+
+LIMITS = Thresholds()
+
+
+def verdict_of(comparison: Comparison, *findings: Finding, **others) -> Verdict:
+    return judge(comparison, findings, LIMITS, **others)[0]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict", "words"),
+    [
+        (interval(1.04, 1.5, 2.0), Verdict.ADOPT, "above 1.03"),
+        (interval(1.02, 1.5, 2.0), Verdict.INCONCLUSIVE, "more prompts"),
+        (interval(0.98, 1.0, 1.02), Verdict.INCONCLUSIVE, "equal within 3%"),
+        (interval(0.90, 1.0, 1.2), Verdict.INCONCLUSIVE, "more prompts"),
+        (interval(0.97, 0.98, 0.99), Verdict.INCONCLUSIVE, ""),
+        (interval(0.80, 0.9, 0.99), Verdict.REJECT, "slower"),
+        (interval(0.80, 0.9, 1.01), Verdict.INCONCLUSIVE, "more prompts"),
+    ],
+)
+@pytest.mark.parametrize("condition", [ALONE, LOADED, ARRIVING], ids=["alone", "loaded", "arriving"])
+def test_the_interval_decides(speedup: Interval, condition: Condition, verdict: Verdict, words: str) -> None:
+    found, reason = judge(compared(speedup, condition), [], LIMITS)
+    assert found is verdict
+    assert words in describe_reason(reason)
+
+
+def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
+    other = around(1.2)
+    assert compared(FASTER, ALONE).deciding is FASTER
+    assert compared(FASTER, LOADED, throughput=other).deciding is other
+    assert compared(FASTER, ARRIVING, throughput=other).deciding is FASTER
+
+
+@pytest.mark.parametrize(
+    ("throughput", "tpot", "verdict", "words"),
+    [
+        (FASTER, around(0.7), Verdict.ADOPT, "faster"),
+        (FASTER, around(1.3), Verdict.MIXED, "tokens per second of the server better, time per token"),
+        (SLOWER, around(0.7), Verdict.MIXED, "time per token of a request better, tokens per second"),
+        (SLOWER, around(1.0), Verdict.REJECT, "slower"),
+        (FASTER, interval(0.9, 1.01, 1.1), Verdict.INCONCLUSIVE, "does not fall with it"),
+        (SAME, around(0.7), Verdict.INCONCLUSIVE, "equal"),
+    ],
+)
+def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, words) -> None:
+    found, reason = judge(compared(SAME, LOADED, throughput=throughput, tpot=tpot), [], LIMITS)
+    assert found is verdict
+    assert words in describe_reason(reason)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "promise", "verdict"),
+    [
+        (SAME, interval(0.02, 0.1, 0.2), Verdict.ADOPT),
+        (SAME, interval(-0.2, -0.1, -0.02), Verdict.REJECT),
+        (FASTER, interval(-0.2, -0.1, -0.02), Verdict.MIXED),
+        (SLOWER, interval(0.02, 0.1, 0.2), Verdict.MIXED),
+        (FASTER, interval(-0.1, 0.0, 0.1), Verdict.ADOPT),
+        (SLOWER, interval(-0.1, 0.0, 0.1), Verdict.REJECT),
+    ],
+)
+def test_where_arrivals_do_not_wait_the_promise_comes_first(speedup, promise, verdict) -> None:
+    found, reason = judge(compared(speedup, ARRIVING), [], LIMITS, promise=promise)
+    assert found is verdict
+    assert ("within the SLO" in describe_reason(reason)) == (promise.value != 0)
+
+
+def test_a_broken_promise_makes_a_gain_under_load_mixed() -> None:
+    assert verdict_of(compared(FASTER, LOADED), promise=interval(-0.2, -0.1, -0.02)) is Verdict.MIXED
+    assert verdict_of(compared(SAME, LOADED), promise=interval(0.02, 0.1, 0.2)) is not Verdict.ADOPT
+
+
+def finding(severity: Severity) -> Finding:
+    return Finding(code="outputs-differ", severity=severity, message="Outputs differ.")
+
+
+@pytest.mark.parametrize(
+    ("speedup", "ttft", "tail", "severity", "verdict"),
+    [
+        (FASTER, None, 1.2, Severity.INFO, Verdict.MIXED),
+        (FASTER, None, 1.02, Severity.WARNING, Verdict.ADOPT),
+        (FASTER, interval(1.25, 1.5, 2), 0.9, Severity.INFO, Verdict.MIXED),
+        (FASTER, interval(1.10, 1.5, 2), 0.9, Severity.INFO, Verdict.ADOPT),
+        (FASTER, None, 1.2, Severity.ERROR, Verdict.BLOCKED),
+        (SLOWER, None, 1.2, Severity.ERROR, Verdict.REJECT),
+    ],
+)
+def test_what_takes_an_adoption_away(speedup, ttft, tail, severity, verdict) -> None:
+    assert verdict_of(compared(speedup, ttft=ttft, tail=tail), finding(severity)) is verdict
+
+
+def test_late_first_tokens_of_the_slowest_requests_take_it_away_too() -> None:
+    late = {"ttft": {50: around(1.0), 99: interval(1.3, 1.6, 2.0)}}
+    assert verdict_of(compared(FASTER, LOADED, percentiles=late)) is Verdict.MIXED
+
+
+SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict"), [(FASTER, Verdict.MIXED), (SAME, Verdict.MIXED), (SLOWER, Verdict.REJECT)]
+)
+def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
+    comparison = compared(speedup, percentiles=SIGNATURE)
+    found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
+    assert "P50 of the time per token is 0.70x the baseline's, P99 1.30x" in describe_reason(
+        find_signature(comparison, LIMITS)
+    )
+    assert found is verdict
+    assert ("4 prompts with under 1.5" in describe_reason(reason)) == (verdict is Verdict.MIXED)
+
+
+@pytest.mark.parametrize(
+    ("half", "slowest"),
+    [
+        (around(0.7), interval(0.9, 1.3, 2.0)),
+        (around(0.7), interval(1.01, 1.05, 1.1)),
+        (around(0.99, 0.001), around(1.3)),
+    ],
+    ids=["not told apart", "hardly slower", "hardly faster"],
+)
+def test_what_is_no_signature(half: Interval, slowest: Interval) -> None:
+    assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) is None
+
+
+@pytest.mark.parametrize(("speedup", "enough"), [(FASTER, 0.04), (SLOWER, 0.009)])
+def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval, enough: float) -> None:
+    found, reason = judge(compared(speedup, adjusted_p=0.2), [], LIMITS)
+    assert found is Verdict.INCONCLUSIVE
+    assert "p is 0.2" in describe_reason(reason)
+    assert verdict_of(compared(speedup, adjusted_p=enough)) is not Verdict.INCONCLUSIVE
+
+
+def test_a_loss_must_be_surer_than_a_gain_as_no_margin_keeps_chance_away() -> None:
+    assert verdict_of(compared(SLOWER, adjusted_p=0.04)) is Verdict.INCONCLUSIVE
+
+
+def test_an_inconclusive_verdict_states_its_power() -> None:
+    wide = interval(0.9, 1.05, 1.2)
+    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS, repetitions_needed=9)[1]
+    assert (
+        "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 repetitions instead of 3"
+        in describe_reason(reason)
+    )
+    assert "repetitions instead" not in in_words(compared(wide, detectable=1.2, prompts_needed=70))
+    assert "only 79.0x or more; measure more repetitions" in in_words(compared(wide, detectable=79.0))
+    assert "would have shown no gain whatever; measure" in in_words(compared(wide, detectable=3e12))
+    assert "hardly help" in in_words(compared(wide, detectable=1.2))
+    assert "more prompts or repetitions would narrow it" in in_words(compared(wide))
+    assert "more prompts would narrow it" in in_words(compared(wide, warm_speedup=2.0))
+
+
+def in_words(comparison: Comparison) -> str:
+    return describe_reason(judge(comparison, [], LIMITS)[1])
+
+
+def verdicts(
+    effect: float, num_prompts: int, *, streams: int = 1, count: int = 40 if EVERY_CASE else 20
+) -> list[Verdict]:
+    """Return the verdicts on simulated runs of 5 passes: 3 % noise a request, 3 % a prompt and arm, 1 % a turn."""
+    found = []
+    for seed in range(count):
+        own = {f"code-{i}": 1 + 0.03 * ((7 * i + seed) % 5 - 2) / 1.4 for i in range(num_prompts)}
+        truth = Truth(
+            step_s=lambda prompt_id, condition, own=own: 0.020 / effect * own[prompt_id],
+            ttft_s=lambda prompt_id, condition: 0.010 / effect,
+            accepted=lambda prompt_id: 1,
+            k=3,
+            noise=0.03,
+        )
+        plain = Truth(ttft_s=lambda prompt_id, condition: 0.010, noise=0.03)
+        run = make_run(
+            {"plain": plain, "ngram k=3": truth},
+            workloads=[workload(num_prompts=num_prompts, tokens=41)],
+            conditions=closed(streams),
+            repeats=5,
+            seed=seed,
+            turn_noise=0.01,
+        )
+        (comparison,) = gather_evidence(run).comparisons
+        found.append(comparison.verdict)
+    return found
+
+
+@pytest.mark.parametrize(("num_prompts", "streams"), [(8, 1), (16, 4)])
+def test_a_against_a_is_inconclusive_at_least_19_times_in_20(num_prompts: int, streams: int) -> None:
+    found = verdicts(1.0, num_prompts, streams=streams)
+    assert found.count(Verdict.INCONCLUSIVE) >= 0.95 * len(found)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_a_ten_percent_effect_is_found_in_either_direction(streams: int) -> None:
+    assert verdicts(1.10, 16, streams=streams, count=10).count(Verdict.ADOPT) >= 9
+    assert verdicts(0.90, 16, streams=streams, count=10).count(Verdict.REJECT) >= 9
+
+
+def test_a_sloppier_rule_would_fail_the_a_a_test() -> None:
+    """Intervals that hold the truth every other time, and no margin: A against A is adopted or rejected."""
+    found = []
+    for seed in range(30):
+        (cell,) = make_cells(make_run({"ngram k=3": Truth(k=3)}, repeats=2, seed=seed))
+        found.append(verdict_of_margin_0(compared(estimate_ratios(cell).speedup.interval(0.5))))
+    assert found.count(Verdict.INCONCLUSIVE) <= 0.7 * len(found)
+
+
+def verdict_of_margin_0(comparison: Comparison) -> Verdict:
+    return judge(comparison, [], Thresholds(margin=0.0))[0]

@@ -1,0 +1,232 @@
+"""Outputs that a candidate changes are told from ties and from what plain itself changes; poor material is named."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.validity import (
+    ENDING,
+    QUICKER,
+    bend_answers,
+    bend_turns,
+    closed,
+    codes,
+    findings,
+    graded,
+    make_workload,
+    run_of,
+)
+
+from draftwise.core import Answer, Counters, Run, Severity, Verdict
+from draftwise.deciding.conclusions import conclude_run
+
+LOAD = (closed(2),)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("runs") / "good")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Sixteen prompts, two streams, three passes."""
+    path = tmp_path_factory.mktemp("runs") / "loaded"
+    return run_of(path, conditions=LOAD, workloads=(make_workload(num_prompts=16),))
+
+
+def changed(answer: Answer, token: int) -> Answer:
+    return replace(answer, token_ids=(*answer.token_ids[:5], token, *answer.token_ids[6:]))
+
+
+def wavering(run: Run, arm: str, prompts: range) -> Run:
+    """Return the run with another output in each pass for some prompts of an arm."""
+    names = {f"code-{number}" for number in prompts}
+    salt = 0 if arm == "plain" else 10
+
+    def change(answer: Answer) -> Answer:
+        odd = answer.arm == arm and answer.prompt_id in names
+        return changed(answer, 9000 + salt + answer.repeat) if odd else answer
+
+    return bend_answers(run, change)
+
+
+def test_an_unstable_plain_server_alone_with_its_prompt(good: Run) -> None:
+    def change(answer: Answer) -> Answer:
+        odd = (answer.arm, answer.repeat, answer.prompt_id) == ("plain", 2, "code-0")
+        return replace(answer, token_ids=answer.token_ids[:-1]) if odd else answer
+
+    run = bend_answers(good, change)
+    assert graded(run) == {"plain-unstable": Severity.WARNING}
+    assert "answers 1 of 8 prompts" in findings(run)["plain-unstable"].message
+
+
+def test_under_load_batches_change_and_with_them_the_rounding(loaded: Run) -> None:
+    def change(answer: Answer) -> Answer:
+        odd = answer.arm == "plain" and answer.repeat == 2 and answer.prompt_id in ("code-0", "code-1")
+        return changed(answer, 9000) if odd else answer
+
+    run = bend_answers(loaded, change)
+    assert graded(run) == {"plain-unstable": Severity.INFO}
+    assert findings(run)["plain-unstable"].where == "c=2"
+    assert "answers 2 of 16 prompts" in findings(run)["plain-unstable"].message
+
+
+def test_an_answer_that_plain_gave_in_any_pass_is_no_difference(good: Run) -> None:
+    def change(answer: Answer) -> Answer:
+        odd = (answer.arm == "plain" and answer.repeat == 2) or (answer.arm != "plain" and answer.repeat == 3)
+        return replace(answer, token_ids=answer.token_ids[:-1]) if odd else answer
+
+    run = bend_answers(good, change)
+    assert codes(run) == {"plain-unstable"}
+    assert conclude_run(run).decision.comparisons[0].equal_outputs == (8, 8)
+
+
+def test_a_candidate_that_wavers_as_plain_does(loaded: Run) -> None:
+    run = wavering(wavering(loaded, "plain", range(6)), "candidate 1", range(2, 9))
+    assert graded(run) == {"plain-unstable": Severity.INFO, "outputs-waver": Severity.INFO}
+    assert "6 of 16 prompts" in findings(run)["outputs-waver"].message
+    assert conclude_run(run).decision.comparisons[0].verdict == "adopt"
+
+
+def test_a_candidate_that_wavers_far_more_than_plain(loaded: Run) -> None:
+    run = wavering(wavering(loaded, "plain", range(2)), "candidate 1", range(16))
+    assert graded(run)["outputs-differ"] is Severity.ERROR
+
+
+def test_a_stable_plain_server_excuses_nothing(loaded: Run) -> None:
+    run = wavering(loaded, "candidate 1", range(2))
+    assert graded(run) == {"outputs-differ": Severity.ERROR}
+    assert "2 of 16 outputs differ" in findings(run)["outputs-differ"].message
+
+
+def test_differences_of_which_the_servers_are_sure_are_real_whatever_plain_does(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", replace(QUICKER, differs_at=5, gap=2.0), plain=replace(ENDING, gap=2.0))
+    assert graded(wavering(run, "plain", range(8)))["outputs-differ"] is Severity.ERROR
+
+
+def test_wrong_outputs_at_temperature_zero_block_the_candidate_at_every_temperature(tmp_path: Path) -> None:
+    """Above 0 outputs are not compared: without counters nothing else tells another model there."""
+    wrong = replace(QUICKER, differs_at=5, gap=2.0)
+    conditions = (closed(1), closed(1, temperature=0.8))
+    run = run_of(tmp_path / "run", wrong, plain=replace(ENDING, gap=2.0), conditions=conditions, repeats=2)
+    servers = {name: replace(server, metric_names=None) for name, server in run.context.servers.items()}
+    silent = bend_turns(run, lambda turn: replace(turn, counters=Counters()))
+    silent = replace(silent, context=replace(run.context, servers=servers))
+    for each in (run, silent):
+        verdicts = {c.condition.temperature: c.verdict for c in conclude_run(each).decision.comparisons}
+        assert verdicts == {0.0: Verdict.BLOCKED, 0.8: Verdict.BLOCKED}
+    warm = conclude_run(run).decision.comparisons[1]
+    (told,) = (each for each in warm.findings if each.code == "outputs-differ")
+    assert "at temperature 0 (code, c=1)" in told.message
+
+
+def test_ties_speak_for_the_ones_that_were_not_examined(tmp_path: Path) -> None:
+    tie = replace(QUICKER, differs_at=5, gap=0.1)
+    workloads = (make_workload(num_prompts=24),)
+    run = run_of(tmp_path / "run", tie, plain=replace(ENDING, gap=0.1), workloads=workloads, repeats=1)
+    assert graded(replace(run, divergences=run.divergences[:12])) == {"numeric-ties": Severity.INFO}
+    assert "outputs-differ" in codes(replace(run, divergences=run.divergences[:3]))
+
+
+def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:
+    """Return the run with longer answers of the candidate: so many tokens more for each number of a prompt."""
+
+    def change(answer: Answer) -> Answer:
+        more = tokens(int(answer.prompt_id.rpartition("-")[2]))
+        if answer.arm == "plain" or not more:
+            return answer
+        *before, (time, count) = answer.timing.chunks
+        return replace(answer, timing=replace(answer.timing, chunks=(*before, (time, count + more))))
+
+    # Counters would give it away as traffic of others.
+    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in run.turns)
+    return bend_answers(replace(run, turns=windows), change)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "sampled"
+    return run_of(path, conditions=(closed(1, 0.7),), workloads=(make_workload(num_prompts=16),), repeats=2)
+
+
+def test_answers_that_are_longer_on_the_whole_hint_at_another_sampling(sampled: Run) -> None:
+    run = lengthened(sampled, lambda _: 8)
+    assert graded(run)["lengths-differ"] is Severity.WARNING
+    assert "over 16 prompts" in findings(run)["lengths-differ"].message
+
+
+def test_answers_of_other_lengths_are_what_sampling_gives(sampled: Run) -> None:
+    assert "lengths-differ" not in codes(lengthened(sampled, lambda number: 20 if number % 3 else 0 * number))
+
+
+def test_outputs_that_loop(good: Run) -> None:
+    loop = (7, 8, 9) * 20
+
+    def change(answer: Answer) -> Answer:
+        return replace(answer, token_ids=loop if answer.prompt_id in ("code-0", "code-1") else answer.token_ids)
+
+    run = bend_answers(good, change)
+    assert codes(run) == {"outputs-loop"}
+    (quality,) = conclude_run(run).quality
+    assert (quality.num_outputs, quality.loop_share) == (8, 0.25)
+    assert quality.distinct_4grams < 0.9
+
+
+def test_outputs_that_are_all_cut_off(good: Run) -> None:
+    cut = bend_answers(good, lambda answer: replace(answer, finish_reason="length"))
+    assert graded(cut) == {"outputs-cut": Severity.INFO}
+
+
+def test_outputs_that_were_to_have_a_recorded_length(good: Run) -> None:
+    cut = bend_answers(good, lambda answer: replace(answer, finish_reason="length"))
+    forced = tuple(
+        replace(each, prompts=tuple(replace(prompt, ignore_eos=True) for prompt in each.prompts))
+        for each in good.plan.workloads
+    )
+    assert codes(replace(cut, plan=replace(good.plan, workloads=forced))) == set()
+
+
+def test_outputs_with_drawn_acceptance_are_not_compared(tmp_path: Path) -> None:
+    """Everything differs, at every position, and that is as it should be."""
+    run = run_of(tmp_path / "run", replace(QUICKER, differs_at=5, gap=2.0), repeats=2)
+    plain, candidate = run.plan.arms
+    assert candidate.spec is not None
+    drawn = candidate.with_spec(replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
+    synthetic = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
+    (found,) = conclude_run(synthetic).decision.comparisons
+    assert (found.verdict, found.equal_outputs, found.findings) == ("adopt", None, ())
+
+
+def test_estimated_counts(good: Run) -> None:
+    assert codes(bend_answers(good, lambda answer: replace(answer, counts_exact=False))) == {"token-counts-estimated"}
+
+
+def test_too_few_prompts(good: Run) -> None:
+    few = tuple(answer for answer in good.answers if answer.prompt_id < "code-4")
+    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in good.turns)
+    assert "few-prompts" in codes(replace(good, answers=few, turns=windows))
+
+
+def test_prompts_that_repeat_each_other(good: Run) -> None:
+    (workload,) = good.plan.workloads
+    same = tuple(replace(prompt, text=f"code {number // 2}") for number, prompt in enumerate(workload.prompts))
+    run = replace(good, plan=replace(good.plan, workloads=(replace(workload, prompts=same),)))
+    assert graded(run) == {"repeated-prompts": Severity.WARNING}
+    assert "4 of 8 prompts" in findings(run)["repeated-prompts"].message
+
+
+def test_random_tokens_show_no_acceptance(good: Run) -> None:
+    noise = tuple(replace(each, random_tokens=True) for each in good.plan.workloads)
+    run = replace(good, plan=replace(good.plan, workloads=noise))
+    assert graded(run) == {"random-tokens": Severity.ERROR}
+
+
+def test_random_tokens_are_as_good_as_any_where_the_acceptance_was_set(good: Run) -> None:
+    noise = tuple(replace(each, random_tokens=True) for each in good.plan.workloads)
+    plain, candidate = good.plan.arms
+    assert candidate.spec is not None
+    synthetic = candidate.with_spec(replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
+    run = replace(good, plan=replace(good.plan, workloads=noise, arms=(plain, synthetic)))
+    assert graded(run) == {"acceptance-drawn": Severity.INFO}

@@ -1,0 +1,60 @@
+"""Reasons of verdicts in words: each code has its own, and says what it was given."""
+
+import pytest
+
+from draftwise.core import Reason, ReasonCode
+from draftwise.reporting.reasons import describe_reason
+
+GIVEN = {
+    ReasonCode.FEW_PROMPTS: ({"count": 3, "fewest": 6}, "rests on 3 prompts; at least 6 are needed"),
+    ReasonCode.DISTURBED: (
+        {"count": 7, "of": 8, "why": "a busy core", "left": 0.5},
+        "7 of 8 pairs of turns were disturbed and count for nothing (a busy core): 50% of them must be left",
+    ),
+    ReasonCode.UNSETTLED: ({"message": "it was cold", "code": "server-cold"}, "it was cold (server-cold)"),
+    ReasonCode.FASTER_AT_TIMES: ({"arm": "plain", "count": 2}, "plain alone was far faster in 2 of the turns"),
+    ReasonCode.SLOW_SERVER: (
+        {"arm": "plain", "step": 2.5, "first": 2.4, "seen_s": 30.0, "wanted_s": 300.0},
+        "measure it for 5 minutes instead of 0.5",
+    ),
+    ReasonCode.PACE_CHANGED: ({"lowest": 1.01, "highest": 1.4}, "from 1.01x in one stretch of it to 1.40x in another"),
+    ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
+    ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "taken together p is 0.2;"),
+    ReasonCode.NOT_TRUSTED: (
+        {"gains": False, "promise": False, "code": "same-server"},
+        "slower, but not to be trusted",
+    ),
+    ReasonCode.GAIN: ({"promise": False, "margin": 0.03}, "faster, with the whole interval above 1.03"),
+    ReasonCode.LOSS: ({"promise": True, "margin": 0.03}, "fewer requests within the SLO, with the whole interval"),
+    ReasonCode.GAIN_WITH_DAMAGE: ({"promise": True}, "more requests within the SLO on the whole, but"),
+    ReasonCode.MIXED_WORKLOAD: ({"of": "end-to-end time", "half": 0.8, "slowest": 1.3}, "P50 of the end-to-end time"),
+    ReasonCode.SLOW_TAIL: ({"ratio": 1.5}, "P99 of the time per token is 1.50x the baseline's"),
+    ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token comes 3.00x as late"),
+    ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
+    ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server puts out more, but the time per token"),
+    ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference worth a change"),
+    ReasonCode.OPEN: (
+        {"margin": 0.03, "detectable": 1.2, "prompts": 0, "repetitions": 9, "done": 3, "can_repeat": True},
+        "a gain of 1.20x would have been found 8 times in 10; 9 repetitions instead of 3 would settle it",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_code_has_its_words(code: ReasonCode) -> None:
+    values, words = GIVEN[code]
+    assert words in describe_reason(Reason(code=code, values=values))
+
+
+def test_damage_losers_and_prompts_follow_in_this_order() -> None:
+    damage = Reason(code=ReasonCode.SLOW_TAIL, values={"ratio": 1.5})
+    gain = Reason(
+        code=ReasonCode.GAIN_WITH_DAMAGE, values={"promise": False}, detail=damage, losers="prose 0.8x", num_prompts=8
+    )
+    assert describe_reason(gain) == (
+        "faster on the whole, but P99 of the time per token is 1.50x the baseline's (prose 0.8x) (8 prompts)"
+    )
+
+
+def test_what_was_not_judged_has_no_reason() -> None:
+    assert describe_reason(None) == ""

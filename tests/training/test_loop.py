@@ -1,0 +1,213 @@
+"""Whole runs: going on after a kill, accumulation, states from disk, answers of the target, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from draftwise.core import InvalidSetup, StorageError
+from draftwise.knowledge.methods import methods_where
+from draftwise.training import answers, get_training
+from draftwise.training.answers import AnswerSettings, answer, cut_prompts
+from draftwise.training.batch import Batch
+from draftwise.training.loop import TrainingRun
+from draftwise.training.optimizers import compute_schedule_factor
+from draftwise.training.progress import Reporter
+from draftwise.training.reading import Sample
+from draftwise.training.run import train
+from draftwise.training.run_folder import RunFolder
+from draftwise.training.settings import TrainSettings
+from draftwise.training.target import Target
+
+QUIET = Reporter(quiet=True)
+PARD = {"hidden_size": 32, "num_attention_heads": 2, "parallel": True, "mask_token_id": 9, "num_speculative_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_target, tmp_path_factory):
+    """Settings of a short run on a text that repeats itself."""
+    folder = tmp_path_factory.mktemp("data")
+    data = folder / "text.jsonl"
+    lines = [{"prompt": f"{i:02}" * 3, "completion": "the quick brown fox. " * 3} for i in range(60)]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    return TrainSettings(
+        target=str(tiny_target),
+        data=(str(data),),
+        out=str(folder / "never"),
+        answers="given",
+        heldout=0.1,
+        steps=6,
+        batch_tokens=512,
+        eval_every=100,
+        save_minutes=1000,
+        save_every=2,
+        device="cpu",
+        lr=5e-3,
+    )
+
+
+def weights(out):
+    return load_file(f"{out}/model.safetensors")
+
+
+def distance(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def train_and_die(monkeypatch, steps, method, settings):
+    """Train; after so many steps the process dies, as far as the run can tell."""
+    take, taken = TrainingRun._step, []
+
+    def step(self):
+        take(self)
+        taken.append(1)
+        if len(taken) == steps:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "_step", step)
+        with pytest.raises(KeyboardInterrupt):
+            train(method, settings, QUIET)
+
+
+@pytest.mark.parametrize(("method", "options"), [("medusa", {"num_heads": 2}), ("draft_model", PARD)])
+def test_a_killed_run_goes_on_to_the_same_weights(method, options, settings, tmp_path, monkeypatch):
+    settings = dataclasses.replace(settings, options=options)
+    whole = dataclasses.replace(settings, out=str(tmp_path / "whole"))
+    parts = dataclasses.replace(settings, out=str(tmp_path / "parts"))
+    result = train(method, whole, QUIET)
+    train_and_die(monkeypatch, 5, method, parts)
+    torch.manual_seed(77)  # another process has another state
+    again = train(method, parts, QUIET)
+    assert distance(weights(whole.out), weights(parts.out)) == 0
+    assert (again.heldout_loss, again.acceptance) == (result.heldout_loss, result.acceptance)
+    logs = [(tmp_path / name / "training" / "log.jsonl").read_text().splitlines() for name in ("whole", "parts")]
+    rows = [[json.loads(line) | {"seconds": 0} for line in log] for log in logs]
+    assert rows[0] == rows[1]
+    assert "<svg" in (tmp_path / "whole" / "training" / "loss_curve.svg").read_text()
+    assert not (tmp_path / "whole" / "training" / "checkpoint.pt").exists()
+
+
+def test_an_unfinished_run_with_other_settings_is_not_continued(settings, tmp_path, monkeypatch):
+    mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2})
+    train_and_die(monkeypatch, 3, "medusa", mine)
+    with pytest.raises(InvalidSetup, match=r"settings: lr was 0.005, is 0.01; num_heads was 2, is 3\."):
+        train("medusa", dataclasses.replace(mine, lr=0.01, options={"num_heads": 3}), QUIET)
+    train("medusa", mine, QUIET)
+    with pytest.raises(InvalidSetup, match="holds a checkpoint"):
+        train("medusa", mine, QUIET)
+
+
+def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path):
+    base = dataclasses.replace(settings, options={"num_heads": 2}, steps=3)
+    for name, batch_tokens, accumulate in (("one", 512, 1), ("two", 256, 2), ("other", 256, 1)):
+        train(
+            "medusa",
+            dataclasses.replace(base, out=str(tmp_path / name), batch_tokens=batch_tokens, accumulate=accumulate),
+            QUIET,
+        )
+    one, two, other = (weights(tmp_path / name) for name in ("one", "two", "other"))
+    assert distance(one, two) < 1e-4
+    assert distance(one, other) > 1e-3
+
+
+def test_states_from_disk_are_those_of_the_target(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftwise.training.features._SHARD_BYTES", 200_000)
+    base = dataclasses.replace(settings, options={"num_heads": 2})
+    online = dataclasses.replace(base, out=str(tmp_path / "online"))
+    disk = dataclasses.replace(base, out=str(tmp_path / "disk"), hidden_states="disk", cache=str(tmp_path / "cache"))
+    train("medusa", online, QUIET)
+    train("medusa", disk, QUIET)
+    shards = sorted((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(shards) > 2
+    assert distance(weights(online.out), weights(disk.out)) < 1e-4
+    shards[1].unlink()
+    written = shards[0].stat().st_mtime_ns
+    train("medusa", dataclasses.replace(disk, out=str(tmp_path / "again")), QUIET)
+    assert shards[1].exists()
+    assert shards[0].stat().st_mtime_ns == written
+    assert distance(weights(tmp_path / "again"), weights(disk.out)) == 0
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftwise.training.features.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(InvalidSetup, match="GB are free"):
+        train("medusa", dataclasses.replace(settings, out=str(tmp_path), hidden_states="disk"), QUIET)
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), RuntimeError("failed writing file")])
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.open({})
+    folder.save({"step": 2})
+
+    def write_a_part(_state, file):
+        file.write_bytes(b"PK")
+        raise fault
+
+    monkeypatch.setattr("torch.save", write_a_part)
+    with pytest.raises(StorageError, match=r"of step 4 cannot be written.*one before is kept\. Make room"):
+        folder.save({"step": 4})
+    assert folder.load() == {"step": 2}
+    assert {file.name for file in folder.path.iterdir()} == {"checkpoint.pt", "settings.json", "log.jsonl"}
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space"), SafetensorError("I/O error: No space left (os error 28)")])
+def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path, monkeypatch):
+    def export(*_):
+        raise fault
+
+    monkeypatch.setattr("draftwise.training.medusa.save_drafter", export)
+    mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2}, steps=2)
+    with pytest.raises(StorageError, match=r"is full\. Make room there, and give the same command"):
+        train("medusa", mine, QUIET)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "training" / "checkpoint.pt").exists()
+
+
+def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
+    target = Target.load(tiny_target)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 256, (n,), generator=generator).int().numpy() for n in (3, 5, 9, 4)]
+    samples = cut_prompts([Sample(p, len(p)) for p in [*prompts, prompts[0]]], num_tokens=4, room=50)
+    assert len(samples) == 4
+    spec = AnswerSettings(max_tokens=6, max_num_seqs=2)
+    answered = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
+    for sample in answered:
+        tokens = torch.from_numpy(sample.tokens).long()[None]
+        ones = torch.ones_like(tokens, dtype=torch.bool)
+        states = target.compute_states(Batch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
+        greedy = (states.final_BTH @ target.head_VH.T).argmax(-1)
+        assert torch.equal(greedy[0, sample.num_prompt - 1 : -1], tokens[0, sample.num_prompt :])
+        assert len(sample.tokens) - sample.num_prompt == 6 or sample.tokens[-1] == 256
+    (file,) = tmp_path.glob("answers-*.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote the third
+    asked = []
+    real = answers._generate
+    monkeypatch.setattr(
+        answers, "_generate", lambda t, missing, *rest: asked.append(len(missing)) or real(t, missing, *rest)
+    )
+    again = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
+    assert asked == [2]
+    assert [each.tokens.tolist() for each in again] == [each.tokens.tolist() for each in answered]
+
+
+@pytest.mark.parametrize("name", methods_where(trainable=True))
+def test_options_of_methods_do_not_shadow_settings_of_runs(name):
+    taken = {each.name for each in dataclasses.fields(TrainSettings)} | {"json", "quiet"}
+    assert not taken & {option.name for option in get_training(name).OPTIONS}
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "late"])
+def test_the_rate_rises_then_falls(shape):
+    rates = [compute_schedule_factor(step, steps=100, warmup=10, shape=shape) for step in range(100)]
+    assert rates[:10] == [(i + 1) / 10 for i in range(10)]
+    assert max(rates) == 1
+    assert sorted(rates[10:], reverse=True) == rates[10:]
+    assert 0 < rates[-1] < 0.03

@@ -1,0 +1,111 @@
+"""The lines that vLLM logs while it works, in the spellings of all releases, read as windows."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from draftwise.core import ServerLoad, Window
+from draftwise.watching.log import read_log, see_log
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
+OLD = (  # 0.9.2 to 0.10.1.1
+    "INFO 07-05 10:00:{0:02} [loggers.py:118] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation "
+    "throughput: 187.0 tokens/s, Running: 8 reqs, Waiting: 1 reqs, GPU KV cache usage: 40.0%, Prefix cache hit rate: "
+    "60.0%\n"
+    "INFO 07-05 10:00:{0:02} [metrics.py:87] SpecDecoding metrics: Draft acceptance rate: 29.0%, Mean acceptance "
+    "length: 1.87, Accepted: 870 tokens, Drafted: 3000 tokens, Per-position acceptance rate: 0.500, 0.250, 0.120\n"
+)
+NEW = (  # 0.10.2 to 0.31.0
+    "(APIServer pid=7) INFO 11-22 10:00:{0:02} [loggers.py:236] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg "
+    "generation throughput: 187.0 tokens/s, Running: 8 reqs, Waiting: 1 reqs, Preemptions: 3, GPU KV cache usage: "
+    "40.0%, Prefix cache hit rate: 60.0%\n"
+    "(APIServer pid=7) INFO 11-22 10:00:{0:02} [metrics.py:100] SpecDecoding metrics: Mean acceptance length: 1.87, "
+    "Accepted throughput: 87.00 tokens/s, Drafted throughput: 300.00 tokens/s, Accepted: 870 tokens, Drafted: 3000 "
+    "tokens, Per-position acceptance rate: 0.500, 0.250, 0.120, Avg Draft acceptance rate: 29.0%\n"
+)
+NEWEST = NEW.replace("GPU KV cache", "XPU KV cache").replace("Waiting: 1 reqs", "Waiting: 1 reqs, Deferred: 2 reqs")
+
+
+def read(text: str) -> list[Window]:
+    return list(read_log(text.splitlines(), instance="pod.log", now=NOW))
+
+
+@pytest.mark.parametrize("lines", [OLD, NEW, NEWEST])
+def test_every_spelling_is_the_same_window(lines: str) -> None:
+    first, second = read(lines.format(10) + lines.format(20))
+    assert (first.instance, first.engine, first.pool) == ("pod.log", "000", "spec")
+    for window in (first, second):
+        assert window.duration_s == pytest.approx(10.0)
+        assert window.counters.spec.num_drafts == 1000
+        assert window.rate_per_pos == pytest.approx((0.5, 0.25, 0.12))
+        assert window.mean_k == pytest.approx(3.0)
+        assert window.output_tokens == 1870
+        assert window.tokens_per_step == pytest.approx(1.87)
+        assert window.coverage == pytest.approx(1.0)
+        assert window.load == ServerLoad(running=8, waiting=1, kv_usage=0.4)
+        assert window.counts_drafts is True
+    assert second.start_s - first.start_s == pytest.approx(10.0)
+
+
+def test_preemptions_are_known_where_they_are_told() -> None:
+    assert [window.sums.preemptions for window in read(OLD.format(10) + NEW.format(20))] == [None, 3]
+
+
+def test_a_line_about_drafts_after_an_idle_while_does_not_stretch_the_window() -> None:
+    # Its clock ran on while nothing was drafted: 870 tokens at 2.9/s would be five minutes.
+    stretched = NEW.replace("87.00", "2.90").replace("300.00", "10.00")
+    (_, window) = read(NEW.format(10) + stretched.format(20))
+    assert window.duration_s == pytest.approx(10.0)
+
+
+def test_lines_about_drafts_alone_tell_what_they_can() -> None:
+    text = (LOGS / "h200_0.26.0_eagle3.txt").read_text()
+    (window,) = read(text)
+    assert window.acceptance_length == pytest.approx(2.52, abs=0.01)
+    assert window.rate_per_pos == pytest.approx((0.699, 0.486, 0.338), abs=1e-3)
+    assert window.tokens_per_step is None
+    assert window.duration_s == pytest.approx(93.69, abs=0.05)
+
+
+def test_a_server_that_does_not_draft_is_not_said_to_have_lost_its_flag() -> None:
+    (window,) = read(NEW.format(10).splitlines()[0])
+    assert window.counts_drafts is None
+    assert window.tokens_per_step == pytest.approx(1.0)
+
+
+def test_ranks_and_processes_keep_their_lines_apart() -> None:
+    first, second = NEW.format(10).splitlines(), NEW.format(11).replace("pid=7", "pid=8").splitlines()
+    second = [line.replace("APIServer", "APIServer_1").replace("Engine 000", "Engine 001") for line in second]
+    windows = read("\n".join([first[0], second[0], second[1], first[1]]))
+    assert [window.engine for window in windows] == ["001", "000"]
+    assert all(window.counters.spec.num_drafts == 1000 for window in windows)
+    aggregated = NEW.format(10).replace("Engine 000", "2 Engines Aggregated")
+    assert [window.engine for window in read(aggregated)] == ["2 Engines Aggregated"]
+
+
+def test_the_year_is_the_last_one_in_which_the_day_has_been() -> None:
+    new_year = "INFO 12-31 23:59:50 x] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0"
+    (window,) = read(new_year)
+    assert datetime.fromtimestamp(window.start_s, tz=UTC).year == 2025
+    (window,) = read("2024-02-29T10:00:00.5Z " + new_year)
+    assert datetime.fromtimestamp(window.start_s, tz=UTC).year == 2024
+    (window,) = read(new_year.replace("12-31", "02-30"))
+    assert window.start_s == pytest.approx(NOW.timestamp() - 10.0)
+
+
+def test_the_last_minutes_of_a_long_log_count() -> None:
+    slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
+    lines = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]
+    lines += [slow.replace("10:00:{0:02}", f"10:{minute:02}:00") for minute in range(10)]
+    sight = see_log("".join(lines).splitlines(), name="pod.log", now=NOW)
+    (window,) = sight.recent
+    assert window.rate_per_pos == pytest.approx((0.1, 0.0, 0.0), abs=1e-3)
+    assert sight.findings == ()
+
+
+def test_a_log_without_such_lines_is_a_finding() -> None:
+    sight = see_log(["INFO 11-22 hello"], name="pod.log", now=NOW)
+    assert [finding.code for finding in sight.findings] == ["no-statistics"]
+    assert sight.recent == ()

@@ -1,0 +1,52 @@
+"""Windows of servers that tell less than vLLM does."""
+
+import pytest
+
+from draftwise.core import Window
+from draftwise.watching.look import grow, read_page
+
+SGLANG = "sglang:generation_tokens_total{{}} {}\nsglang:num_requests_total{{}} {}\n"
+LLAMA = "llamacpp:tokens_predicted_total {}\n" + "".join(
+    f"llamacpp:spec_decode_num_{name}_total {{}}\n" for name in ("drafts", "draft_tokens", "accepted_tokens")
+)
+RAY = 'ray_vllm_generation_tokens_total{{engine="0",ReplicaId="a"}} {}\n'
+
+
+def watch(before: str, after: str, pool: str = "spec") -> Window:
+    first, second = (
+        read_page(text, pool=pool, instance="a", at_s=at_s, clock_s=at_s)
+        for at_s, text in ((0.0, before), (10.0, after))
+    )
+    (window,) = grow(first, second)
+    return window
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (SGLANG.format(1000, 10), SGLANG.format(2000, 20)),
+        (LLAMA.format(1000, 0, 0, 0), LLAMA.format(2000, 0, 0, 0)),
+        (LLAMA.splitlines()[0].format(1000), LLAMA.splitlines()[0].format(2000)),
+        (RAY.format(1000), RAY.format(2000)),
+    ],
+    ids=["sglang", "llama.cpp", "an old llama.cpp", "vllm under ray's names"],
+)
+def test_nothing_said_of_speculation_is_not_taken_for_none(before: str, after: str) -> None:
+    window = watch(before, after)
+    assert window.output_tokens == 1000
+    assert (window.counts_drafts, window.tokens_per_step, window.coverage) == (None, None, None)
+    assert watch(before, after, pool="plain").tokens_per_step == 1.0  # the operator says so
+
+
+def test_llama_cpp_tells_as_much_as_vllm_once_it_drafts() -> None:
+    window = watch(LLAMA.format(0, 0, 0, 0), LLAMA.format(1000, 400, 1200, 580))
+    assert window.counts_drafts is True
+    assert window.tokens_per_step == pytest.approx(1000 / 420)
+    assert (window.acceptance_length, window.mean_k) == pytest.approx((2.45, 3.0))
+
+
+def test_sglang_tells_tokens_per_step_by_its_verifications() -> None:
+    verifies = "sglang:spec_verify_calls_total {}\n"
+    window = watch(SGLANG.format(1000, 10) + verifies.format(400), SGLANG.format(11000, 110) + verifies.format(4400))
+    assert window.tokens_per_step == pytest.approx(10000 / (100 + 4000))  # a step for each prefill
+    assert (window.counts_drafts, window.coverage, window.mean_k) == (None, None, None)

@@ -1,0 +1,163 @@
+"""What a Prometheus recorded, put together into the windows that looks at the servers would have given."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.support.production import PLAIN, SPEC, Server
+from tests.support.web import Answer, serving_answers
+
+from draftwise.watching.prometheus import PrometheusWatcher
+from draftwise.watching.watcher import Sight
+
+NOW_S, STEP_S = 1_700_000_000, 15
+
+
+def record(server: Server, pool: str, instance: str, *, restart_s: int | None = None, ray: bool = False) -> list[dict]:
+    """Return the series of a server over five minutes, as the API gives them."""
+    times = range(NOW_S - 300, NOW_S + 1, STEP_S)
+    began = NOW_S - 4000 if restart_s is None else restart_s
+    series = []
+    rates = {**server.count(), **{f"={name}": value for name, value in server.read_gauges().items()}}
+    for name, rate in rates.items():
+        plain, _, label = name.lstrip("=").partition("{")
+        sample = f"ray_vllm_{plain}" if ray else f"vllm:{plain}"
+        labels = {
+            "__name__": sample,
+            "engine": "0",
+            "instance": instance,
+            "job": "llm",
+            "model_name": "m",
+            "pool": pool,
+        }
+        if label:
+            labels["position"] = label.split('"')[1]
+        values = []
+        for at in times:
+            since = began if at >= began else NOW_S - 4000
+            values.append([at, str(rate if name.startswith("=") else rate * (at - since))])
+        series.append({"metric": labels, "values": values})
+    return series
+
+
+def test_what_was_before_a_roll_out_is_left_out() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, _: dict[str, str]) -> Answer:
+        asked.append(parse_qs(urlsplit(path).query)["query"][0])
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
+
+    async def run(url: str) -> None:
+        watcher = PrometheusWatcher(url, model="m", now=lambda: NOW_S)
+        for since_s in (None, NOW_S - 400, NOW_S - 40, NOW_S + 5):
+            await watcher.look(since_s=since_s)
+
+    with serving_answers(answer) as url:
+        asyncio.run(run(url))
+    assert [query.rpartition("[")[2] for query in asked] == ["300s]", "300s]", "40s]", "1s]"]
+
+
+def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m") -> tuple[Sight, list[str]]:
+    """Return what is seen, and what was asked."""
+    asked: list[str] = []
+
+    def answer(path: str, _: dict[str, str]) -> Answer:
+        query = parse_qs(urlsplit(path).query)["query"][0]
+        asked.append(query)
+        result = list(starts) if query.startswith("process_start") else series
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+    with serving_answers(answer) as url:
+        return asyncio.run(look(url, model)), asked
+
+
+async def look(url: str, model: str | None = None) -> Sight:
+    watcher = PrometheusWatcher(url, model=model, now=lambda: NOW_S)
+    sights = watcher.sights(1.0)
+    try:
+        return await anext(sights)
+    finally:
+        await sights.aclose()
+
+
+def test_recorded_counters_are_the_windows_of_each_server() -> None:
+    series = [*record(SPEC, "spec", "a:8000"), *record(SPEC, "spec", "b:8000"), *record(PLAIN, "plain", "c:8000")]
+    starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(NOW_S - 4000)]}]
+    sight, _ = watch(series, starts)
+    assert sight.findings == ()
+    assert sight.pools == ("spec", "plain")
+    first, second = sight.of("spec")
+    assert (first.instance, second.instance) == ("a:8000", "b:8000")
+    assert first.duration_s == 300.0
+    assert first.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+    assert first.rate_per_pos == pytest.approx(SPEC.positions, rel=1e-3)
+    assert first.load.running == pytest.approx(SPEC.running)
+    assert (first.uptime_s, second.uptime_s) == (4000.0, None)
+    assert sight.of("plain")[0].counts_drafts is False
+
+
+def test_a_restart_within_is_counted_from_its_start() -> None:
+    restarted = NOW_S - 100
+    starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(restarted)]}]
+    sight, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restarted), starts)
+    (window,) = sight.recent
+    assert window.restarted
+    assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-2)
+    assert window.uptime_s == 100.0
+
+
+def test_names_of_rays_exporter_are_read_the_same() -> None:
+    (window,) = watch(record(SPEC, "spec", "a:8080", ray=True))[0].recent
+    assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+
+
+def test_the_model_is_asked_for_and_needed_where_there_are_several() -> None:
+    series = record(SPEC, "spec", "a:8000")
+    _, asked = watch(series, model='na"me')
+    assert all('model_name="na\\"me"' in query for query in asked)
+    other = [{**each, "metric": {**each["metric"], "model_name": "other"}} for each in series]
+    sight, asked = watch([*series, *other], model=None)
+    assert "model_name" not in asked[0]
+    assert "--model names one: m, other" in sight.findings[0].message
+
+
+def test_no_data_is_a_finding_and_not_health() -> None:
+    sight, _ = watch([])
+    assert [finding.code for finding in sight.findings] == ["server-unread"]
+    assert "recorded no counters" in sight.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((400, json.dumps({"status": "error", "error": "parse error"})), "refuses the query: parse error"),
+        ((200, "<html>"), "not as Prometheus' API does"),
+        ((200, "[]"), "not as Prometheus' API does"),
+        ((503, ""), "answers 503"),
+    ],
+)
+def test_what_is_no_answer_of_prometheus_is_a_finding(answer: Answer, said: str) -> None:
+    with serving_answers(lambda path, headers: answer) as url:
+        sight = asyncio.run(look(url))
+    assert said in sight.findings[0].message
+    assert sight.findings[0].where == url
+
+
+def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
+    sight = asyncio.run(look("http://127.0.0.1:1"))
+    assert "does not answer" in sight.findings[0].message
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_takes_the_queries(tmp_path: Path) -> None:
+    _, asked = watch(record(SPEC, "spec", "a:8000"))
+    expressions = [re.sub(r"^(\{.*\[\d+s\])$", r"count_over_time(\1)", query) for query in asked]
+    rules = [{"record": f"r:{number}", "expr": each} for number, each in enumerate(expressions)]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,225 @@
+"""Windows of simulated servers on virtual time: restarts, ranks, gaps, and a week in bounded memory."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support import virtual_time
+from tests.support.production import PLAIN, SPEC
+from tests.support.watched import EPOCH_S, SimulatedPage
+
+from draftwise.core import Window
+from draftwise.watching.watcher import RECENT_S, Sight, Watcher, tick_every
+
+
+def observe(make: Callable[[], list[SimulatedPage]], looks: int, *, interval_s: float = 10.0, between: Any = None):
+    """Return what is seen, and the watcher; `between(pages, number)` runs after each sight."""
+
+    async def run() -> tuple[list[Sight], Watcher]:
+        pages = make()
+        loop = asyncio.get_running_loop()
+        watcher = Watcher(pages, now=lambda: EPOCH_S + loop.time())
+        seen: list[Sight] = []
+        async for sight in watcher.sights(interval_s):
+            seen.append(sight)
+            if between is not None:
+                between(pages, len(seen))
+            if len(seen) == looks:
+                break
+        return seen, watcher
+
+    return virtual_time.run(run())
+
+
+def spec_pages(number: int = 1) -> list[SimulatedPage]:
+    return [SimulatedPage("spec", f"http://{name}:8000", SPEC) for name in "abcdefghijklmnopqrstuvwxyz"[:number]]
+
+
+def only(sight: Sight, pool: str = "spec") -> Window:
+    found = Window.pooled(sight.of(pool))
+    assert found is not None
+    return found
+
+
+def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() -> None:
+    (sight,), _ = observe(spec_pages, 1)
+    assert sight.at_s == pytest.approx(EPOCH_S + 10.0)
+    window = only(sight)
+    assert window.duration_s == pytest.approx(10.0)
+    assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+    assert window.coverage == pytest.approx(SPEC.coverage, rel=1e-3)
+    assert window.mean_k == pytest.approx(SPEC.k, rel=1e-3)
+    assert window.rate_per_pos == pytest.approx(SPEC.positions, rel=1e-2)
+    assert window.step_s == pytest.approx(SPEC.step_s, rel=1e-2)
+    assert window.batch == pytest.approx(SPEC.running)
+    assert window.uptime_s == pytest.approx(10.0)
+    assert sight.findings == ()
+
+
+def test_replicas_and_pools_are_kept_apart_and_pooled() -> None:
+    pages = lambda: [*spec_pages(2), SimulatedPage("plain", "http://p:8000", PLAIN)]  # noqa: E731
+    (sight,), _ = observe(pages, 1)
+    assert sight.pools == ("spec", "plain")
+    assert [window.instance for window in sight.of("spec")] == ["http://a:8000", "http://b:8000"]
+    assert only(sight).load.running == pytest.approx(2 * SPEC.running)
+    assert only(sight).tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+    assert only(sight, "plain").counts_drafts is False
+
+
+def test_a_silent_rank_is_seen_beside_the_one_that_drafts() -> None:
+    silent = replace(SPEC, coverage=0.0)
+    (sight,), _ = observe(lambda: [SimulatedPage("spec", "http://a:8000", {"0": SPEC, "1": silent})], 1)
+    first, second = sight.of("spec")
+    assert (first.engine, second.engine) == ("0", "1")
+    assert first.coverage == pytest.approx(SPEC.coverage, rel=1e-3)
+    assert second.coverage == 0
+    assert only(sight).engines == 2
+
+
+def test_a_restart_begins_the_counters_anew_and_never_counts_backwards() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number == 2:
+            pages[0].restart()
+
+    seen, _ = observe(spec_pages, 4, between=between)
+    assert [only(sight).restarted for sight in seen] == [False, False, True, True]
+    restarted = seen[2].windows[0]
+    assert restarted.restarted
+    assert restarted.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+    assert not seen[3].windows[0].restarted
+    assert all((window.output_tokens or 0) >= 0 for sight in seen for window in sight.recent)
+
+
+def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> None:
+    class Shy(SimulatedPage):
+        def text(self) -> str:
+            return "".join(line for line in super().text().splitlines(keepends=True) if "process_start" not in line)
+
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number == 5:
+            pages[0].restart()
+
+    seen, _ = observe(lambda: [Shy("spec", "http://a:8000", SPEC)], 6, between=between)
+    assert [sight.windows[0].restarted for sight in seen] == [False] * 5 + [True]
+    assert seen[-1].windows[0].uptime_s is None
+
+
+def test_a_server_that_cannot_be_read_is_a_finding_and_the_gap_is_one_window() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        pages[1].fault = "http://b:8000 does not answer (refused)." if number in (1, 2) else None
+
+    seen, _ = observe(lambda: spec_pages(2), 4, between=between)
+    assert [[finding.code for finding in sight.findings] for sight in seen] == [
+        [], ["server-unread"], ["server-unread"], []
+    ]  # fmt: skip
+    assert seen[1].findings[0].where == "http://b:8000"
+    assert [window.duration_s for window in seen[3].windows] == pytest.approx([10.0, 30.0])
+
+
+def test_the_recent_past_is_five_minutes_and_forgets_what_is_gone() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number == 40:
+            pages[0].become(replace(SPEC, positions=(0.1, 0.0, 0.0)))
+        if number == 60:
+            pages[1].fault = "gone"
+
+    seen, _ = observe(lambda: spec_pages(2), 100, between=between)
+    assert RECENT_S <= seen[60].of("spec")[0].duration_s <= RECENT_S * 1.1
+    changed = seen[80].of("spec")[0]
+    assert changed.tokens_per_step == pytest.approx(1 + 0.99 * 0.1, rel=1e-2)
+    assert len(seen[62].of("spec")) == 2
+    assert len(seen[99].of("spec")) == 1
+
+
+def test_gauges_are_weighted_by_time() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number == 10:
+            pages[0].become(replace(SPEC, running=20.0))
+
+    seen, _ = observe(spec_pages, 20, between=between)
+    assert only(seen[-1]).load.running == pytest.approx((8.0 * 10 + 14.0 + 20.0 * 9) / 20)
+
+
+def test_days_are_watched_in_bounded_memory() -> None:
+    sizes = []
+
+    async def run() -> None:
+        pages = [SimulatedPage("spec", f"http://{number}:8000", SPEC) for number in range(2)]
+        loop = asyncio.get_running_loop()
+        watcher = Watcher(pages, now=lambda: EPOCH_S + loop.time())
+        number = 0
+        async for _ in watcher.sights(60.0):
+            number += 1
+            if number % 97 == 0:
+                pages[0].restart()
+            if number % 1000 == 0:
+                sizes.append(measure(watcher))
+            if number == 4 * 1000:
+                break
+
+    virtual_time.run(run())
+    assert len(sizes) == 4
+    assert max(sizes) <= 1.1 * min(sizes)
+
+
+def measure(thing: Any, seen: set[int] | None = None) -> int:
+    """Return the bytes of all that hangs on an object of ours."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    parts: list[Any] = []
+    if isinstance(thing, dict):
+        parts = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, (list, tuple, set, frozenset)) or type(thing).__name__ == "deque":
+        parts = list(thing)
+    elif type(thing).__module__.startswith("draftwise"):
+        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+        parts = [*vars(thing).values()] if hasattr(thing, "__dict__") else [getattr(thing, name) for name in slots]
+    return sys.getsizeof(thing) + sum(measure(part, seen) for part in parts)
+
+
+def test_ticks_keep_their_schedule_and_leave_out_what_was_missed() -> None:
+    async def run() -> list[tuple[int, float]]:
+        loop = asyncio.get_running_loop()
+        seen = []
+        async for tick in tick_every(2.0):
+            seen.append((tick, loop.time()))
+            if tick == 2:
+                await asyncio.sleep(5.0)
+            if tick >= 6:
+                break
+        return seen
+
+    assert virtual_time.run(run()) == [(0, 0.0), (1, 2.0), (2, 4.0), (5, 10.0), (6, 12.0)]
+
+
+def test_intervals_count_from_the_beginning_whatever_takes_time_after_it() -> None:
+    async def run() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        watcher = Watcher(spec_pages())
+        await watcher.begin()
+        await asyncio.sleep(3.0)
+        sights = watcher.sights(10.0)
+        (window,) = (await anext(sights)).windows
+        await sights.aclose()
+        return loop.time(), window.duration_s
+
+    assert virtual_time.run(run()) == (10.0, 10.0)
+
+
+def test_all_connections_are_closed_in_the_end() -> None:
+    kept: list[SimulatedPage] = []
+
+    async def run() -> None:
+        kept.extend(spec_pages(2))
+        watcher = Watcher(kept)
+        sights = watcher.sights(1.0)
+        await anext(sights)
+        await sights.aclose()
+
+    virtual_time.run(run())
+    assert [page.closed for page in kept] == [True, True]
