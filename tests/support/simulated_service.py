@@ -1,10 +1,10 @@
 """A service whose servers are simulated request by request and step by step, and scraped as Prometheus scrapes vLLM.
 
 Nothing here knows a rule or a formula of `draftwise.watching`. Requests arrive, wait, are prefilled with what the
-prefix cache lacks, and decode in a shared batch, whose steps take what the tokens, contexts and draft passes in them cost.
-Each request has a length and a disposition of its own to be drafted well, each draft token is accepted or not by a
-draw, and requests that do not fit into the KV cache wait or are preempted. Counters are added up as vLLM does, when
-tokens come or requests end, and are read off at the times of scrapes.
+prefix cache lacks, and decode in a shared batch, whose steps take what the tokens, contexts and draft passes in them
+cost. Each request has a length and a disposition of its own to be drafted well, each draft token is accepted or not
+by a draw, and requests that do not fit into the KV cache wait or are preempted. Counters are added up as vLLM does,
+when tokens come or requests end, and are read off at the times of scrapes.
 
 Costs are shaped like an 8B model's on one H200 (plain 4.7 ms at 1 and 13.8 ms at 256 requests).
 """
