@@ -81,5 +81,5 @@ def test_what_the_light_part_imports_is_declared() -> None:
 def test_bundled_workloads_and_facts_are_there() -> None:
     assert {path.stem for path in ROOT.rglob("bundled/*.jsonl")} == {"code", "prose", "rewrite"}
     assert list(ROOT.glob("knowledge/data/**/*.json*"))
-    assert list(ROOT.glob("report/*.j2"))
+    assert list(ROOT.glob("reporting/*.j2"))
     assert json.loads((BUNDLE / "provenance.json").read_text(encoding="utf-8"))
