@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ENGINE_PARTS = (
     *("bundle", "engine", "interop", "lookup", "serve", "training"),
     *("backends/test_embedded.py", "benchmarks/test_h200_measure_vllm.py", "benchmarks/test_h200_versus_vllm.py"),
-    *("benchmarks/test_busy_core.py", "benchmarks/test_http_overhead.py", "benchmarks/test_h200_forecast_sweep.py"),
+    "benchmarks/test_h200_forecast_sweep.py",
     *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py", "watching/diagnose/test_simulated.py"),
 )
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 from provenance import provenance, write
-from suffix_vs_arctic import standard_library
 
 from draftwise.core import SpecConfig
 from draftwise.replaying.directory import to_anchors
@@ -67,6 +68,20 @@ def make_requests(count: int = REQUESTS, vocabulary: int | None = None) -> list[
         )
         for start in dict.fromkeys(starts)
     ]
+
+
+def standard_library(rng: random.Random, num_tokens: int) -> list[int]:
+    """Return the words of the standard library as ids, its files in an order of chance."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    rng.shuffle(files)
+    ids: dict[str, int] = {}
+    tokens: list[int] = []
+    for file in files:
+        words = re.findall(r"\w+|[^\w\s]|\n *", file.read_text(encoding="utf-8", errors="replace"))
+        tokens += [ids.setdefault(word, len(ids)) for word in words]
+        if len(tokens) >= num_tokens:
+            break
+    return tokens[:num_tokens]
 
 
 def time_replay(name: str, replayer: Replayer, requests: list[Transcript], k: int = K) -> dict[str, Any]:

@@ -37,8 +37,6 @@ class Case:
         break_even_goal: at batch 1, the step's time over a plain step's.
         to_large_batches: whether it is followed beyond 64 sequences.
         wave: cases of one number have their vLLM engines started side by side.
-        vllm: further arguments of vLLM's `LLM`.
-        env: environment of vLLM's process.
     """
 
     spec: dict[str, Any] | None = None
@@ -48,8 +46,6 @@ class Case:
     break_even_goal: float | None = None
     to_large_batches: bool = False
     wave: int
-    vllm: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def k(self) -> int:

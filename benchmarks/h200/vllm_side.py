@@ -1,6 +1,6 @@
-"""vLLM's side of versus_vllm.py and vllm_facts.py: one engine in this process, driven by the common clock.
+"""vLLM's side of versus_vllm.py: one engine in this process, driven by the common clock.
 
-Runs under any Python that has vLLM 0.26.0 and is started by these two, not by hand. The target's weights are
+Runs under any Python that has vLLM 0.26.0 and is started by that script, not by hand. The target's weights are
 dummies; a drafter whose folder holds a checkpoint is read from it. vLLM 0.26's V2 runner loads an EAGLE-3 head in the
 target's load format whatever `draft_load_config` says, and a dummy head is lent the target's output matrix, four times
 as large as its own. So the format is one of this file's, registered with vLLM's own means (`register_model_loader`):
@@ -20,7 +20,6 @@ from typing import Any
 
 from cases import CASES, prompts, spec_config
 from clock import News, first_tokens_s, median_row, run, steady_row
-from fact_cases import FACT_CASES
 from peer import obey
 from shapes import SCALES, write_folders
 from vllm.model_executor.model_loader import get_model_loader, register_model_loader
@@ -76,7 +75,7 @@ class Side:
     """The commands."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._case, self._scale = (CASES | FACT_CASES)[args.case], SCALES[args.scale]
+        self._case, self._scale = CASES[args.case], SCALES[args.scale]
         self._folders = write_folders(args.folders, self._scale, {self._case.drafter})
         self._synthetic = args.acceptance == "synthetic"
         self._rng = random.Random(7)
@@ -102,9 +101,8 @@ class Side:
             gpu_memory_utilization=0.1,  # not used for the cache; checked against what is free
             seed=0,
             **self._scale.engine,
-            **self._case.vllm,
         )
-        self._frontend, self._engine_of_logs = VllmFrontend(llm), llm.llm_engine
+        self._frontend = VllmFrontend(llm)
         config = llm.llm_engine.vllm_config
         loaded = [json.loads(line) for line in Path(os.environ["LOADED_MODELS"]).read_text().splitlines()]
         return {
@@ -132,30 +130,19 @@ class Side:
         runs = [self._run(batch, output_tokens) for _ in range(repeats)]
         return {"first_ms": [round(1e3 * first_tokens_s(*each, batch), 3) for each in runs]}
 
-    def beside(self, *, batch: int, long_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Return the row of a batch that has one more request, with a prompt of so many tokens."""
-        long = replace(self._scale, prompt_tokens=long_tokens)
-        together = prompts(self._case, self._scale, batch, self._rng) + prompts(self._case, long, 1, self._rng)
-        return dict(steady_row(*run(self._frontend, together, output_tokens), batch + 1))
-
-    def log_stats(self) -> dict[str, Any]:
-        """Let vLLM log what it counts only until it logs it."""
-        self._engine_of_logs.do_log_stats()
-        return {}
-
     def _run(self, batch: int, output_tokens: int) -> Any:
         return run(self._frontend, prompts(self._case, self._scale, batch, self._rng), output_tokens)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES | FACT_CASES, required=True)
+    parser.add_argument("--case", choices=CASES, required=True)
     parser.add_argument("--scale", choices=SCALES, default="8b")
     parser.add_argument("--folders", type=Path, required=True)
     parser.add_argument("--loaded", type=Path, required=True, help="where loaded models are noted")
     parser.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
     side = Side(parser.parse_args())
-    obey({name: getattr(side, name) for name in ("open", "row", "first", "beside", "log_stats")})
+    obey({name: getattr(side, name) for name in ("open", "row", "first")})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
     python benchmarks/h200/kernels/matmul.py --configs matmul.json --out again.json
 
 The second form times only the ways of an earlier run that came within 5 % of the best. Each product is timed as it
-runs in a model: launches back to back in a CUDA graph, over copies of the weights that exceed the L2 together. The
-last lines are the chain of all products of a step of Llama-3.1-8B, each layer with weights of its own.
+runs in a model: launches back to back in a CUDA graph, over copies of the weights that exceed the L2 together.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import triton
-from matmul_chain import print_chain, time_chain
 from matmul_ways import (
     HEAD,
     LLAMA_8B,
@@ -86,11 +84,6 @@ class Bench:
                 exact = (F.silu(gate) * up).float()
             self._reference = key, exact
         return self._reference[1]
-
-    def free(self) -> None:
-        """Give the weights' memory back."""
-        self._pool = torch.empty(0, device="cuda")
-        torch.cuda.empty_cache()
 
     def time(self, config: Config | None, product: Product, num_rows: int) -> dict[str, Any]:
         """Time one way and keep the result."""
@@ -236,7 +229,7 @@ def main() -> int:
     args.out.write_text(json.dumps(result), encoding="utf-8")
     print_best(bench.rows, products, sizes)
     if "tuned" in args.of:
-        time_the_step(bench, compiler, result)
+        time_tuned(bench, result)
         args.out.write_text(json.dumps(result), encoding="utf-8")
     compiler.close()
     wrong = [r for r in bench.rows if "failed" in r or r.get("error", 0) > WORST_ERROR]
@@ -250,20 +243,14 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def time_the_step(bench: Bench, compiler: Compiler, result: dict[str, Any]) -> None:
-    """Add to the result what is timed of the tuned model only: one-byte weights, bits, the chain of a step."""
+def time_tuned(bench: Bench, result: dict[str, Any]) -> None:
+    """Add to the result what is timed of the tuned model only: one-byte weights, and whether bits stay the same."""
     result["fp8"] = time_fp8(bench)
     result["other bits"] = same_bits(bench)
-    bench.free()
-    step = (*LLAMA_8B, HEAD)
-    best = {n: {p.name: best_of(bench.rows, p, n, 1) or [chosen(p, n)] for p in step} for n in (1, 4, 8, 16, 32, 64)}
-    first = {n: {name: found[0] for name, found in named.items()} for n, named in best.items()}
-    result["chain"] = time_chain(first, compiler)
     print_folds(bench.rows, products_of(["tuned"]), ROWS["tuned"])
     print("a row has other bits than alone among:", ", ".join(result["other bits"]) or "never")
     for row in result["fp8"]:
         print(f"fp8 {row['product']:8} {row['rows']:3}  {row['tb_s']:.2f} TB/s of weights, error {row['error']:.1e}")
-    print_chain(result["chain"])
 
 
 if __name__ == "__main__":
