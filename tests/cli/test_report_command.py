@@ -11,7 +11,7 @@ from draftwise.cli import main
 
 pytestmark = pytest.mark.usefixtures("unplotted")
 
-SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
+SAMPLES = Path(__file__).parents[1] / "deciding" / "interchange" / "samples"
 
 
 @pytest.fixture(scope="module")

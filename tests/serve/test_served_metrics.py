@@ -18,7 +18,7 @@ from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.stats_log import StatsLog
 from draftwise.serve.timeline import Timeline
 
-RECORDED = Path(__file__).parents[1] / "facts" / "vllm_0_32_metrics.txt"
+RECORDED = Path(__file__).parents[1] / "knowledge" / "vllm_0_32_metrics.txt"
 NOT_HERE = ("repetition", "max_num_queued_tokens")
 """Label values of vLLM features that draftwise does not have."""
 
