@@ -10,8 +10,9 @@ from typing import Any
 
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
-from draftwise.facts.advice import PublishedResult, find_published_results, get_advice
+from draftwise.facts.advice import get_advice
 from draftwise.facts.families import PublishedDrafter
+from draftwise.facts.method_advice import PublishedResult
 from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
@@ -96,7 +97,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
             *find_caveats(case, proposal, report, k),
         ),
         alternatives=proposal.alternatives,
-        published_results=find_published_results(proposal.method),
+        published_results=get_method(proposal.method).advice.published_results,
     )
 
 
