@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.measuring import Silent
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
-from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, SpecConfig
+from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, Silent, SpecConfig
 from draftwise.measure.session import Session
 from draftwise.report.page import write_report
 from draftwise.runs import RunDirectory
@@ -38,8 +37,6 @@ def go_on(directory: RunDirectory, run: Run, version: str = "0.26.0", context: R
         directory=directory,
         context=context or run.context,
         progress=Silent(),
-        announce=lambda plan, pace, seconds: None,
-        tell=lambda text: None,
         resume=True,
     )
     virtual_time.run(session.run())
