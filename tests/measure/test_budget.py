@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support import virtual_time
 from tests.support.combinations import taking_turns
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
 from tests.support.fake_server import FakeScript
-from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
-=======
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
 from draftwise.deciding.conclusions import conclude_run

@@ -7,13 +7,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
-=======
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 
 from draftwise.backends import LineUp, OneAtATime
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Severity, Verdict

@@ -9,11 +9,7 @@ from tests.support import virtual_time
 from tests.support.made_runs import Truth, gains, make_run, workload
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
-=======
-from draftwise.backends import virtual_time
 from draftwise.core import Finding, Silent
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 from draftwise.measure.adaptive import describe_first_verdict, describe_lead
 from draftwise.measure.replan import find_promising, interleave, put_first
 from draftwise.measure.time_estimate import TextPace, TimeEstimate

@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 from tests.support import virtual_time
 from tests.support.combinations import tries
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
-
-from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
-=======
 from tests.support.measuring import PLAIN, Recorder, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, Severity, SpecConfig, Verdict
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.knowledge.remembering import find_remembering
-from draftwise.measure.planning import explain_sharing
+from draftwise.measure.preflight import explain_sharing
 from draftwise.runs import RunDirectory
 
 SUFFIX = SpecConfig(method="suffix")

@@ -9,12 +9,7 @@ from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_workload
 
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
-from draftwise.core import RunPlan
-=======
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import RunPlan, Silent
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 from draftwise.measure.pilot import Pilot, look_at_lengths, look_at_paces
 from draftwise.measure.roster import Roster
 from draftwise.measure.warm_up import make_greeting

@@ -4,12 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
 from tests.support import virtual_time
-from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
-=======
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 
 from draftwise.core import BackendError, ClosedLoop, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
 from draftwise.measure.time_estimate import TimeEstimate, expect_seconds, fit_plan

@@ -5,17 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-<<<<<<< 046dceb39e6f395a1dab47ded267fae4c3694933
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import Silent
 
-from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, SpecConfig
-=======
-
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, Silent, SpecConfig
->>>>>>> 31ef8c6947586043893f3cd2d4390ed08567d4e6
 from draftwise.measure.session import Session
 from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
