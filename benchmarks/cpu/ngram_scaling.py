@@ -32,8 +32,8 @@ def time_ours(text: list[int], size: int, shortest: int, longest: int) -> tuple[
     import torch
 
     from draftwise.engine.attention.spans import Spans
-    from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.ngram import NgramProposer
+    from draftwise.engine.proposers.proposer import Confirmed
 
     options = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     proposer = NgramProposer(**options, max_num_seqs=1, max_model_len=MAX_MODEL_LEN)

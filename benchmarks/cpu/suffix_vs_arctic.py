@@ -103,9 +103,9 @@ def replay_ours(trace: list[list]) -> dict:
     import torch
 
     from draftwise.engine.attention.spans import Spans
-    from draftwise.engine.proposers.base import Confirmed
+    from draftwise.engine.proposers.proposer import Confirmed
     from draftwise.engine.proposers.suffix import SuffixProposer
-    from draftwise.lookup.suffix import SuffixCache
+    from draftwise.lookup.suffix_cache import SuffixCache
 
     torch.set_num_threads(1)
     proposer = SuffixProposer(SuffixCache(max_tree_depth=DEPTH, max_cached_requests=CACHED_REQUESTS))
@@ -222,7 +222,7 @@ def compile_seconds() -> dict[str, float]:
     """Return the time to a process's first proposer (numba imported), without and with numba's cache of kernels."""
     code = (
         "import time, numba, draftwise.engine.proposers; begin = time.perf_counter();"
-        "from draftwise.lookup.suffix import SuffixCache as S; S(); print(time.perf_counter() - begin)"
+        "from draftwise.lookup.suffix_cache import SuffixCache as S; S(); print(time.perf_counter() - begin)"
     )
     with tempfile.TemporaryDirectory() as folder:
         command = ["env", f"NUMBA_CACHE_DIR={folder}", sys.executable, "-c", code]

@@ -29,18 +29,18 @@ from draftwise import __version__
 from draftwise.core import ModelShape
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.decoder import CausalLM, Weights
-from draftwise.engine.models.eagle import load_eagle
-from draftwise.engine.models.eagle3 import load_eagle3
 from draftwise.engine.models.linear import make_linear
 from draftwise.engine.models.loading import load_model
-from draftwise.engine.models.mtp import load_mtp
 from draftwise.engine.models.rope import Rope
-from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.chain import ChainProposer
-from draftwise.engine.proposers.dflash import DFlashProposer
+from draftwise.engine.proposers.dflash import DFlashProposer, load_dflash
 from draftwise.engine.proposers.draft_model import DraftModel
-from draftwise.engine.proposers.medusa import MedusaProposer
-from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
+from draftwise.engine.proposers.eagle import load_eagle
+from draftwise.engine.proposers.eagle3 import load_eagle3
+from draftwise.engine.proposers.medusa import MedusaProposer, load_medusa
+from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer, load_mlp_speculator
+from draftwise.engine.proposers.mtp import load_mtp
+from draftwise.engine.proposers.paged import ChainProposer
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 
 BLOCK, CONTEXT, CONFIRMED = 16, 512, 3
 MAX_MODEL_LEN = 2048
@@ -215,11 +215,15 @@ def load_draft_model(path: Path, target: CausalLM) -> DraftModel:
 METHODS = {
     "draft_model": Method(write=draft_model, load=chained(load_draft_model), ks=(4,), own_head="all"),
     "medusa": Method(
-        write=medusa, load=lambda p, t, k: MedusaProposer.load(p, t, k=k), ks=(4,), one_pass=True, own_head="lm_heads"
+        write=medusa,
+        load=lambda p, t, k: MedusaProposer(load_medusa(p, t, k=k), t),
+        ks=(4,),
+        one_pass=True,
+        own_head="lm_heads",
     ),
     "mlp_speculator": Method(
         write=mlp_speculator,
-        load=lambda p, t, k: MlpSpeculatorProposer.load(p, t, k=k),
+        load=lambda p, t, k: MlpSpeculatorProposer(load_mlp_speculator(p, t, k=k), t),
         ks=(4,),
         one_pass=True,
         own_head="speculator.head",
@@ -232,7 +236,9 @@ METHODS = {
     "mtp": Method(write=mtp, load=chained(load_mtp), ks=(1, 3)),
     "dflash": Method(
         write=dflash,
-        load=lambda p, t, k: DFlashProposer.load(p, t, max_model_len=MAX_MODEL_LEN, k=k),
+        load=lambda p, t, k: DFlashProposer(
+            load_dflash(p, t, max_model_len=MAX_MODEL_LEN, k=k), max_model_len=MAX_MODEL_LEN
+        ),
         ks=(3, 7, 15),
         one_pass=True,
     ),

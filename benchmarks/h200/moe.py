@@ -42,7 +42,7 @@ from draftwise import LLM, SamplingParams, __version__
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import experts as code
 from draftwise.engine.models.checkpoint import write_tensors
-from draftwise.engine.models.experts import run_all
+from draftwise.engine.models.mixture import run_all
 
 SCALE = SCALES["moe"]
 MOST = 3.0

@@ -20,7 +20,7 @@ from traces import Answer
 from draftwise import LLM, SamplingParams
 from draftwise.engine.core import Engine
 from draftwise.engine.proposers import draft_builder
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["Job", "OurGaps", "Side", "Vllm", "run_ours"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwise.engine.attention.plan import AttentionPlan, plan_attention
 from draftwise.engine.attention.spans import Spans
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 
 
 def page_table(pages: Sequence[Sequence[int]], scratch: int) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Proposer
+from draftwise.engine.models.draft_head import ChainDrafter
+from draftwise.engine.proposers.proposer import Proposer
 from draftwise.train import get_training
 from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.method import DrafterTraining
@@ -79,7 +79,7 @@ def features_of(states: States) -> Tensor:
     return torch.cat(states.aux_BTH, dim=-1) if states.aux_BTH else states.final_BTH
 
 
-def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
+def engine_logits(drafter: ChainDrafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
     """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
     carry: Tensor | None = drafter.enter(features_TF[:last])

@@ -21,10 +21,10 @@ from tests.support.training import (
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.eagle import load_eagle
-from draftwise.engine.models.eagle3 import load_eagle3
-from draftwise.engine.models.mtp import load_mtp
-from draftwise.engine.proposers.chain import ChainProposer
+from draftwise.engine.proposers.eagle import load_eagle
+from draftwise.engine.proposers.eagle3 import load_eagle3
+from draftwise.engine.proposers.mtp import load_mtp
+from draftwise.engine.proposers.paged import ChainProposer
 from draftwise.train.target import Target
 
 K = "num_speculative_tokens"

@@ -15,7 +15,7 @@ from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.mtp import load_mtp
+from draftwise.engine.proposers.mtp import load_mtp
 from draftwise.train.assemble import assemble_mtp, check_expressible
 from draftwise.train.export import export_drafter
 from draftwise.train.target import Target

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from draftwise.engine.attention.spans import Spans
-from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.ngram import NgramProposer
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 
 K, WIDTH, NUM_CALLS = 5, 6, 64

@@ -1,6 +1,9 @@
-from draftwise.engine.proposers import _BUILDERS
+import pytest
+
+from draftwise.engine.proposers import find_builder
 from draftwise.facts.methods import methods_where
 
 
-def test_the_engine_runs_the_methods_that_the_table_says_it_runs():
-    assert set(_BUILDERS) == set(methods_where(embedded=True))
+@pytest.mark.parametrize("name", methods_where(embedded=True))
+def test_a_method_that_the_table_says_the_engine_runs_has_a_proposer(name: str):
+    assert find_builder(name).__module__ == f"draftwise.engine.proposers.{name}"

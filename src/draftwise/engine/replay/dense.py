@@ -25,7 +25,7 @@ from draftwise.engine.attention.plan import plan_attention
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.draft import Draft
 from draftwise.replay.replayer import DraftRows, ReplayedRequest

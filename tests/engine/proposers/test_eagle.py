@@ -11,7 +11,7 @@ from tests.support.made_drafters import write_eagle
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.eagle import load_eagle
+from draftwise.engine.proposers.eagle import load_eagle
 
 LAYERS = 4
 SEQUENCES = [torch.randint(96, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (41, 30)]

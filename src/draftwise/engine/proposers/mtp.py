@@ -13,14 +13,18 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
 from draftwise.engine.models.families import FAMILIES
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["MtpDrafter", "check_k", "load_mtp"]
+__all__ = ["MtpDrafter", "build", "check_k", "load_mtp"]
 
 _FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
 """A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
@@ -49,7 +53,12 @@ class MtpDrafter(DraftHead):
     """
 
     def __init__(
-        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, module: _Module, n_predict: int
+        self,
+        aux_layers: tuple[int, ...],
+        shape: ModelShape,
+        vocabulary: HeadVocabulary,
+        module: _Module,
+        n_predict: int,
     ) -> None:
         super().__init__(aux_layers, shape, vocabulary)
         self._module, self.n_predict = module, n_predict
@@ -62,7 +71,7 @@ class MtpDrafter(DraftHead):
         kv: PagedKV,
         plan: AttentionPlan,
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of (token, state before it); see `Drafter.forward`."""
+        """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None
         module, kernels = self._module, self._module.layers.kernels
         norms = module.token_norm, module.hidden_norm
@@ -76,6 +85,13 @@ class MtpDrafter(DraftHead):
         return hidden_NH, hidden_NH
 
 
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of a target's MTP modules."""
+    drafter = load_mtp(find_weights(spec, config), target)
+    check_k(drafter.n_predict, spec.k)
+    return build_chain(drafter, spec, config, target)
+
+
 def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
     """Return the MTP modules of a directory in MiMo's layout (`model.mtp_layers.0.` and on).
 
@@ -86,14 +102,14 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
     Raises:
         InvalidSetup: there are none, they do not fit the target, or tensors are missing or unknown.
     """
-    checkpoint = HeadCheckpoint(path, target, _FAMILIES)
+    checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)
     n_predict = _count(checkpoint)
     drafter = MtpDrafter(
         # The stream before the final norm, unlike EAGLE (vLLM's MiMoModel leaves that norm to its head).
         (target.shape.num_layers,),
         dataclasses.replace(checkpoint.shape, num_layers=1),
-        Vocabulary(embedding_VH=target.weights.embedding_VH, head=target.weights.head),
+        HeadVocabulary(embedding_VH=target.weights.embedding_VH, head=target.weights.head),
         _read_module(checkpoint, _PREFIX + "0."),
         n_predict,
     )
@@ -117,7 +133,7 @@ def check_k(n_predict: int, k: int) -> None:
         )
 
 
-def _count(checkpoint: HeadCheckpoint) -> int:
+def _count(checkpoint: LayeredHead) -> int:
     """Return how many modules config.json promises."""
     n_predict = checkpoint.config.get("num_nextn_predict_layers") or 0
     modules = any(name.startswith(_PREFIX) for name in checkpoint)
@@ -139,7 +155,7 @@ def _count(checkpoint: HeadCheckpoint) -> int:
     )
 
 
-def _read_module(checkpoint: HeadCheckpoint, prefix: str) -> _Module:
+def _read_module(checkpoint: LayeredHead, prefix: str) -> _Module:
     reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
     layer = reader.layer(prefix)
     assert layer.input_norm is not None

@@ -13,7 +13,7 @@ from draftwise.checkpoints.mask_token import MASK_KEYS
 from draftwise.checkpoints.speculators_format import from_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.eagle3 import load_eagle3
+from draftwise.engine.proposers.eagle3 import load_eagle3
 
 LAYERS = 4
 AUX_LAYERS = (0, 2, 4)

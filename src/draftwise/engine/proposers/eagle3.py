@@ -20,15 +20,18 @@ from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary, Mask
 from draftwise.engine.models.families import FAMILIES
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.mask import Mask
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["Eagle3Drafter", "load_eagle3"]
+__all__ = ["Eagle3Drafter", "build", "load_eagle3"]
 
 _FAMILIES = {
     "LlamaForCausalLMEagle3": FAMILIES["llama"],
@@ -87,7 +90,7 @@ class Eagle3Drafter(DraftHead):
         self,
         aux_layers: tuple[int, ...],
         shape: ModelShape,
-        vocabulary: Vocabulary,
+        vocabulary: HeadVocabulary,
         network: _Network,
         mask: Mask | None = None,
     ) -> None:
@@ -106,7 +109,7 @@ class Eagle3Drafter(DraftHead):
         kv: PagedKV,
         plan: AttentionPlan,
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of (token, state before it); see `Drafter.forward`."""
+        """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None
         network, layers = self._network, self._network.layers
         norms = network.embedding_norm, network.hidden_norm
@@ -115,6 +118,11 @@ class Eagle3Drafter(DraftHead):
         x_NH, delta_NH = layers.forward(x_NH, both_NX, positions_N, kv, plan)
         x_NH, hidden_NH = layers.kernels.add_norm(x_NH, delta_NH, network.norm)
         return hidden_NH, hidden_NH if network.norm_output else x_NH
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of an EAGLE-3 or P-EAGLE head."""
+    return build_chain(load_eagle3(find_weights(spec, config), target), spec, config, target)
 
 
 def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
@@ -127,7 +135,7 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     Raises:
         InvalidSetup: it does not fit the target, or tensors are missing or unknown.
     """
-    checkpoint = HeadCheckpoint(path, target, _FAMILIES)
+    checkpoint = LayeredHead(path, target, _FAMILIES)
     uses_aux = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
     checkpoint.check_width(may_differ=uses_aux)
     aux_layers = _aux_layers(checkpoint, target) if uses_aux else (target.shape.num_layers + 1,)
@@ -143,7 +151,7 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     return drafter
 
 
-def _aux_layers(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
+def _aux_layers(checkpoint: LayeredHead, target: CausalLM) -> tuple[int, ...]:
     """Return the layers whose input is kept, ascending, as vLLM orders them."""
     num_layers = target.shape.num_layers
     layers = find_aux_layers(checkpoint.config) or default_layers(num_layers, AUX_KEY)
@@ -152,7 +160,7 @@ def _aux_layers(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]
     return layers.ids
 
 
-def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_aux_layers: int) -> _Fusion:
+def _read_fusion(checkpoint: LayeredHead, target: CausalLM, num_aux_layers: int) -> _Fusion:
     reader, config, width = checkpoint.reader, checkpoint.config, target.shape.hidden_size
     eagle_config = config.get("eagle_config") or {}
     norms_all = bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc", False)))
@@ -165,7 +173,7 @@ def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_aux_layers: i
     )
 
 
-def _read_network(checkpoint: HeadCheckpoint, fusion: _Fusion | None) -> _Network:
+def _read_network(checkpoint: LayeredHead, fusion: _Fusion | None) -> _Network:
     reader, config, hidden = checkpoint.reader, checkpoint.config, checkpoint.shape.hidden_size
     first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0."
     layer = reader.layer(first, num_in=2 * hidden)
@@ -182,7 +190,7 @@ def _read_network(checkpoint: HeadCheckpoint, fusion: _Fusion | None) -> _Networ
     )
 
 
-def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
+def _read_mask(checkpoint: LayeredHead, width: int) -> Mask | None:
     """Return the mask of a P-EAGLE head: its token, and its states as the target would tell them."""
     token_id = find_mask_token(checkpoint.config)
     if token_id is None or "mask_hidden" not in checkpoint:

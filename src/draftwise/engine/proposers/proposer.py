@@ -6,16 +6,20 @@ Shape letters: B sequences, N rows of new tokens, K draft tokens (padded), P pag
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from draftwise.checkpoints.identity import check_identity
 from draftwise.engine.attention.spans import Spans
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["Confirmed", "Proposer"]
+__all__ = ["Builder", "Confirmed", "PlainDecoding", "Proposer", "find_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +123,29 @@ class Proposer(ABC):
 
         Called when a sequence finishes, is aborted or is preempted (then it comes back from its start).
         """
+
+
+class PlainDecoding(Proposer):
+    """Drafts nothing, so that a step gives each sequence one token."""
+
+    def propose(self, new: Confirmed, k: int) -> Draft:  # noqa: ARG002
+        """Return empty drafts."""
+        return Draft.empty(len(new.slots_B), device=new.slots_B.device)
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget."""
+
+
+Builder = Callable[[ResolvedSpec, EngineConfig, CausalLM], Proposer]
+"""(speculative config, engine config, target) -> the proposer; raises InvalidSetup where a drafter does not fit."""
+
+
+def find_weights(spec: ResolvedSpec, config: EngineConfig) -> str:
+    """Return the directory of a drafter's weights: its own or, where it has none, the target's.
+
+    Raises:
+        InvalidSetup: they were trained for another target.
+    """
+    path = spec.model or config.model
+    check_identity(path, config.model)
+    return path

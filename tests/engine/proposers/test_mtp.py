@@ -9,7 +9,7 @@ from tests.support.made_drafters import write_mtp
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.mtp import check_k, load_mtp
+from draftwise.engine.proposers.mtp import check_k, load_mtp
 
 LAYERS = 3
 SEQUENCES = [torch.randint(96, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (41, 30)]
