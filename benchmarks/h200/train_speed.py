@@ -24,18 +24,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftwise
 from draftwise.train import get_training
-from draftwise.train.batch import Batch, States
-from draftwise.train.data import Corpus, Feed, Order, Rows
-from draftwise.train.features import OnlineStates, StateSource
-from draftwise.train.loop import DataSource, TrainingRun
-from draftwise.train.memory import Memory
-from draftwise.train.options import resolve_options
+from draftwise.train.data import BatchRows, Corpus, Feed, SampleOrder
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
+from draftwise.train.hidden_states import OnlineStates, StateSource
+from draftwise.train.method import resolve_options
 from draftwise.train.progress import Reporter
 from draftwise.train.ranks import Ranks, joined
-from draftwise.train.reading import Sample
 from draftwise.train.run_folder import RunFolder
-from draftwise.train.settings import TrainSettings
-from draftwise.train.target import Target
+from draftwise.train.run_memory import TrainingMemory
+from draftwise.train.run_settings import TrainSettings
+from draftwise.train.samples import TextSample
+from draftwise.train.training_loop import DataSource, TrainingRun
 
 METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 3, "draft_vocab_size": 32000},
@@ -84,21 +83,21 @@ def write(row: dict[str, Any], out: Path) -> None:
 class GivenStates:
     """Random states that lie ready on the device."""
 
-    def __init__(self, target: Target, num_aux_layers: int, args: argparse.Namespace) -> None:
+    def __init__(self, target: FrozenTarget, num_aux_layers: int, args: argparse.Namespace) -> None:
         shape = (args.batch_tokens // args.length, args.length, target.hidden_size)
         self._states = [torch.randn(shape, dtype=target.dtype, device=args.device) for _ in range(num_aux_layers + 1)]
 
-    def prefetch(self, rows: Sequence[Rows]) -> None:
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:
         """Do nothing."""
 
-    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - any states will do
+    def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:  # noqa: ARG002 - any states will do
         """Return the states of as many rows and tokens as the batch has."""
         num_rows, length = batch.tokens_BT.shape
         *aux, final = (each[:num_rows, :length] for each in self._states)
         return States(aux_BTH=tuple(aux), final_BTH=final)
 
 
-def make_target(args: argparse.Namespace, folder: Path) -> Target:
+def make_target(args: argparse.Namespace, folder: Path) -> FrozenTarget:
     """Return a target of random weights on this rank's GPU."""
     config = SCALES[args.scale].target
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
@@ -107,13 +106,13 @@ def make_target(args: argparse.Namespace, folder: Path) -> Target:
         model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="sdpa")).eval().requires_grad_(False)
     torch.set_default_dtype(torch.float32)
     (folder / "config.json").write_text(json.dumps(config))
-    target = Target(model, folder, config)
+    target = FrozenTarget(model, folder, config)
     if args.device == "cuda":
         target.compile()
     return target
 
 
-def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks, out: Path) -> dict[str, Any]:
+def measure(method: str, target: FrozenTarget, args: argparse.Namespace, ranks: Ranks, out: Path) -> dict[str, Any]:
     """Take the steps; return what they cost."""
     kind = get_training(method)
     settings = TrainSettings(
@@ -133,15 +132,15 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
     trained = kind.build(target, settings.options)
     learnt, held_out = make_corpus(target, args, 512), make_corpus(target, args, ranks.size)
     trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
-    memory = Memory.of(trained, target, settings, ranks)
+    memory = TrainingMemory.of(trained, target, settings, ranks)
     if settings.compile:
         torch._dynamo.config.suppress_errors = True
         torch.set_float32_matmul_precision("high")
         trained.compile()
     assert settings.accumulate is not None
     assert settings.batch_tokens is not None
-    order = Order(learnt, batch_tokens=settings.batch_tokens, accumulate=settings.accumulate)
-    last = Order(held_out, batch_tokens=settings.batch_tokens, lengths=order.lengths)
+    order = SampleOrder(learnt, batch_tokens=settings.batch_tokens, accumulate=settings.accumulate)
+    last = SampleOrder(held_out, batch_tokens=settings.batch_tokens, lengths=order.lengths)
     states: StateSource = (
         GivenStates(target, len(trained.aux_layers), args)
         if args.states == "given"
@@ -187,10 +186,10 @@ def measure(method: str, target: Target, args: argparse.Namespace, ranks: Ranks,
     }
 
 
-def make_corpus(target: Target, args: argparse.Namespace, count: int) -> Corpus:
+def make_corpus(target: FrozenTarget, args: argparse.Namespace, count: int) -> Corpus:
     """Return random samples, of which all but a short prompt is learnt."""
     drawn = np.random.default_rng(count).integers(3, target.vocab_size, (count, args.length), np.int32)
-    return Corpus.from_samples(Sample(tokens, 16) for tokens in drawn)
+    return Corpus.from_samples(TextSample(tokens, 16) for tokens in drawn)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from safetensors.torch import load_file
 
 from draftwise import __version__
 from draftwise.train.progress import Reporter
-from draftwise.train.run import train
-from draftwise.train.settings import TrainSettings
+from draftwise.train.run_settings import TrainSettings
+from draftwise.train.training_run import train
 
 sys.path.append(str(Path(__file__).parents[1] / "h200"))
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.train.answers import AnswerSettings, answer
 from draftwise.train.progress import Reporter
-from draftwise.train.reading import read_samples
+from draftwise.train.samples import AnswerSettings, answer, read_samples
 
 MAX_LENGTH = 512
 

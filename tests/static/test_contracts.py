@@ -36,7 +36,7 @@ PLANTS = [
     (NO_TORCH, "plan/upgrade.py", "from draftwise.train import progress"),
     (NO_TORCH, "backends/gpus.py", "from draftwise.engine import llm"),
     (NO_TORCH, "decide/thresholds.py", "from draftwise.engine.llm import LLM"),
-    (NO_TORCH, "report/svg.py", "from draftwise.train import curves"),
+    (NO_TORCH, "report/svg.py", "from draftwise.train import run_folder"),
     (NO_TORCH, "measure/sweep.py", "from draftwise.serve import messages"),
     (NO_TORCH, "version.py", "from draftwise import engine"),
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),

@@ -6,10 +6,9 @@ import os
 import signal
 from unittest.mock import patch
 
-from draftwise.train.launch import _run_rank
-from draftwise.train.loop import TrainingRun
-from draftwise.train.run import TrainResult
-from draftwise.train.settings import TrainSettings
+from draftwise.train.run_settings import TrainSettings
+from draftwise.train.training_loop import TrainingRun
+from draftwise.train.training_run import TrainResult, _run_rank
 
 
 def run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftwise.train.attention import attend_chain
+from draftwise.train.layers import attend_chain
 
 B, A, R, D = 2, 3, 9, 16
 

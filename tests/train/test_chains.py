@@ -25,7 +25,7 @@ from draftwise.engine.proposers.eagle import load_eagle
 from draftwise.engine.proposers.eagle3 import load_eagle3
 from draftwise.engine.proposers.mtp import load_mtp
 from draftwise.engine.proposers.paged import ChainProposer
-from draftwise.train.target import Target
+from draftwise.train.frozen_target import FrozenTarget
 
 K = "num_speculative_tokens"
 LOADERS = {"eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp}
@@ -43,7 +43,7 @@ PARALLEL = {K: 3, "parallel": True, "mask_token_id": 7}
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 @pytest.fixture(scope="module")

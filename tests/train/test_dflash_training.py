@@ -10,12 +10,12 @@ from tests.support.training import accepted, build, engine_accepted, evaluate, g
 
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers.dflash import DFlashProposer, load_dflash
-from draftwise.train.target import Target
+from draftwise.train.frozen_target import FrozenTarget
 
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_path):

@@ -109,9 +109,9 @@ def _command(method: str) -> click.Command:
     """Return the command of a method."""
     try:
         options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.train.settings")
-        run = importlib.import_module("draftwise.train.run")
-        loop = importlib.import_module("draftwise.train.loop")
+        settings = importlib.import_module("draftwise.train.run_settings")
+        run = importlib.import_module("draftwise.train.training_run")
+        loop = importlib.import_module("draftwise.train.training_loop")
         progress = importlib.import_module("draftwise.train.progress")
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
@@ -130,8 +130,7 @@ def _command(method: str) -> click.Command:
             if gpus is None or "RANK" in os.environ:
                 result = run.train(method, asked, progress.Reporter(quiet=quiet))
             else:
-                launch = importlib.import_module("draftwise.train.launch")
-                result = launch.train_on_gpus(method, asked, gpus, quiet=quiet)
+                result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
         except loop.Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from draftwise.facts.methods import get_method
 
 if TYPE_CHECKING:
     from draftwise.train.method import DrafterTraining
 
 __all__ = ["get_training"]
 
-_TRAINERS: Mapping[str, str] = {
-    "medusa": "MedusaTraining",
-    "mlp_speculator": "MlpSpeculatorTraining",
-    "draft_model": "DraftModelTraining",
-    "eagle": "EagleTraining",
-    "eagle3": "Eagle3Training",
-    "mtp": "MtpTraining",
-    "dflash": "DFlashTraining",
-}
-"""Class by method, in the module of the method's name: those that `facts.methods` calls trainable."""
-
 
 def get_training(name: str) -> type[DrafterTraining]:
-    """Return the training class of a method; it is imported, and torch with it, only now."""
-    method: type[DrafterTraining] = getattr(import_module(f"draftwise.train.{name}"), _TRAINERS[name])
-    return method
+    """Return the training class of a method: `TRAINING` of the module that bears its name.
+
+    The module, and torch with it, is imported only now.
+
+    Args:
+        name: a row of `facts.methods` that is `trainable`.
+
+    Raises:
+        KeyError: there is no such row.
+    """
+    training: type[DrafterTraining] = import_module(f"{__name__}.{get_method(name).name}_trainer").TRAINING
+    return training

@@ -21,13 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option
-from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
+from draftwise.train.losses import Answers, compute_vocabulary_loss
+from draftwise.train.method import DrafterTraining, DraftLoss, Option
 
-__all__ = ["DraftModelTraining"]
+__all__ = ["TRAINING", "DraftModelTraining"]
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "rms_norm_eps")
@@ -79,13 +77,13 @@ class DraftModelTraining(DrafterTraining):
         Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
     )
 
-    def __init__(self, target: Target, options: Mapping[str, Any], model: nn.Module) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any], model: nn.Module) -> None:
         self._target, self._options, self.parallel = target, options, options["parallel"]
         self.network: Any = model
         self._mask_id = _mask_id(target, options) if self.parallel else 0
 
     @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> DraftModelTraining:
+    def build(cls, target: FrozenTarget, options: Mapping[str, Any]) -> DraftModelTraining:
         """Return a new model, or the one of a checkpoint."""
         model = _load(options["init"], target) if options["init"] else _make(target, options)
         return cls(target, options, model.float().to(target.device))
@@ -96,7 +94,7 @@ class DraftModelTraining(DrafterTraining):
         for layer in self.network.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Return the divergence from the target's distribution, averaged over the rows of each depth."""
         rows = self._choose_rows(batch.tokens_BT.shape[1], batch.tokens_BT.device)
         hidden_BRH = self._run(batch, rows)
@@ -146,7 +144,7 @@ class DraftModelTraining(DrafterTraining):
         sees_own_RR = ~is_token_R & (anchors_R == anchors_R[:, None]) & (depths_R <= depths_R[:, None])
         return _Rows(anchors_R=anchors_R, depths_R=depths_R, mask_RR=sees_tokens_RR | sees_own_RR)
 
-    def _run(self, batch: Batch, rows: _Rows) -> Tensor:
+    def _run(self, batch: TokenBatch, rows: _Rows) -> Tensor:
         """Return hidden_BRH after the final norm."""
         body, tokens_BT = self.network.model, batch.tokens_BT
         if rows.mask_RR is None:
@@ -163,7 +161,7 @@ class DraftModelTraining(DrafterTraining):
         )
         return output.last_hidden_state
 
-    def _label(self, batch: Batch, rows: _Rows) -> tuple[Tensor, Tensor]:
+    def _label(self, batch: TokenBatch, rows: _Rows) -> tuple[Tensor, Tensor]:
         """Return the token that each row should predict, and the weight of its loss; the weights sum to 1."""
         num_tokens = batch.tokens_BT.shape[1]
         places_R = (rows.positions + 1).clamp(max=num_tokens - 1)
@@ -177,7 +175,7 @@ class DraftModelTraining(DrafterTraining):
         total = sum(self._options["discount"] ** depth for depth in range(num_depths))
         return batch.tokens_BT[:, places_R], weights_BR / total
 
-    def _score(self, loss: Tensor, batch: Batch, rows: _Rows, right_BR: Tensor) -> DraftLoss:
+    def _score(self, loss: Tensor, batch: TokenBatch, rows: _Rows, right_BR: Tensor) -> DraftLoss:
         """Return hits and counts: of all positions, or of the anchors that have masks."""
         num_tokens, steps = batch.tokens_BT.shape[1], self._options["num_speculative_tokens"]
         learnt_BT = F.pad(batch.learnt_BT, (0, steps))
@@ -204,7 +202,7 @@ def _clamp(rows: _Rows, states: States) -> Tensor:
     return rows.positions.clamp(max=states.final_BTH.shape[1] - 1)
 
 
-def _mask_id(target: Target, options: Mapping[str, Any]) -> int:
+def _mask_id(target: FrozenTarget, options: Mapping[str, Any]) -> int:
     """Return the mask token."""
     chosen = options["mask_token_id"]
     if chosen < 0:
@@ -219,7 +217,7 @@ def _mask_id(target: Target, options: Mapping[str, Any]) -> int:
     return int(chosen)
 
 
-def _make(target: Target, options: Mapping[str, Any]) -> Any:
+def _make(target: FrozenTarget, options: Mapping[str, Any]) -> Any:
     """Return a new Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -248,9 +246,9 @@ def _make(target: Target, options: Mapping[str, Any]) -> Any:
     return LlamaForCausalLM(config)
 
 
-def _load(path: str, target: Target) -> Any:
+def _load(path: str, target: FrozenTarget) -> Any:
     """Return the model of a checkpoint."""
-    loaded = Target.load(path, target.device, torch.float32)
+    loaded = FrozenTarget.load(path, target.device, torch.float32)
     if loaded.vocab_size != target.vocab_size:
         raise InvalidSetup.because(
             "other-vocabulary",
@@ -259,3 +257,6 @@ def _load(path: str, target: Target) -> Any:
             fix="Start from a model of the target's family, or train a new one (leave out --init).",
         )
     return loaded.model.requires_grad_(True)
+
+
+TRAINING = DraftModelTraining

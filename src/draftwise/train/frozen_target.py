@@ -1,12 +1,13 @@
 """The frozen target: hidden states of whole sequences, through transformers.
 
-Shape letters: B sequences, T tokens, H hidden size, V vocabulary.
+Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,36 @@ from torch.distributed.tensor import DTensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import get_family
-from draftwise.train.batch import Batch, States
 
-__all__ = ["Target"]
+__all__ = ["FrozenTarget", "States", "TokenBatch"]
 
 
-class Target:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Token sequences, each a prompt and an answer."""
+
+    tokens_BT: Tensor
+    """int64, padded on the right."""
+    valid_BT: Tensor
+    """bool: not padding."""
+    learnt_BT: Tensor
+    """bool: tokens of answers; only predictions of these are learnt and counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """What the frozen target computed for a batch; no gradient flows into it.
+
+    Padding follows a sequence's tokens, and the target looks back only: states of tokens do not depend on it.
+    """
+
+    aux_BTH: tuple[Tensor, ...]
+    """Hidden states in the order of the method's `aux_layers` (numbered as `Proposer.aux_layers` of the engine)."""
+    final_BTH: Tensor
+    """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
+
+
+class FrozenTarget:
     """A causal language model that is not trained.
 
     Attributes:
@@ -51,7 +76,7 @@ class Target:
         *,
         shard: bool = False,
         num_layers: int | None = None,
-    ) -> Target:
+    ) -> FrozenTarget:
         """Return the target of a Hugging Face checkpoint directory.
 
         Args:
@@ -109,7 +134,7 @@ class Target:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
-    def compute_states(self, batch: Batch, aux_layers: Sequence[int]) -> States:
+    def compute_states(self, batch: TokenBatch, aux_layers: Sequence[int]) -> States:
         """Return the hidden states of a batch, in the dtype of the target's computations.
 
         Args:

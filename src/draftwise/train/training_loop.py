@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluation, checkpoints, and resumption."""
+"""The training loop: steps, evaluation, checkpoints, resumption; Muon for matrices, AdamW for everything else."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
 from draftwise.core import InvalidSetup, SpecStats
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.curves import draw_curves
-from draftwise.train.data import Feed, Order, Position, Rows
-from draftwise.train.features import StateSource
-from draftwise.train.method import DrafterTraining
-from draftwise.train.optimizers import Optimizers, compute_schedule_factor
+from draftwise.train.data import BatchRows, Feed, Position, SampleOrder
+from draftwise.train.frozen_target import States, TokenBatch
+from draftwise.train.hidden_states import StateSource
+from draftwise.train.method import DrafterTraining, DraftLoss
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.ranks import ALONE, Ranks
-from draftwise.train.run_folder import RunFolder
-from draftwise.train.settings import TrainSettings
+from draftwise.train.run_folder import RunFolder, draw_curves
+from draftwise.train.run_settings import TrainSettings
 
-__all__ = ["DataSource", "Evaluation", "Stopped", "TrainingRun"]
+__all__ = ["DataSource", "Evaluation", "Optimizers", "Stopped", "TrainingRun", "compute_schedule_factor"]
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
@@ -59,7 +58,7 @@ class DataSource:
 
     feed: Feed
     states: StateSource
-    order: Order
+    order: SampleOrder
 
 
 class TrainingRun:
@@ -178,7 +177,7 @@ class TrainingRun:
             compute_schedule_factor(step, steps=settings.steps, warmup=settings.warmup, shape=settings.schedule)
         )
 
-    def _compute_loss(self, source: DataSource, rows: Rows) -> tuple[Tensor, DraftLoss]:
+    def _compute_loss(self, source: DataSource, rows: BatchRows) -> tuple[Tensor, DraftLoss]:
         batch = source.feed.make_batch(rows)
         states = source.states.get_states(rows, batch)
         with self._autocast():
@@ -285,7 +284,7 @@ class _Loss(nn.Module):
         super().__init__()
         self.network, self._compute = method.network, method.compute_loss
 
-    def forward(self, batch: Batch, states: States) -> tuple[Tensor, DraftLoss]:
+    def forward(self, batch: TokenBatch, states: States) -> tuple[Tensor, DraftLoss]:
         result = self._compute(batch, states)
         return result.loss, result
 
@@ -328,3 +327,84 @@ def _catching_signals(*, until_second: bool) -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
     finally:
         restore()
+
+
+_BETAS = (0.9, 0.95)
+_NO_MUON = ("emb", "head")
+"""Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
+    """Return the share of the peak learning rate at a step: linear warm-up, then down to 0 at `steps`.
+
+    Args:
+        step: from 0.
+        steps: of the whole run.
+        warmup: steps until the peak.
+        shape: `cosine`, `linear`, or `late`: constant, then linear over the last 60 %.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    left = (steps - step) / max(steps - warmup, 1)
+    return {"cosine": 0.5 - 0.5 * math.cos(math.pi * left), "linear": left, "late": min(1.0, left / 0.6)}[shape]
+
+
+class Optimizers:
+    """The optimizers of a network, which step together.
+
+    Args:
+        network: its parameters that require a gradient are trained.
+        kind: `muon` or `adamw` (for all parameters).
+        lr: peak learning rate.
+        weight_decay: of matrices; embeddings, heads, norms and biases have none.
+        clip: largest norm of the gradient.
+    """
+
+    def __init__(self, network: nn.Module, *, kind: str, lr: float, weight_decay: float, clip: float) -> None:
+        named = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
+        self.parameters = [each for _, each in named]
+        matrices = [each for name, each in named if _is_matrix(name, each)]
+        others = [each for name, each in named if not _is_matrix(name, each)]
+        self._network, self._lr, self._clip = network, lr, clip
+        fused = self.parameters[0].is_cuda
+        self._parts: list[torch.optim.Optimizer] = []
+        if kind == "muon" and matrices:
+            self._parts.append(
+                torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
+        elif matrices:
+            self._parts.append(_adamw(matrices, lr, weight_decay, fused=fused))
+        if others:
+            self._parts.append(_adamw(others, lr, 0.0, fused=fused))
+
+    def step(self, factor: float) -> None:
+        """Clip, step at `factor` times the peak learning rate, and drop the gradients."""
+        nn.utils.clip_grad_norm_(self.parameters, self._clip)
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = self._lr * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the whole state of network and optimizers on the CPU, by parameter; sharded ones are gathered.
+
+        All ranks must call it; on others than the first it may be empty.
+        """
+        network, optimizers = get_state_dict(self._network, self._parts, options=_WHOLE)
+        return network, optimizers
+
+    def load_state_dict(self, network: dict[str, Any], optimizers: dict[str, Any]) -> None:
+        """Restore a state of any number of ranks."""
+        whole = StateDictOptions(full_state_dict=True)
+        set_state_dict(self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole)
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not any(mark in part for part in name.split(".") for mark in _NO_MUON)
+
+
+def _adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, betas=_BETAS, fused=fused)

@@ -13,16 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
-from draftwise.train.chain import ChainNetwork, ChainTraining, UnrolledStep
-from draftwise.train.checkpoint import save_drafter
-from draftwise.train.labels import align
+from draftwise.train.chain_training import ChainNetwork, ChainTraining, UnrolledStep
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import DecoderLayer, make_linear
-from draftwise.train.options import Option
-from draftwise.train.target import Target
+from draftwise.train.losses import align
+from draftwise.train.method import Option
 
-__all__ = ["EagleTraining"]
+__all__ = ["TRAINING", "EagleTraining"]
 
 
 class _Network(ChainNetwork):
@@ -67,7 +66,7 @@ class EagleTraining(ChainTraining):
         Option(name="token_weight", default=0.1, least=0, help="Weight of the cross entropy; that of states is 1."),
     )
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         blueprint = Blueprint.for_target(
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
         )
@@ -82,7 +81,7 @@ class EagleTraining(ChainTraining):
         return final_BTH
 
     def _teach(
-        self, batch: Batch, states: States, steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
+        self, batch: TokenBatch, states: States, steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         loss, picks_JBL = self._cross_entropy(batch, states, hidden_JBLH)
         loss, weights_JBL = self._token_weight * loss, self._weights(batch)
@@ -96,3 +95,6 @@ class EagleTraining(ChainTraining):
         """Write the drafter as vLLM's `EagleLlamaForCausalLM`; embedding and head are the target's."""
         config = self._blueprint.config(architecture="EagleLlamaForCausalLM", model_type="llama")
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)
+
+
+TRAINING = EagleTraining

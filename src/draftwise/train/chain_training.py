@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
-from draftwise.train.labels import align, answer_as_target, score, weigh
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
-from draftwise.train.method import DrafterTraining
-from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
+from draftwise.train.losses import Answers, align, answer_as_target, compute_vocabulary_loss, score, weigh
+from draftwise.train.method import DrafterTraining, DraftLoss
 
 __all__ = ["ChainNetwork", "ChainTraining", "UnrolledStep"]
 
@@ -114,11 +112,13 @@ class ChainTraining(DrafterTraining):
 
     network: ChainNetwork
 
-    def __init__(self, network: ChainNetwork, target: Target, blueprint: Blueprint, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, network: ChainNetwork, target: FrozenTarget, blueprint: Blueprint, options: Mapping[str, Any]
+    ) -> None:
         self.network, self._target, self._blueprint = network.to(target.device), target, blueprint
         self.steps, self.discount = options["num_speculative_tokens"], options["discount"]
 
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Unroll the drafter along the batch; `_teach` computes the loss."""
         assert batch.tokens_BT.shape[1] > self.steps + 1, "a batch must be longer than a draft"
         steps = self.unroll(batch, states)
@@ -130,7 +130,7 @@ class ChainTraining(DrafterTraining):
         super().compile()
         self.network.compile_parts()
 
-    def unroll(self, batch: Batch, states: States) -> list[UnrolledStep]:
+    def unroll(self, batch: TokenBatch, states: States) -> list[UnrolledStep]:
         """Return the outputs of each step, with the batch's own tokens as the earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
         carry_BRH = network.enter(to_compute_dtype(self._features(states)[:, :-1], network))
@@ -150,7 +150,7 @@ class ChainTraining(DrafterTraining):
         """Return the target's states that the network reads, [B, T, F]."""
         return torch.cat(states.aux_BTH, dim=-1) if states.aux_BTH else states.final_BTH
 
-    def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _embed_inputs(self, batch: TokenBatch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return the embedded tokens of a step's rows, and their states."""
         tokens_BR = F.pad(batch.tokens_BT[:, 1 + step :], (0, step))
         return self.network.embed(tokens_BR, step), carry_BRH
@@ -159,7 +159,7 @@ class ChainTraining(DrafterTraining):
         return self._blueprint.rope.rotations(torch.arange(num_positions, device=device), torch.float32)
 
     def _teach(
-        self, batch: Batch, states: States, _steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
+        self, batch: TokenBatch, states: States, _steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the most probable tokens [J, B, L], in the target's ids.
 
@@ -167,15 +167,15 @@ class ChainTraining(DrafterTraining):
         """
         return self._cross_entropy(batch, states, hidden_JBLH)
 
-    def _weights(self, batch: Batch) -> Tensor:
+    def _weights(self, batch: TokenBatch) -> Tensor:
         """Return the weight of each label at each draft position, [J, B, L]; the weights sum to 1."""
         return weigh(self._learnable(batch), self.steps, self.discount)
 
-    def _learnable(self, batch: Batch) -> Tensor:
+    def _learnable(self, batch: TokenBatch) -> Tensor:
         """Return which labels are learnt, bool [B, L]."""
         return batch.learnt_BT[:, 2:]
 
-    def _cross_entropy(self, batch: Batch, states: States, hidden_JBLH: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _cross_entropy(self, batch: TokenBatch, states: States, hidden_JBLH: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the cross entropy with the answers, and the most probable tokens [J, B, L]."""
         weights_JBL = self._weights(batch)
         flat = [hidden_BLH.flatten(0, 1) for hidden_BLH in hidden_JBLH]
@@ -189,7 +189,7 @@ class ChainTraining(DrafterTraining):
         """The head of the drafter: the target's own."""
         return self._target.head_VH
 
-    def _answers(self, _batch: Batch, states: States) -> Answers:
+    def _answers(self, _batch: TokenBatch, states: States) -> Answers:
         """Return the distributions to learn: the target's."""
         return answer_as_target(states, self._target.head_VH)
 

@@ -11,12 +11,12 @@ import torch
 
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import InvalidSetup
+from draftwise.train.frozen_target import FrozenTarget
 from draftwise.train.method import DrafterTraining
 from draftwise.train.ranks import Ranks
-from draftwise.train.settings import TrainSettings
-from draftwise.train.target import Target
+from draftwise.train.run_settings import TrainSettings
 
-__all__ = ["Memory", "find_target_bytes"]
+__all__ = ["TrainingMemory", "find_target_bytes"]
 
 _FLOAT = 4
 """Bytes of a drafter's parameter, of its gradient, and of each of its optimizer's averages."""
@@ -29,7 +29,7 @@ def find_target_bytes(settings: TrainSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class TrainingMemory:
     """Bytes on each GPU; what the passes keep besides grows with the batch, and is not known before one was run."""
 
     target: int
@@ -41,7 +41,7 @@ class Memory:
     """Memory of the device; None on the CPU."""
 
     @classmethod
-    def of(cls, method: DrafterTraining, target: Target, settings: TrainSettings, ranks: Ranks) -> Self:
+    def of(cls, method: DrafterTraining, target: FrozenTarget, settings: TrainSettings, ranks: Ranks) -> Self:
         """Return the memory of a run whose models are built, but not yet sharded by the loop."""
         trained = [each for each in method.network.parameters() if each.requires_grad]
         averages = sum(each.numel() * (1 if settings.optimizer == "muon" and each.ndim == 2 else 2) for each in trained)

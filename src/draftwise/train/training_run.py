@@ -1,12 +1,17 @@
-"""A training run, from data to a checkpoint that has been loaded back."""
+"""A training run, from data to a checkpoint that has been loaded back; on several GPUs, one process for each."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
+import json
+import logging
 import os
+import signal
+import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +22,31 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from draftwise import __version__
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
-from draftwise.core import StorageError
+from draftwise.core import Finding, InvalidSetup, Severity, StorageError
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
-from draftwise.train.answers import AnswerSettings, answer, cut_prompts
-from draftwise.train.checkpoint import load_back
-from draftwise.train.data import Corpus, Feed, Order, split
-from draftwise.train.features import DiskStates, OnlineStates, StateSource, write_states
-from draftwise.train.loop import DataSource, Evaluation, TrainingRun
-from draftwise.train.memory import Memory, find_target_bytes
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import resolve_options
+from draftwise.train.data import Corpus, Feed, SampleOrder, split
+from draftwise.train.drafter_files import load_back
+from draftwise.train.frozen_target import FrozenTarget
+from draftwise.train.hidden_states import (
+    DiskStates,
+    OnlineStates,
+    ServedStates,
+    StateSource,
+    check_served,
+    write_states,
+)
+from draftwise.train.method import DrafterTraining, resolve_options
 from draftwise.train.progress import Reporter
 from draftwise.train.ranks import Ranks, joined
-from draftwise.train.reading import Sample, read_samples
 from draftwise.train.run_folder import RunFolder
-from draftwise.train.served_states import ServedStates, check_served
-from draftwise.train.settings import TrainSettings
-from draftwise.train.target import Target
+from draftwise.train.run_memory import TrainingMemory, find_target_bytes
+from draftwise.train.run_settings import TrainSettings
+from draftwise.train.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
+from draftwise.train.training_loop import DataSource, Evaluation, Stopped, TrainingRun
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "train", "train_on_gpus"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
@@ -99,7 +108,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     cache = (Path(settings.cache) if settings.cache else folder.path / "cache") / identity[:12]
     if settings.states_url:
         check_url(settings.states_url, where="--hidden-states")
-    target = Target.load(
+    target = FrozenTarget.load(
         settings.target,
         settings.device,
         settings.precision,
@@ -115,9 +124,9 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     trained = _build(kind, target, settings, learnt)
     if settings.states_url and ranks.is_first:
         reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
-        check_served(settings.states_url, learnt, Target.load(settings.target), trained.aux_layers)
+        check_served(settings.states_url, learnt, FrozenTarget.load(settings.target), trained.aux_layers)
     reporter.print_line(_describe(trained, learnt, held_out, settings))
-    memory = Memory.of(trained, target, settings, ranks)
+    memory = TrainingMemory.of(trained, target, settings, ranks)
     reporter.print_line(str(memory))
     memory.check()
     job = _Job(
@@ -138,7 +147,9 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     return next(each for each in ranks.gather(result) if each is not None)
 
 
-def _build(kind: type[DrafterTraining], target: Target, settings: TrainSettings, learnt: Corpus) -> DrafterTraining:
+def _build(
+    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learnt: Corpus
+) -> DrafterTraining:
     """Return an untrained drafter, the same on every rank."""
     torch.manual_seed(settings.seed)
     trained = kind.build(target, settings.options)
@@ -160,7 +171,7 @@ class _Job:
     """What the steps of a run need."""
 
     method: DrafterTraining
-    target: Target
+    target: FrozenTarget
     settings: TrainSettings
     learnt: Corpus
     held_out: Corpus
@@ -170,7 +181,9 @@ class _Job:
     ranks: Ranks
 
 
-def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks) -> list[Sample]:
+def _gather(
+    target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
+) -> list[TextSample]:
     """Return the samples, with answers of the target unless the data's own are to be learnt."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
@@ -218,7 +231,7 @@ def _learn(job: _Job) -> Evaluation:
     ).run()
 
 
-def _compile(method: DrafterTraining, target: Target) -> None:
+def _compile(method: DrafterTraining, target: FrozenTarget) -> None:
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs eagerly
     torch.set_float32_matmul_precision("high")
@@ -231,8 +244,8 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
     settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
     assert batch_tokens is not None
     assert settings.accumulate is not None
-    order = Order(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
-    held_out = Order(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
+    order = SampleOrder(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
+    held_out = SampleOrder(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
     return (
         DataSource(feed=Feed(job.learnt, device), states=_choose_states(job, job.learnt, may_store=True), order=order),
         DataSource(
@@ -259,7 +272,7 @@ def _store_states(job: _Job) -> StateSource:
 
 
 def _finish(
-    method: DrafterTraining, target: Target, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
+    method: DrafterTraining, target: FrozenTarget, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
 ) -> TrainResult:
     """Write the drafter, load it back, and only then move it into place."""
     k = len(evaluation.acceptance)
@@ -284,3 +297,91 @@ def _finish(
         acceptance_length=evaluation.length,
         num_parameters=_num_parameters(method),
     )
+
+
+_STOP_S = 120
+"""How long the ranks have to end their step and write a checkpoint before they are killed."""
+
+
+def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:
+    """Train a drafter on several GPUs of this host, see `run.train`; with device `cpu`, in several processes.
+
+    A rank that dies ends the run; the same call resumes it at its last checkpoint.
+
+    Raises:
+        InvalidSetup: as `run.train` does, there are fewer GPUs, or a process died.
+        Stopped: by a signal; the same call resumes the run.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    settings.check_gpus(num_gpus)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what went wrong is said below
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_gpus,
+        run_id="draftwise",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+    )
+    if hasattr(config, "shutdown_timeout"):  # not before torch 2.12
+        config.shutdown_timeout = _STOP_S
+    with tempfile.TemporaryDirectory() as notes:
+        try:
+            results: dict[int, TrainResult] | None = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
+        except ChildFailedError as error:
+            _explain(Path(notes))
+            rank, failure = error.get_first_failure()
+            raise InvalidSetup.because(
+                "rank-died",
+                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the others with it.",
+                fix="The same command resumes the run at its last checkpoint.",
+            ) from None
+        except SignalException:
+            results = None
+        if results is None:
+            # After a signal torch leaves the thread of its rendezvous running. If that thread is the one in which the
+            # collector finds it, it cannot join itself, and says so with a traceback.
+            gc.collect()
+            _explain(Path(notes))
+            raise Stopped("stopped before the first step; the same command starts the run again.")
+    return results[0]
+
+
+def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:
+    """Train as one rank; what an operator should know is left in a file for the launcher."""
+    try:
+        return train(method, settings, Reporter(quiet=quiet))
+    except InvalidSetup as error:
+        _leave(notes, {"findings": [asdict(each) for each in error.findings]})
+    except Stopped as stopped:
+        _leave(notes, {"stopped": str(stopped)})
+    except StorageError as error:
+        _leave(notes, {"storage": str(error)})
+    sys.exit(1)
+
+
+def _leave(notes: str, what: object) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=notes, suffix=".json", delete=False) as file:
+        json.dump(what, file)
+
+
+def _explain(notes: Path) -> None:
+    """Raise what the first rank that left a note raised."""
+    for file in sorted(notes.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
+        note = json.loads(file.read_text())
+        if "stopped" in note:
+            raise Stopped(note["stopped"])
+        if "storage" in note:
+            raise StorageError(note["storage"])
+        findings = [each | {"severity": Severity(each["severity"])} for each in note["findings"]]
+        raise InvalidSetup([Finding(**each) for each in findings])
+
+
+def _name_exit(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"

@@ -15,18 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.train.assemble import check_expressible
-from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
-from draftwise.train.chain import ChainNetwork, ChainTraining
-from draftwise.train.checkpoint import save_drafter
-from draftwise.train.labels import answer_as_text
+from draftwise.train.chain_training import ChainNetwork, ChainTraining
+from draftwise.train.drafter_export import check_expressible
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import DecoderLayer, Norm, make_linear
-from draftwise.train.options import Option, learn_from
-from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers
+from draftwise.train.losses import Answers, answer_as_text
+from draftwise.train.method import Option, learn_from
 
-__all__ = ["MtpTraining"]
+__all__ = ["TRAINING", "MtpTraining"]
 
 _PREFIX = "model.mtp_layers.0."
 
@@ -72,7 +70,7 @@ class MtpTraining(ChainTraining):
         learn_from("the text as in the papers"),
     )
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         check_expressible(target.config, where=str(target.path / "config.json"))
         blueprint = Blueprint.for_target(target, num_layers=1)
         network = _Network(target.embedding_VH, blueprint)
@@ -81,7 +79,7 @@ class MtpTraining(ChainTraining):
         super().__init__(network, target, blueprint, options)
         self._learns_tokens = options["learn_from"] == "tokens"
 
-    def _answers(self, batch: Batch, states: States) -> Answers:
+    def _answers(self, batch: TokenBatch, states: States) -> Answers:
         if self._learns_tokens:
             return answer_as_text(batch)
         return super()._answers(batch, states)
@@ -95,3 +93,6 @@ class MtpTraining(ChainTraining):
             "num_nextn_predict_layers": 1,
         }
         save_drafter(folder, config, tensors, self._blueprint.dtype)
+
+
+TRAINING = MtpTraining

@@ -19,17 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.train.aux_layers import check_aux_layers, choose_mask_token, even_aux_layers
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.blueprint import Blueprint
-from draftwise.train.checkpoint import save_drafter
+from draftwise.train.blueprint import Blueprint, check_aux_layers, choose_mask_token, even_aux_layers
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option, learn_from
-from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
+from draftwise.train.losses import Answers, compute_vocabulary_loss
+from draftwise.train.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["DFlashTraining"]
+__all__ = ["TRAINING", "DFlashTraining"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +116,7 @@ class DFlashTraining(DrafterTraining):
 
     network: _Network
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self.aux_layers = check_aux_layers(options["target_layers"] or even_aux_layers(target.num_layers), target)
         self._blueprint = Blueprint.for_target(
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
@@ -137,7 +134,7 @@ class DFlashTraining(DrafterTraining):
         for layer in self.network.layers:
             layer.compile_parts()
 
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Draft from some positions of each sequence; only these are counted."""
         blocks = self.draw_blocks(batch)
         hidden_BNKH = self.fill_in(batch, states, blocks)
@@ -158,7 +155,7 @@ class DFlashTraining(DrafterTraining):
             counted=_spread(blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
         )
 
-    def draw_blocks(self, batch: Batch) -> _Blocks:
+    def draw_blocks(self, batch: TokenBatch) -> _Blocks:
         """Choose anchors whose next token is learnt: at random, or evenly where nothing is learnt."""
         num_tokens, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
         fits_BT = F.pad(batch.learnt_BT[:, 2:], (1, 1))
@@ -183,7 +180,7 @@ class DFlashTraining(DrafterTraining):
             learnt_BNK=learnt_BNK & fits_BT.gather(1, anchors_BN).unsqueeze(-1),
         )
 
-    def fill_in(self, batch: Batch, states: States, blocks: _Blocks) -> Tensor:
+    def fill_in(self, batch: TokenBatch, states: States, blocks: _Blocks) -> Tensor:
         """Return the head's input for each mask, [B, N, K, H]."""
         anchors_BN, (num_tokens, device) = blocks.anchors_BN, (batch.tokens_BT.shape[1], batch.tokens_BT.device)
         known_BN1 = batch.tokens_BT.gather(1, anchors_BN).unsqueeze(-1)
@@ -243,3 +240,6 @@ def _spread(x_BNK: Tensor, anchors_BN: Tensor, like_BT: Tensor) -> tuple[Tensor,
     """Return values of anchors at their positions, bool [B, T] for each mask; False elsewhere."""
     nothing_BT = torch.zeros_like(like_BT, dtype=torch.bool)
     return tuple(nothing_BT.scatter(1, anchors_BN, values_BN) for values_BN in x_BNK.unbind(-1))
+
+
+TRAINING = DFlashTraining

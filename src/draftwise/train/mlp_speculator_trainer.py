@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.engine.proposers.mlp_speculator import token_weight
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.checkpoint import save_drafter
-from draftwise.train.labels import learn_labels
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import make_linear
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option, learn_from
-from draftwise.train.target import Target
+from draftwise.train.losses import learn_labels
+from draftwise.train.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["MlpSpeculatorTraining"]
+__all__ = ["TRAINING", "MlpSpeculatorTraining"]
 
 _EPS = 1e-6
 
@@ -81,7 +79,7 @@ class MlpSpeculatorTraining(DrafterTraining):
         learn_from("the text's own next token as in the paper"),
     )
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self._target, self._options = target, options
         self._num_stages = options["n_predict"]
         self._inner = options["inner_dim"] or target.hidden_size
@@ -97,7 +95,7 @@ class MlpSpeculatorTraining(DrafterTraining):
         speculator = self.network["speculator"]
         speculator.forward = torch.compile(speculator.forward, dynamic=False)
 
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Return the weighted sum of the stages' cross entropies."""
         speculator = self.network["speculator"]
         state_BRI = states.final_BTH[:, :-1]
@@ -131,3 +129,6 @@ class MlpSpeculatorTraining(DrafterTraining):
 def _stage(parts: nn.ModuleList, index: int) -> nn.Module:
     """Return a stage's own part, or the last one, which later stages share."""
     return parts[min(index, len(parts) - 1)]
+
+
+TRAINING = MlpSpeculatorTraining

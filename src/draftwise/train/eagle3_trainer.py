@@ -17,18 +17,15 @@ from torch import Tensor, nn
 
 from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import InvalidSetup
-from draftwise.train.aux_layers import check_aux_layers, choose_mask_token, usual_aux_layers
-from draftwise.train.batch import Batch, States
-from draftwise.train.blueprint import Blueprint
-from draftwise.train.chain import ChainNetwork, ChainTraining
-from draftwise.train.checkpoint import save_drafter
-from draftwise.train.labels import answer_as_target
+from draftwise.train.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
+from draftwise.train.chain_training import ChainNetwork, ChainTraining
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.train.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.train.options import Option
-from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers
+from draftwise.train.losses import Answers, answer_as_target
+from draftwise.train.method import Option
 
-__all__ = ["Eagle3Training"]
+__all__ = ["TRAINING", "Eagle3Training"]
 
 
 class _FirstLayer(DecoderLayer):
@@ -116,7 +113,7 @@ class Eagle3Training(ChainTraining):
 
     network: _Network
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self.aux_layers = check_aux_layers(options["target_layers"] or usual_aux_layers(target.num_layers), target)
         blueprint = Blueprint.for_target(
             target,
@@ -163,14 +160,14 @@ class Eagle3Training(ChainTraining):
     def _features(self, states: States) -> Tensor:
         return torch.cat(states.aux_BTH, dim=-1)
 
-    def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _embed_inputs(self, batch: TokenBatch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         if step == 0 or self._mask_token_id is None:
             return super()._embed_inputs(batch, carry_BRH, step)
         network = self.network
         mask_H = to_compute_dtype(network.embedding_VH[self._mask_token_id], network)
         return mask_H.expand(carry_BRH.shape), network.enter(network.mask_hidden).expand(carry_BRH.shape)
 
-    def _learnable(self, batch: Batch) -> Tensor:
+    def _learnable(self, batch: TokenBatch) -> Tensor:
         nameable_BL = self._draft_ids_V[batch.tokens_BT[:, 2:]] >= 0
         return super()._learnable(batch) & nameable_BL
 
@@ -179,7 +176,7 @@ class Eagle3Training(ChainTraining):
         """The drafter's own head, for its own vocabulary, or the target's."""
         return self.network.lm_head.weight if self._owns_head else self._teacher_head_UH
 
-    def _answers(self, _batch: Batch, states: States) -> Answers:
+    def _answers(self, _batch: TokenBatch, states: States) -> Answers:
         return answer_as_target(states, self._teacher_head_UH)
 
     def _target_ids(self, tokens: Tensor) -> Tensor:
@@ -202,3 +199,6 @@ class Eagle3Training(ChainTraining):
             tensors["d2t"] = target_ids_U - torch.arange(len(target_ids_U), device=target_ids_U.device)
             tensors["t2d"] = self._draft_ids_V >= 0
         save_drafter(folder, config, tensors, self._blueprint.dtype)
+
+
+TRAINING = Eagle3Training

@@ -14,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.train.batch import Batch, DraftLoss, States
-from draftwise.train.checkpoint import save_drafter
-from draftwise.train.labels import learn_labels
-from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option, learn_from
-from draftwise.train.target import Target
+from draftwise.train.drafter_files import save_drafter
+from draftwise.train.frozen_target import FrozenTarget, States, TokenBatch
+from draftwise.train.losses import learn_labels
+from draftwise.train.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["MedusaTraining"]
+__all__ = ["TRAINING", "MedusaTraining"]
 
 
 class _Block(nn.Module):
@@ -78,7 +76,7 @@ class MedusaTraining(DrafterTraining):
         learn_from("the text's own next token as in the paper"),
     )
 
-    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self._target, self._options = target, options
         self.network: Any = _Network(
             target.head_VH,
@@ -93,7 +91,7 @@ class MedusaTraining(DrafterTraining):
         super().compile()
         self.network.forward = torch.compile(self.network.forward, dynamic=False)
 
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Return the weighted sum of the heads' cross entropies."""
         hidden_JBRH = self.network(states.final_BTH[:, :-1])
         heads = [head.weight for head in self.network.lm_heads]
@@ -116,3 +114,6 @@ class MedusaTraining(DrafterTraining):
             "original_lm_head": options["lm_head"] != "own",
         }
         save_drafter(folder, config, self.network.state_dict(), target.dtype)
+
+
+TRAINING = MedusaTraining
