@@ -36,7 +36,7 @@ PLANTS = [
     (NO_TORCH, "plan/upgrade.py", "from draftwise.training import progress"),
     (NO_TORCH, "backends/gpus.py", "from draftwise.engine import llm"),
     (NO_TORCH, "deciding/thresholds.py", "from draftwise.engine.llm import LLM"),
-    (NO_TORCH, "reporting/svg.py", "from draftwise.training import curves"),
+    (NO_TORCH, "reporting/svg.py", "from draftwise.training import run_folder"),
     (NO_TORCH, "measure/sweep.py", "from draftwise.serve import messages"),
     (NO_TORCH, "version.py", "from draftwise import engine"),
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
@@ -60,7 +60,12 @@ BY_NAME = {
     "cli/train.py",
     "core/lazy.py",
     "engine/kernels/cuda/ahead.py",
+<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229
     "knowledge/methods.py",
+=======
+    "engine/proposers/__init__.py",
+    "training/__init__.py",
+>>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6
 }
 """Files that import by name, which no contract sees: lazily what the package itself exports, runs or compiles."""
 
