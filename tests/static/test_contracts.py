@@ -60,12 +60,7 @@ BY_NAME = {
     "cli/train.py",
     "core/lazy.py",
     "engine/kernels/cuda/ahead.py",
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229
     "knowledge/methods.py",
-=======
-    "engine/proposers/__init__.py",
-    "training/__init__.py",
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6
 }
 """Files that import by name, which no contract sees: lazily what the package itself exports, runs or compiles."""
 

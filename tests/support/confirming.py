@@ -7,14 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229
 from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
-from draftwise.engine.proposers.base import Confirmed
-=======
-from draftwise.engine.attention.plan import AttentionPlan, plan_attention
-from draftwise.engine.attention.spans import Spans
 from draftwise.engine.proposers.proposer import Confirmed
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6
 
 
 def page_table(pages: Sequence[Sequence[int]], scratch: int) -> Tensor:

@@ -26,7 +26,7 @@ from draftwise.training.layers import DecoderLayer, Norm, Rotations, make_linear
 from draftwise.training.losses import Answers, compute_vocabulary_loss
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["TRAINING", "DFlashTraining"]
+__all__ = ["DFlashTraining"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +240,3 @@ def _spread(x_BNK: Tensor, anchors_BN: Tensor, like_BT: Tensor) -> tuple[Tensor,
     """Return values of anchors at their positions, bool [B, T] for each mask; False elsewhere."""
     nothing_BT = torch.zeros_like(like_BT, dtype=torch.bool)
     return tuple(nothing_BT.scatter(1, anchors_BN, values_BN) for values_BN in x_BNK.unbind(-1))
-
-
-TRAINING = DFlashTraining

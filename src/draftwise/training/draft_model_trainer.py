@@ -25,7 +25,7 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.losses import Answers, compute_vocabulary_loss
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
 
-__all__ = ["TRAINING", "DraftModelTraining"]
+__all__ = ["DraftModelTraining"]
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "rms_norm_eps")
@@ -257,6 +257,3 @@ def _load(path: str, target: FrozenTarget) -> Any:
             fix="Start from a model of the target's family, or train a new one (leave out --init).",
         )
     return loaded.model.requires_grad_(True)
-
-
-TRAINING = DraftModelTraining

@@ -25,7 +25,7 @@ from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_comput
 from draftwise.training.losses import Answers, answer_as_target
 from draftwise.training.method import Option
 
-__all__ = ["TRAINING", "Eagle3Training"]
+__all__ = ["Eagle3Training"]
 
 
 class _FirstLayer(DecoderLayer):
@@ -199,6 +199,3 @@ class Eagle3Training(ChainTraining):
             tensors["d2t"] = target_ids_U - torch.arange(len(target_ids_U), device=target_ids_U.device)
             tensors["t2d"] = self._draft_ids_V >= 0
         save_drafter(folder, config, tensors, self._blueprint.dtype)
-
-
-TRAINING = Eagle3Training

@@ -21,7 +21,7 @@ from draftwise.training.layers import DecoderLayer, make_linear
 from draftwise.training.losses import align
 from draftwise.training.method import Option
 
-__all__ = ["TRAINING", "EagleTraining"]
+__all__ = ["EagleTraining"]
 
 
 class _Network(ChainNetwork):
@@ -95,6 +95,3 @@ class EagleTraining(ChainTraining):
         """Write the drafter as vLLM's `EagleLlamaForCausalLM`; embedding and head are the target's."""
         config = self._blueprint.config(architecture="EagleLlamaForCausalLM", model_type="llama")
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)
-
-
-TRAINING = EagleTraining

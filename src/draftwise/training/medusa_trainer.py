@@ -19,7 +19,7 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.losses import learn_labels
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["TRAINING", "MedusaTraining"]
+__all__ = ["MedusaTraining"]
 
 
 class _Block(nn.Module):
@@ -114,6 +114,3 @@ class MedusaTraining(DrafterTraining):
             "original_lm_head": options["lm_head"] != "own",
         }
         save_drafter(folder, config, self.network.state_dict(), target.dtype)
-
-
-TRAINING = MedusaTraining

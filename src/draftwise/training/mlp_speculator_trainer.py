@@ -21,7 +21,7 @@ from draftwise.training.layers import make_linear
 from draftwise.training.losses import learn_labels
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["TRAINING", "MlpSpeculatorTraining"]
+__all__ = ["MlpSpeculatorTraining"]
 
 _EPS = 1e-6
 
@@ -129,6 +129,3 @@ class MlpSpeculatorTraining(DrafterTraining):
 def _stage(parts: nn.ModuleList, index: int) -> nn.Module:
     """Return a stage's own part, or the last one, which later stages share."""
     return parts[min(index, len(parts) - 1)]
-
-
-TRAINING = MlpSpeculatorTraining

@@ -24,7 +24,7 @@ from draftwise.training.layers import DecoderLayer, Norm, make_linear
 from draftwise.training.losses import Answers, answer_as_text
 from draftwise.training.method import Option, learn_from
 
-__all__ = ["TRAINING", "MtpTraining"]
+__all__ = ["MtpTraining"]
 
 _PREFIX = "model.mtp_layers.0."
 
@@ -93,6 +93,3 @@ class MtpTraining(ChainTraining):
             "num_nextn_predict_layers": 1,
         }
         save_drafter(folder, config, tensors, self._blueprint.dtype)
-
-
-TRAINING = MtpTraining

@@ -22,7 +22,7 @@ from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers, find_aux_lay
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.memory.kv import PagedKV

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from draftwise.checkpoints.mask_token import find_mask_token
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229
-from draftwise.engine.attention.pass_rows import AttentionPlan
-=======
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens
-from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.config import EngineConfig
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.draft_head import Mask

@@ -19,12 +19,8 @@ from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_l
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229:src/draftwise/engine/models/eagle3.py
 from draftwise.engine.attention.pass_rows import AttentionPlan
-=======
-from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.config import EngineConfig
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6:src/draftwise/engine/proposers/eagle3.py
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary, Mask

@@ -12,12 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229:src/draftwise/engine/models/mtp.py
 from draftwise.engine.attention.pass_rows import AttentionPlan
-=======
-from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.config import EngineConfig
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6:src/draftwise/engine/proposers/mtp.py
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary

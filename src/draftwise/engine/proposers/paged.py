@@ -10,14 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229
-from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
-=======
 from draftwise.core import InvalidSetup
-from draftwise.engine.attention.plan import AttentionPlan, plan_attention
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.config import EngineConfig
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork

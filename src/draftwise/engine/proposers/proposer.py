@@ -11,13 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-<<<<<<< e9587aa5bb34c10f5122c37405eecd70bfd22229:src/draftwise/engine/proposers/base.py
-from draftwise.engine.attention.pass_rows import Spans
-=======
 from draftwise.checkpoints.identity import check_identity
-from draftwise.engine.attention.spans import Spans
+from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.config import EngineConfig
->>>>>>> f949382b6b09ab40139fb4255183ec6047de79b6:src/draftwise/engine/proposers/proposer.py
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.draft import Draft
