@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from draftwise.deploy.deployment import deploy
     from draftwise.deploy.files import Folder
-    from draftwise.deploy.layout import read_layout
     from draftwise.deploy.order import Evidence, Mode, Order, Platform, make_order
-    from draftwise.deploy.plan import TARGETS, deploy
+    from draftwise.deploy.targets import TARGETS
+    from draftwise.deploy.weights_layout import read_layout
 
 __all__ = [
     "TARGETS",
@@ -29,8 +30,9 @@ __all__ = [
 
 _MODULES = {
     "files": "Folder",
-    "layout": "read_layout",
+    "weights_layout": "read_layout",
     "order": "Evidence Mode Order Platform make_order",
-    "plan": "TARGETS deploy",
+    "deployment": "deploy",
+    "targets": "TARGETS",
 }
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -10,8 +10,9 @@ from difflib import unified_diff
 from pathlib import Path
 
 from draftwise.core import BackendError, UnreadableSource
-from draftwise.deploy.plan import TARGETS, THEN, fill_in, start_twin
+from draftwise.deploy.deployment import THEN, fill_in, start_twin
 from draftwise.deploy.record import Record, read_record
+from draftwise.deploy.targets import TARGETS
 
 __all__ = ["Rollback", "plan_rollback", "run"]
 

@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.deploy.bundle.artefacts import Artefact, find_artefacts, judge, list_checkpoints, list_files
 from draftwise.deploy.bundle.copying import copy_all
-from draftwise.deploy.files import CHECKSUMS, digest, prove, write_sums
-from draftwise.deploy.kserve import MODELCAR, STAGE
+from draftwise.deploy.files import CHECKSUMS, MODELCAR, STAGE, digest, prove, write_sums
 from draftwise.deploy.record import SETUP
-from draftwise.deploy.render.words import dump_yaml
 from draftwise.deploy.secrets import refuse_secrets
+from draftwise.deploy.templating import dump_yaml
 from draftwise.deploy.verify.manifests import read_setup
 from draftwise.facts.methods import find_method
 from draftwise.setups.write import write_json

@@ -19,7 +19,7 @@ from draftwise.deploy.observe.promise import Promise, find_promise
 from draftwise.deploy.observe.routes import make_routes
 from draftwise.deploy.observe.rules import RuleSet, make_rules
 from draftwise.deploy.order import Order
-from draftwise.deploy.render.words import dump_yaml
+from draftwise.deploy.templating import dump_yaml
 
 __all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.deploy.proxies.policy import POOL_HEADER, Policy
 from draftwise.deploy.proxies.pools import Pools
-from draftwise.deploy.render.words import dump_yaml
+from draftwise.deploy.templating import dump_yaml
 
 __all__ = ["render_picker", "render_route", "set_share"]
 

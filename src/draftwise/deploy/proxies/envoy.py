@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.deploy.proxies.policy import POOL_HEADER, Policy
 from draftwise.deploy.proxies.pools import Pools
-from draftwise.deploy.render.words import dump_yaml
+from draftwise.deploy.templating import dump_yaml
 
 __all__ = ["render", "set_share"]
 

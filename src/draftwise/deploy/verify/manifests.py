@@ -8,11 +8,11 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploy.files import prove
-from draftwise.deploy.layout import rename_upstream
 from draftwise.deploy.read_back import compare_setups
 from draftwise.deploy.record import DEPLOYMENT, SETUP, read_record
 from draftwise.deploy.twin import Pool, count_device, without_speculation
 from draftwise.deploy.validate import validate_text
+from draftwise.deploy.weights_layout import rename_upstream
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
