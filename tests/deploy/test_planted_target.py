@@ -1,4 +1,4 @@
-"""A deploy target is a row and a template: one that is planted in a copy is deployed, verified, watched, rolled back."""
+"""A deploy target is a row and a template: one that is planted in a copy is deployed, verified and rolled back."""
 
 import json
 import os
