@@ -13,19 +13,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying.order import Order
-from draftwise.deploying.render.kubernetes import list_env, list_resources, make_metadata
-from draftwise.deploying.render.words import dump_yaml, list_args
+from draftwise.deploying.targets.inference_service import warn_of_deadline
+from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.templating import list_args
 from draftwise.knowledge.models import names_directory
 
-__all__ = ["prepare", "render"]
+__all__ = ["HOOKS"]
 
 _CONFIG = "--speculative-config"
 _SIZE = "tensor_parallel_size"
 
 
-def prepare(order: Order) -> Order:
+def _prepare(order: Order) -> Order:
     """Return the order as it is.
 
     Raises:
@@ -41,8 +42,8 @@ def prepare(order: Order) -> Order:
     return order
 
 
-def render(order: Order) -> str:
-    """Return the manifest of a service.
+def _list_values(order: Order) -> Mapping[str, object]:
+    """Return the arguments as words that a shell leaves alone.
 
     Raises:
         InvalidSetup: a shell would change an argument, or the config has a value that no word says.
@@ -61,34 +62,7 @@ def render(order: Order) -> str:
                 f"The template of an LLMInferenceService has a shell read {word[:60]!r}, which changes it.",
                 fix="Use --to kserve, or say it without spaces, quotes, braces and dollar signs.",
             )
-    container = {
-        "name": "main",
-        "image": order.image,
-        "args": words,
-        **list_env(order),
-        "resources": list_resources(order),
-    }
-    account, product = order.platform.service_account, order.gpu_product
-    spec = {
-        "labels": dict(order.labels),
-        "model": {"uri": f"hf://{order.setup.target}", "name": order.setup.target},
-        "replicas": 1,
-        **({"parallelism": {"tensor": size}} if is_split else {}),
-        "router": {"gateway": {}, "route": {}, "scheduler": {}},
-        "template": {
-            **({"serviceAccountName": account} if account else {}),
-            **({"nodeSelector": {"nvidia.com/gpu.product": product}} if product else {}),
-            "containers": [container],
-        },
-    }
-    return dump_yaml(
-        {
-            "apiVersion": "serving.kserve.io/v1alpha2",
-            "kind": "LLMInferenceService",
-            "metadata": make_metadata(order),
-            "spec": spec,
-        }
-    )
+    return {"words": words, "parallelism": {"tensor": size} if is_split else None}
 
 
 def _spell_config(order: Order) -> Iterator[str]:
@@ -122,3 +96,10 @@ def _stays_text(value: str) -> bool:
     except ValueError:
         return bool(value)
     return False
+
+
+def _find_limits(order: Order) -> Iterator[Finding]:
+    yield from warn_of_deadline(order, TARGETS["llminferenceservice"])
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

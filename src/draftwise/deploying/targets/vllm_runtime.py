@@ -6,38 +6,31 @@ that it starts, the probes, and that prefixes are not cached nor prefills chunke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying.order import Order
-from draftwise.deploying.render.kubernetes import make_metadata, to_gib
-from draftwise.deploying.render.words import dump_yaml, list_args
+from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.templating import list_args, list_env
 
-__all__ = ["find_limits", "prepare", "render"]
+__all__ = ["HOOKS"]
 
 _SWITCHES = {"enable_prefix_caching": "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
 _V1 = "VLLM_USE_V1"
 _PROGRAM = "/opt/venv/bin/vllm"
 _WITH_PROGRAM = "lmcache/vllm-openai"
 """The image for which the project's chart starts that program; for others it starts `vllm`."""
-_STARTUP_S = 120 + 100 * 20
-"""Of the operator's probe, which no field changes."""
 
 
-def prepare(order: Order) -> Order:
+def _prepare(order: Order) -> Order:
     """Return an order that says what the operator would turn off where nobody says it."""
     args = dict.fromkeys(_SWITCHES, True) | dict(order.setup.args)
     return replace(order, setup=replace(order.setup, args=args, env={_V1: "1", **order.setup.env}))
 
 
-def render(order: Order) -> str:
-    """Return the manifest of a server.
-
-    Raises:
-        InvalidSetup: the image names no registry.
-    """
+def _list_values(order: Order) -> Mapping[str, object]:
     registry, _, name = order.image.partition("/")
     if not name:
         raise InvalidSetup.because(
@@ -46,31 +39,8 @@ def render(order: Order) -> str:
             where="--image",
             fix=f"Write docker.io/library/{order.image}, or the registry that holds it.",
         )
-    spec = {
-        "model": {"modelURL": list_args(order)[0]},
-        "vllmConfig": _make_config(order),
-        "deploymentConfig": {
-            "image": {"registry": registry, "name": name},
-            "replicas": 1,
-            "deploymentStrategy": "RollingUpdate",
-            "resources": {
-                "cpu": str(order.host.cpus),
-                "memory": to_gib(order.host.memory_bytes + order.host.shm_bytes),
-                "gpu": str(order.num_gpus),
-            },
-            "shmSize": to_gib(order.host.shm_bytes),
-            "podAnnotations": dict(order.annotations),
-            **_select_node(order),
-        },
-    }
-    return dump_yaml(
-        {
-            "apiVersion": "production-stack.vllm.ai/v1alpha1",
-            "kind": "VLLMRuntime",
-            "metadata": make_metadata(order),
-            "spec": spec,
-        }
-    )
+    config = _make_config(order)
+    return {"model": list_args(order)[0], "config": config, "registry": registry, "image_name": name}
 
 
 def _make_config(order: Order) -> dict[str, Any]:
@@ -78,18 +48,11 @@ def _make_config(order: Order) -> dict[str, Any]:
     given = {field: args.pop(flag) for flag, field in _SWITCHES.items() if isinstance(args.get(flag), bool)}
     v1 = env.pop(_V1) == "1" if env.get(_V1) in ("0", "1") else True
     words = list_args(replace(order, setup=replace(order.setup, args=args)))[1:]
-    variables = [{"name": name, "value": value} for name, value in env.items()]
+    variables = list_env(replace(order, setup=replace(order.setup, env=env)))
     return {"port": order.port, "v1": v1, **given, "extraArgs": words, **({"env": variables} if variables else {})}
 
 
-def _select_node(order: Order) -> dict[str, Any]:
-    if not order.gpu_product:
-        return {}
-    product = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [order.gpu_product]}
-    return {"nodeSelectorTerms": [{"matchExpressions": [product]}]}
-
-
-def find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: Order) -> Iterator[Finding]:
     """Yield what the operator decides and the service may not bear."""
     if _WITH_PROGRAM not in order.image:
         yield Finding.warning(
@@ -99,12 +62,16 @@ def find_limits(order: Order) -> Iterator[Finding]:
             where="--image",
             fix=f"Name an image that has {_PROGRAM}, or use --to production-stack, whose chart starts `vllm`.",
         )
-    if order.startup_s > _STARTUP_S:
+    deadline_s = TARGETS["vllmruntime"].deadline_s or 0
+    if order.startup_s > deadline_s:
         yield Finding.warning(
             "progress-deadline-fixed",
-            f"The operator gives a server {_STARTUP_S} s to answer, and no field changes that; a start may "
+            f"The operator gives a server {deadline_s} s to answer, and no field changes that; a start may "
             f"take {order.startup_s} s here, and the server is then started again and again.",
             where="startupProbe",
             fix="Keep the compilation cache and the weights on the node so that starts take less, or use "
             "--to production-stack.",
         )
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

@@ -5,28 +5,27 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup, Setup
 from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import names_directory
+from draftwise.knowledge.stored import read_rows
 
 __all__ = [
     "LAYOUTS",
     "MODEL_ROOTS",
-    "SINGLE",
-    "STORAGE_URIS",
     "Checkpoint",
     "Kind",
     "Layout",
+    "LayoutRow",
     "Mount",
     "Placement",
     "choose_layout",
     "find_drafter",
     "name_directory",
-    "name_layout",
     "name_leftovers",
     "name_upstream",
     "place",
@@ -41,28 +40,28 @@ _CLAIM = "/mnt/claim"
 """Beside the directories that are downloaded, which may lie on a volume of their own."""
 MODEL_ROOTS = (_MODELS, _CLAIM)
 """Where the server's directories of weights begin."""
-_STORES: Mapping[str, str] = {"modelcar": "IMAGE", "pvc": "CLAIM", "mixed": "CLAIM"}
-"""Layouts that need the name of what holds the weights."""
-SINGLE: frozenset[Kind] = frozenset({"one", "modelcar", "pvc"})
-"""Layouts of one URI, which every release of KServe takes."""
-STORAGE_URIS = Version("0.16")
-"""The first release of KServe that takes several URIs."""
-LAYOUTS: Mapping[Kind, str] = {
-    "one": "one checkpoint, downloaded from the Hugging Face hub",
-    "storage-uris": "every checkpoint downloaded from the hub, each into its directory",
-    "modelcar": "one OCI image with every checkpoint, cached on the node like any image",
-    "pvc": "one claim that the replicas share, filled once by a Job",
-    "mixed": "the target on a claim, the drafter downloaded from the hub: the large one is staged once",
-}
 
-_LEFTOVERS: Mapping[Kind, str] = {
-    "one": "Nothing: there are no weights but the target's.",
-    "storage-uris": "Nothing: every start downloads what it loads.",
-    "modelcar": "The drafter's layer {directory} in the image {store}, in the registry and in the caches of nodes.",
-    "pvc": "The drafter's directory {directory} on the claim {store}, and the Job that copied it.",
-    "mixed": "Nothing of the drafter, which was downloaded; the target stays on the claim {store}.",
-}
-"""What stays behind after going back."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """One kind of layout, a row of `facts/data/weights_layouts.json`."""
+
+    kind: Kind
+    about: str
+    leftovers: str
+    """What stays after going back, a sentence; `{directory}` and `{store}` are filled in."""
+    store: str = ""
+    """Placeholder for the name of what holds the weights; empty where the layout needs no such name."""
+    single_uri: bool = False
+    """Whether it takes one URI, which every release of KServe takes."""
+
+    @property
+    def shape(self) -> str:
+        """The layout as the command line takes it, such as `pvc:CLAIM`."""
+        return f"{self.kind}:{self.store}" if self.store else self.kind
+
+
+LAYOUTS: Mapping[Kind, LayoutRow] = {row["kind"]: LayoutRow(**row) for row in read_rows("weights_layouts")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,8 @@ def name_leftovers(layout: Layout, setup: Setup) -> str:
         setup: as it is served.
     """
     drafter = find_drafter(setup)
-    return _LEFTOVERS[layout.kind if drafter else "one"].format(directory=drafter, store=layout.store)
+    row = LAYOUTS[layout.kind if drafter else "one"]
+    return row.leftovers.format(directory=drafter, store=layout.store)
 
 
 def read_layout(text: str) -> Layout:
@@ -140,37 +140,37 @@ def read_layout(text: str) -> Layout:
         InvalidSetup: there is no such layout, or it lacks its claim or image.
     """
     kind, _, store = text.partition(":")
-    known = next((each for each in get_args(Kind) if each == kind), None)
-    wanted = _STORES.get(kind, "")
-    if known is None or bool(store) != bool(wanted):
-        shapes = ", ".join(map(name_layout, LAYOUTS))
+    known = next((row for row in LAYOUTS.values() if row.kind == kind), None)
+    if known is None or bool(store) != bool(known.store):
+        shapes = ", ".join(row.shape for row in LAYOUTS.values())
         raise InvalidSetup.because(
             "no-such-layout", f"{text!r} is no layout.", where="--layout", fix=f"Layouts are {shapes}."
         )
-    return Layout(kind=known, store=store)
+    return Layout(kind=known.kind, store=store)
 
 
-def choose_layout(setup: Setup, *, release: Version) -> Layout:
-    """Return the layout that needs nothing but the files: no image to be built, no claim to be filled.
+def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layout:
+    """Return the layout that needs nothing but the files: no image to build, no claim to fill.
+
+    Args:
+        setup: whose weights are placed.
+        release: of KServe.
+        several_since: the first release that downloads several checkpoints.
 
     Raises:
-        InvalidSetup: there is none.
+        InvalidSetup: the release downloads one checkpoint, and the setup loads two.
     """
-    kind: Kind = "storage-uris" if find_drafter(setup) else "one"
-    if kind == "storage-uris" and release < STORAGE_URIS:
+    if not find_drafter(setup):
+        return Layout(kind="one")
+    if release < Version(several_since):
         raise InvalidSetup.because(
             "layout-not-chosen",
             f"KServe {release} downloads one checkpoint, and the setup loads two.",
             where="--layout",
             fix="Name an image or a claim that holds both: --layout modelcar:IMAGE or --layout pvc:CLAIM; or update "
-            f"KServe to {STORAGE_URIS}.",
+            f"KServe to {several_since}.",
         )
-    return Layout(kind=kind)
-
-
-def name_layout(kind: Kind) -> str:
-    """Return how the command line names a layout, such as `pvc:CLAIM`."""
-    return f"{kind}:{_STORES[kind]}" if kind in _STORES else kind
+    return Layout(kind="storage-uris")
 
 
 def find_drafter(setup: Setup) -> str:

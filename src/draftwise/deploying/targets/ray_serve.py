@@ -7,28 +7,23 @@ workers up by itself (ray 2.60, llm/_internal/serve/engines/vllm/vllm_models.py)
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.deploying.order import Order
-from draftwise.deploying.render.kubernetes import list_resources, make_metadata, make_pod
-from draftwise.deploying.render.words import dump_yaml, list_args
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import dump_yaml, list_args
 
-__all__ = ["METRICS_PORT", "METRICS_PREFIX", "prepare", "render"]
+__all__ = ["HOOKS"]
 
-METRICS_PORT = 8080
-"""Where Ray's agent on every node shows what the engines count."""
-METRICS_PREFIX = "ray_vllm_"
-"""Ray takes no colons in names, and puts its own in front."""
-_PORT = 8000
-"""Of Ray Serve's proxy."""
 _OTHER_IMAGE = "vllm/vllm-openai"
 _RAY = re.compile(r".*/ray-llm:(\d+\.\d+\.\d+)")
 _NAMES, _EXECUTOR = "served_model_name", "distributed_executor_backend"
 
 
-def prepare(order: Order) -> Order:
+def _prepare(order: Order) -> Order:
     """Return an order that names the model once, as Ray does.
 
     Raises:
@@ -48,24 +43,18 @@ def prepare(order: Order) -> Order:
     return replace(order, setup=replace(order.setup, args=args))
 
 
-def render(order: Order) -> str:
-    """Return the manifest of a server.
-
-    Raises:
-        InvalidSetup: Ray does not take an argument.
-    """
+def _list_values(order: Order) -> Mapping[str, object]:
     application = {
         "name": order.service,
         "import_path": "ray.serve.llm:build_openai_app",
         "route_prefix": "/",
         "args": {"llm_configs": [_make_config(order)]},
     }
-    spec = {
-        "serveConfigV2": dump_yaml({"applications": [application]}),
-        "rayClusterConfig": _make_cluster(order),
+    version = _RAY.match(order.image)
+    return {
+        "application": dump_yaml({"applications": [application]}),
+        "ray_version": version[1] if version else None,
     }
-    metadata = make_metadata(order)
-    return dump_yaml({"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata, "spec": spec})
 
 
 def _make_config(order: Order) -> dict[str, Any]:
@@ -101,40 +90,4 @@ def _refuse(order: Order) -> None:
         )
 
 
-def _make_cluster(order: Order) -> dict[str, Any]:
-    head = {
-        "name": "ray-head",
-        "image": order.image,
-        "ports": [
-            {"name": "gcs", "containerPort": 6379},
-            {"name": "dashboard", "containerPort": 8265},
-            {"name": "client", "containerPort": 10001},
-            {"name": "serve", "containerPort": _PORT},
-        ],
-        "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "8Gi"}},
-    }
-    worker = {
-        "name": "ray-worker",
-        "image": order.image,
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        "resources": list_resources(order),
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/home/ray/.cache"}],
-    }
-    version = _RAY.match(order.image)
-    return {
-        **({"rayVersion": version[1]} if version else {}),
-        "headGroupSpec": {
-            "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
-            "template": {"spec": {"containers": [head]}},
-        },
-        "workerGroupSpecs": [
-            {
-                "groupName": "gpu",
-                "replicas": 1,
-                "minReplicas": 1,
-                "maxReplicas": 1,
-                "rayStartParams": {"num-gpus": str(order.num_gpus)},
-                "template": {"metadata": {"labels": dict(order.labels)}, "spec": make_pod(order, worker)},
-            }
-        ],
-    }
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare)

@@ -13,11 +13,11 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying.order import Order, refuse_other_hosts
-from draftwise.deploying.render.kubernetes import make_container, make_metadata, make_pod, make_service
-from draftwise.deploying.render.words import dump_yaml
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import fill_part
 from draftwise.deploying.twin import count_hosts
 
-__all__ = ["find_limits", "prepare", "render"]
+__all__ = ["HOOKS"]
 
 _INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """Label of the controller's that tells a group's pods apart; 0 is the one that answers."""
@@ -31,7 +31,7 @@ _ONLY_WITH_API = "api_server_count"
 """A flag that workers without an API refuse."""
 
 
-def prepare(order: Order) -> Order:
+def _prepare(order: Order) -> Order:
     """Return an order whose ranks can be dealt out to a group.
 
     Raises:
@@ -54,39 +54,21 @@ def _refuse(args: Mapping[str, Any], flags: Iterable[str], why: str) -> None:
         )
 
 
-def render(order: Order) -> str:
-    """Return the manifest of a server; the controller's own Service has the set's name, so this one has another."""
-    selector = {**order.labels, _INDEX: "0"}
-    return dump_yaml(_make_set(order), make_service(f"{order.name}-http", order, selector))
-
-
-def _make_set(order: Order) -> dict[str, Any]:
-    size = count_hosts(order.setup)
-    labels = {"metadata": {"labels": dict(order.labels)}}
-    pods = {"workerTemplate": {**labels, "spec": make_pod(order, make_container(order))}}
+def _list_values(order: Order) -> Mapping[str, object]:
+    size, container = count_hosts(order.setup), fill_part("container", order)
+    pods = {"workerTemplate": container}
     if size > 1:
-        pods = {
-            "leaderTemplate": {**labels, "spec": make_pod(order, _make_leader(order))},
-            "workerTemplate": {**labels, "spec": make_pod(order, _make_worker(order))},
-        }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": make_metadata(order),
-        "spec": {
-            **({} if order.platform.scale else {"replicas": 1}),
-            # The old group goes on until the new one answers; that takes free hosts for one more.
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": {"maxSurge": 1, "maxUnavailable": 0},
-            },
-            "leaderWorkerTemplate": {"size": size, "restartPolicy": "RecreateGroupOnPodRestart", **pods},
-        },
-    }
+        pods = {"leaderTemplate": _make_leader(order, container), "workerTemplate": _make_worker(order)}
+    templates = {role: _make_template(order, each) for role, each in pods.items()}
+    selector = {**order.labels, _INDEX: "0"}
+    return {"size": size, "pods": templates, "service_name": f"{order.name}-http", "selector": selector}
 
 
-def _make_leader(order: Order) -> dict[str, Any]:
-    container = make_container(order)
+def _make_template(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"labels": dict(order.labels)}, "spec": fill_part("pod", order, {"container": container})}
+
+
+def _make_leader(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
     # Its name resolves for others; what listens takes an address.
     own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
@@ -98,7 +80,7 @@ def _make_leader(order: Order) -> dict[str, Any]:
 
 def _make_worker(order: Order) -> dict[str, Any]:
     args = {name: value for name, value in order.setup.args.items() if name != _ONLY_WITH_API}
-    container = make_container(replace(order, setup=replace(order.setup, args=args)))
+    container = fill_part("container", replace(order, setup=replace(order.setup, args=args)))
     container = {name: value for name, value in container.items() if name != "ports" and not name.endswith("Probe")}
     return {**container, "args": [*container["args"], f"--node-rank={_RANK}", *_meet_at(order, _LEADER), "--headless"]}
 
@@ -109,7 +91,7 @@ def _meet_at(order: Order, address: str) -> Iterator[str]:
         yield f"--data-parallel-address={address}"
 
 
-def find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: Order) -> Iterator[Finding]:
     """Yield what the files leave to the cluster."""
     if count_hosts(order.setup) > 1:
         yield Finding.warning(
@@ -119,3 +101,6 @@ def find_limits(order: Order) -> Iterator[Finding]:
             where="--nnodes",
             fix="Add the resource of your RDMA devices to both containers, e.g. rdma/ib.",
         )
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

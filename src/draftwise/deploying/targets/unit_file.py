@@ -5,17 +5,18 @@ from __future__ import annotations
 from math import ceil
 
 from draftwise.deploying.order import Order
-from draftwise.deploying.render.words import PROGRAM, list_args
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import PROGRAM, list_args
 
-__all__ = ["render"]
+__all__ = ["HOOKS"]
 
 _MIB = 1 << 20
 
 
-def render(order: Order) -> str:
+def _render(order: Order) -> str:
     """Return the unit of a server.
 
-    The unit runs what `/usr/bin/env` finds as `vllm`: its release is in no line of it but the first, as a comment.
+    The unit runs what `/usr/bin/env` finds as `vllm`; only the comment on its first line names the release.
     """
     program = " ".join(["/usr/bin/env", *PROGRAM])
     lines = [
@@ -44,3 +45,6 @@ def _quote(word: str) -> str:
     """Return a word that systemd reads as it is (systemd.syntax(7)); in commands `$` is doubled before."""
     escaped = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+HOOKS = Hooks(render=_render)
