@@ -17,14 +17,14 @@ import draftwise
 from draftwise.deploying import TARGETS
 
 ROOT = Path(draftwise.__file__).parent
-ROOMS = ("deploy", "guard", "watch", "verbs", "cli")
+ROOMS = ("deploying", "guarding", "watching", "verbs", "cli")
 SAYS = re.compile(rf"--to (?:{'|'.join(map(re.escape, TARGETS))})\b")
-OWN = {f"deploy/targets/{target.hooks}.py": name for name, target in TARGETS.items() if target.hooks}
+OWN = {f"deploying/targets/{target.hooks}.py": name for name, target in TARGETS.items() if target.hooks}
 ALLOWED: dict[str, int] = {
-    "deploy/bundle/pack.py": 1,
-    "deploy/targets/llm_service.py": 3,
-    "deploy/targets/ray_serve.py": 1,
-    "deploy/targets/vllm_runtime.py": 2,
+    "deploying/bundle/pack.py": 1,
+    "deploying/targets/llm_service.py": 3,
+    "deploying/targets/ray_serve.py": 1,
+    "deploying/targets/vllm_runtime.py": 2,
 }
 """Platforms whose own code sends an operator to another one, and the next step in a bundle's README."""
 
@@ -55,7 +55,7 @@ def test_files_name_no_more_targets_than_they_may_and_no_fewer() -> None:
         for name, count in sorted({**dict.fromkeys(ALLOWED, 0), **found}.items())
         if count != ALLOWED.get(name, 0)
     }
-    assert not wrong, "more: ask a column of facts/data/deploy_targets.json instead; fewer: lower ALLOWED"
+    assert not wrong, "more: ask a column of knowledge/data/deploy_targets.json instead; fewer: lower ALLOWED"
 
 
 @pytest.mark.parametrize(

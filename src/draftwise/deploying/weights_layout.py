@@ -44,7 +44,7 @@ MODEL_ROOTS = (_MODELS, _CLAIM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
-    """One kind of layout, a row of `facts/data/weights_layouts.json`."""
+    """One kind of layout, a row of `knowledge/data/weights_layouts.json`."""
 
     kind: Kind
     about: str

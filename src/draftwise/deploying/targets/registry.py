@@ -1,6 +1,6 @@
 """Platforms, one row each: what a target's files can carry, its commands, and the code that its template needs.
 
-The rows are in `facts/data/deploy_targets.json`. A row names a template of `deploy/templates`, and a module of this
+The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates`, and a module of this
 folder where the template needs values of its own, or the platform limits, files or a check of its own.
 """
 
@@ -29,7 +29,7 @@ def _nothing(_order: Order) -> tuple[()]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The code of a platform, in a module of `deploy/targets`, as its constant `HOOKS`."""
+    """The code of a platform, in a module of `deploying/targets`, as its constant `HOOKS`."""
 
     list_values: Callable[[Order], Mapping[str, object]] = lambda _order: {}
     """The placeholders of the template that are the platform's own."""
@@ -52,9 +52,9 @@ class DeployTarget:
     name: str
     """As `--to` has it."""
     template: str = ""
-    """File of `deploy/templates`; empty where the hooks render."""
+    """File of `deploying/templates`; empty where the hooks render."""
     hooks: str = ""
-    """Module of `deploy/targets`; empty where the template needs nothing of its own."""
+    """Module of `deploying/targets`; empty where the template needs nothing of its own."""
     suffix: str
     """End of the names of its files."""
     lost: tuple[str, ...] = ()
