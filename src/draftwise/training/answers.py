@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.progress import Bar, Reporter
@@ -137,7 +137,7 @@ def _generate(
     pending: Pending = ()
     while True:
         for key, prompt in waiting:
-            engine.add(Request(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
+            engine.add(EngineRequest(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
             answers[key] = []
             if len(answers) >= 2 * settings.max_num_seqs:
                 break

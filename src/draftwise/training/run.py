@@ -64,7 +64,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
-        method: one that is trainable (`facts.methods`).
+        method: one that is trainable (`knowledge.methods`).
         settings: of the run.
         reporter: shows the progress.
 

@@ -1,12 +1,13 @@
-"""Runs every kind of step once, on made-up sequences, before there are requests.
+"""Makes an engine ready for its first requests: every kind of step is run once, on made-up sequences.
 
 On a GPU a step's kernels depend on how many sequences decode, on how their tokens are sampled, and on how long the
-prompts beside them are. `Rehearsal` goes through all that can come, so that afterwards nothing is compiled and each
+prompts in the same pass are. `Rehearsal` runs all that can come, so that afterwards nothing is compiled and each
 graph is captured. The sequences hold no pages: what they write goes to the scratch page, and nobody sees it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,18 +16,21 @@ import torch
 
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.compilers import Compilers
+from draftwise.engine.core import Engine
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import capture_sizes
 from draftwise.engine.step.graphs import Graphs
-from draftwise.engine.step.prompts import PromptSize
-from draftwise.engine.step.runner import Runner
+from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.engine.step.scheduler import Chunk, Schedule
-from draftwise.engine.step.sequence import Request, Sequence
+from draftwise.engine.step.sequence import EngineRequest, Sequence
 
-__all__ = ["Rehearsal"]
+__all__ = ["Rehearsal", "warm_up"]
+
+logger = logging.getLogger("draftwise.engine")
 
 Launch = Callable[[Schedule], object]
 """What of a step is launched."""
@@ -54,27 +58,18 @@ _ADJUSTED = tuple(
 
 
 class Rehearsal:
-    """All kinds of steps of an engine that has no request yet.
+    """All kinds of steps of an engine.
 
     Args:
-        runner: of the engine.
-        config: likewise, with what the checkpoint decides filled in.
-        k_for: how many tokens are drafted for each of so many sequences.
-        make_sequence: makes the sequence of a request.
-        kvs: keys and values of the target, and of the drafter if it has some.
+        engine: has had no request yet.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        config: EngineConfig,
-        *,
-        k_for: Callable[[int], int],
-        make_sequence: Callable[[Request], Sequence],
-        kvs: list[PagedKV],
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
+        config, runner = engine.config, engine.runner
         assert config.max_model_len is not None, "the engine fills it in"
-        self._runner, self._make_sequence, self._k_for, self._kvs = runner, make_sequence, k_for, kvs
+        self._runner, self._admission = runner, engine.admission
+        self._k_for: Callable[[int], int] = engine.spec.k_for if engine.spec else lambda _: 0
+        self._kvs = [kv for kv in (runner.kv, engine.proposer.kv) if kv is not None]
         self._most_seqs = config.max_num_seqs
         self._most_tokens = config.max_num_batched_tokens
         self._longest = max(1, config.max_model_len - 2)
@@ -147,18 +142,18 @@ class Rehearsal:
         mixed = [size for size in self._runner.prompt_sizes if size.num_decodes]
         for size in mixed:
             number = min(size.num_decodes, (size.num_rows - 1) // size.width, self._most_seqs - 1)
-            self._beside(number, size, times)
+            self._run_mixed(number, size, times)
         for before, count in pairwise((0, *self.sizes)):
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
                 if any(size.width == k + 1 and before < number <= size.num_decodes for size in mixed):
-                    self._decode(number, k, _PLAIN, times, launch=self._runner.surround)
+                    self._decode(number, k, _PLAIN, times, launch=self._runner.run_around_pass)
         if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
             for width in {size.width for size in mixed}:
                 most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)
-                self._beside(1, most, 1)
+                self._run_mixed(1, most, 1)
 
-    def _beside(self, number: int, size: PromptSize, times: int) -> None:
+    def _run_mixed(self, number: int, size: PromptSize, times: int) -> None:
         """Run a pass of a size with so many decoding sequences, as often as it takes to capture it."""
         lengths = self._share_out(size.num_rows - number * size.width)
         if len(lengths) > min(size.num_seqs, self._most_seqs - number):
@@ -217,8 +212,8 @@ class Rehearsal:
     def _sequence(self, slot: int, length: int, params: SamplingParams) -> Sequence:
         key = slot, length, id(params)
         if key not in self._made:
-            request = Request(request_id=f"rehearsal-{slot}", prompt_token_ids=[_TOKEN] * length, params=params)
-            self._made[key] = self._make_sequence(request)
+            request = EngineRequest(request_id=f"rehearsal-{slot}", prompt_token_ids=[_TOKEN] * length, params=params)
+            self._made[key] = self._admission.make_sequence(request, 0)
             self._made[key].slot = slot
         return self._made[key]
 
@@ -266,3 +261,53 @@ class Rehearsal:
             heads = shape.num_heads + 2 * shape.num_kv_heads
             qkv_NSD = torch.zeros(spans.num_rows, heads, shape.head_dim, dtype=model.dtype, device=model.device)
             attend(qkv_NSD[:, : shape.num_heads], kv, 0, plan)
+
+
+def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bool:
+    """Go through all steps that can come; return whether that went well.
+
+    On a CPU there is nothing to do: building the engine compiles its kernels, and they are the same for every step.
+
+    Args:
+        engine: has had no request yet.
+        compilers: what compiles kernels first; None: they are there, or are compiled one after the other.
+        startup: notified of the phases.
+    """
+    # A method that writes what it sees to disk must not see what is made up.
+    if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:
+        return True
+    from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare  # Triton is there where CUDA is
+
+    rehearsal = Rehearsal(engine)
+    if compilers is not None:
+        with startup.phase("compile kernels"):
+            prepare()
+            _compile(rehearsal, compilers)
+    with startup.phase("capture steps"):
+        try:
+            prepare()
+            rehearsal.run()
+            torch.cuda.synchronize()
+        except Exception:  # requests that need no more than what went well are served
+            logger.exception(
+                "Not all steps could be gone through: requests wait for what is compiled or captured later."
+            )
+            rehearsal.forget()
+            return False
+    note_late_compilations()
+    return True
+
+
+def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
+    """Compile what a rehearsal would launch; what fails here is compiled when it is launched, one by one."""
+    from draftwise.engine.kernels.cuda.ahead import recording
+
+    try:
+        with recording(compilers.begin):
+            rehearsal.run(briefly=True)
+    except Exception:  # it only saves time, and looks into Triton to do so
+        logger.exception("Not all kernels could be recorded.")
+    failed = compilers.finish()
+    logger.info("%d kernels to compile ahead, %d failures", compilers.num_jobs, len(failed))
+    for each in failed[:3]:
+        logger.warning("Not compiled ahead: %s", each)

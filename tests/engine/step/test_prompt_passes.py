@@ -8,7 +8,7 @@ import torch
 from tests.support.every_method import make_config
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.step.prompts import Beside, PromptSize, choose_size, prompt_sizes
+from draftwise.engine.step.prompt_passes import MixedDecode, PromptSize, choose_size, prompt_sizes
 from draftwise.engine.step.scheduler import Chunk
 
 SIZES = (PromptSize(16, 1), PromptSize(16, 8), PromptSize(32, 1), PromptSize(32, 8))
@@ -49,8 +49,8 @@ def test_decoding_sequences_of_few_rows_have_sizes_of_their_own():
     assert {(size.num_decodes, size.width) for size in sizes} == {(0, 0), (64, 1), (32, 4)}
 
     def choose(count: int, padded: int, width: int, longest: int = 10, *, length: int = 40) -> PromptSize | None:
-        beside = Beside(count=count, padded=padded, width=width, longest=longest)
-        return choose_size(chunks((0, length)), sizes, reach=400, beside=beside, max_num_rows=300)
+        mixed = MixedDecode(count=count, padded=padded, width=width, longest=longest)
+        return choose_size(chunks((0, length)), sizes, reach=400, mixed=mixed, max_num_rows=300)
 
     assert choose(15, 16, 4) == PromptSize(128, 8, 32, 4)
     assert choose(40, 40, 4) is None
@@ -104,8 +104,8 @@ def test_prompts_beside_decoding_sequences(largest, method, tiny_target, tiny_dr
     llm.engine.runner.prompt_sizes = tuple(size for size in sizes if size.num_rows <= largest)
     llm.engine.runner.max_num_rows = 128
     work, passed = replay(llm), []
-    over_many = llm.engine.runner._pass_over_many
-    llm.engine.runner._pass_over_many = lambda batch: passed.append(batch.size.num_rows) or over_many(batch)
+    over_many = llm.engine.runner._uncaptured_pass
+    llm.engine.runner._uncaptured_pass = lambda batch: passed.append(batch.size.num_rows) or over_many(batch)
     assert generate(llm) == expected
     used = {key[1].num_rows for key in work if key[0] == "prompts" and key[1].num_decodes}
     assert used == {64, 128} - ({128} if largest < 128 else set())

@@ -27,7 +27,7 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.table import View
 
-__all__ = ["Beside", "Decoding", "PromptBatch", "PromptSize", "choose_size", "prompt_sizes"]
+__all__ = ["MixedDecode", "MixedDraft", "PromptBatch", "PromptSize", "choose_size", "prompt_sizes"]
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
@@ -92,7 +92,7 @@ class PromptSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class MixedDecode:
     """Sequences that may decode in a pass over prompts."""
 
     count: int
@@ -109,33 +109,33 @@ def choose_size(
     sizes: Sequence[PromptSize],
     *,
     reach: int,
-    beside: Beside | None = None,
+    mixed: MixedDecode | None = None,
     max_num_rows: int = 0,
 ) -> PromptSize | None:
-    """Return what a pass over these prompts is padded to, and over sequences beside them.
+    """Return what a pass over these prompts, and over the sequences that share it, is padded to.
 
     Args:
         chunks: of the step.
         sizes: that are captured, ascending.
         reach: positions that the pages of a sequence can have.
-        beside: sequences that decode in the same step.
+        mixed: sequences that decode in the same step.
         max_num_rows: rows of a pass at most that they share with more prompts than a graph has; that one is not padded.
 
     Returns:
-        None: prompts are computed as they are, without the sequences beside them.
+        None: prompts are computed as they are, and the sequences in a pass of their own.
     """
-    if beside is None:
+    if mixed is None:
         return PromptSize.of(chunks, sizes, reach=reach)
-    if beside.padded * beside.width > _MOST_DECODE_ROWS or beside.longest > _LONGEST_CONTEXT:
+    if mixed.padded * mixed.width > _MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
         return None
-    num_rows = beside.count * beside.width
-    place = {"num_decodes": beside.padded, "width": beside.width, "num_rows": num_rows}
+    num_rows = mixed.count * mixed.width
+    place = {"num_decodes": mixed.padded, "width": mixed.width, "num_rows": num_rows}
     if sizes and (size := PromptSize.of(chunks, sizes, reach=reach, **place)) is not None:
         return size
     num_rows += sum(chunk.length for chunk in chunks)
     if not sizes or not sizes[-1].num_rows < num_rows <= max_num_rows:
         return None
-    return PromptSize(num_rows, len(chunks), -(-beside.padded // _ALIGNED) * _ALIGNED, beside.width)
+    return PromptSize(num_rows, len(chunks), -(-mixed.padded // _ALIGNED) * _ALIGNED, mixed.width)
 
 
 def prompt_sizes(
@@ -159,7 +159,7 @@ def prompt_sizes(
     return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
 
 
-class Decoding:
+class MixedDraft:
     """What is drafted before a pass over prompts, and needed again after it: in tensors of no graph, since the graph of
     the pass may use the memory of any other graph for its own.
 
@@ -225,8 +225,8 @@ class PromptBatch:
         """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
         there have some, too, which are others'."""
 
-    def set(self, chunks: Sequence[Chunk], slots: Sequence[int] = (), decoding: Decoding | None = None) -> None:
-        """Enter the prompts of a step, and sequences that decode beside them, in these slots."""
+    def set(self, chunks: Sequence[Chunk], slots: Sequence[int] = (), mixed: MixedDraft | None = None) -> None:
+        """Enter the prompts of a step, and the sequences that decode in the same pass, in these slots."""
         size, count = self.size, len(slots)
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         by_row = np.zeros((3, num_rows), dtype=np.int64)
@@ -248,8 +248,8 @@ class PromptBatch:
             row += length
         numbers = np.concatenate((by_row, by_seq, wanted_rows), axis=None)
         self._numbers.copy_(upload(numbers, self._numbers.device))
-        if decoding:
-            by_seq[[1, 3], :count] = self._enter(decoding, count)
+        if mixed:
+            by_seq[[1, 3], :count] = self._enter(mixed, count)
         self.spans = Spans.laid_out(
             _pairs(by_seq[1], by_seq[2]),
             self._starts_B,
@@ -278,12 +278,12 @@ class PromptBatch:
             return PassPart(0, size.num_decodes, size.width), PassPart(size.num_decodes, size.num_seqs, size.num_rows)
         return PassPart(0, count, size.width, 0), PassPart(size.num_decodes, size.num_seqs, self._longest)
 
-    def _enter(self, decoding: Decoding, count: int) -> list[int]:
+    def _enter(self, mixed: MixedDraft, count: int) -> list[int]:
         """Enter tokens and positions that only the device knows; return the latter if the host may look."""
-        tokens_N, positions_N = decoding.rows(count)
+        tokens_N, positions_N = mixed.rows(count)
         self.tokens_N[: len(tokens_N)].copy_(tokens_N)
         self._positions_N[: len(positions_N)].copy_(positions_N)
-        starts_B = decoding.starts(count)
+        starts_B = mixed.starts(count)
         for room_B in (self._starts_B, self._wanted_starts_B):
             room_B[:count].copy_(starts_B)
         return starts_B.tolist() if starts_B.device.type == "cpu" else [0] * count
