@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["Budget"]
+__all__ = ["TimeBudget"]
 
 _START = 0.4
 """Share of the whole after which candidates that are not up yet are left out, where others can be measured."""
@@ -43,7 +43,7 @@ _MOST_ENDING = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
-class Budget:
+class TimeBudget:
     """How long a run may take, from the command to its report.
 
     Args:

@@ -13,9 +13,10 @@ from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = [
-    "Forecast",
     "Pace",
     "TextPace",
+    "TimeEstimate",
+    "describe_plan",
     "expect_seconds",
     "fill_plan",
     "fit_plan",
@@ -49,7 +50,7 @@ class TextPace:
 
 
 @dataclass(slots=True, kw_only=True)
-class Forecast:
+class TimeEstimate:
     """What turns take.
 
     Args:
@@ -175,13 +176,13 @@ def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> floa
     return sum(turn_s if phase.duration_s is None else phase.duration_s for phase in load.phases)
 
 
-def expect_seconds(plan: RunPlan, forecast: Forecast) -> float:
+def expect_seconds(plan: RunPlan, estimate: TimeEstimate) -> float:
     """Return how long a plan takes."""
     repeats = range(1, plan.repeats + 1)
-    return sum(forecast.sum(plan_turns(plan, plan.conditions, repeat)) for repeat in repeats)
+    return sum(estimate.sum(plan_turns(plan, plan.conditions, repeat)) for repeat in repeats)
 
 
-def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan, list[Omission]]:
+def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[RunPlan, list[Omission]]:
     """Return what of a plan fits in the time, and what is left out for it.
 
     First every workload is cut to fewer prompts, as long as these are enough: that is a choice of the run, no
@@ -190,39 +191,39 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
     repetition (fewer prompts in two of them would decide nothing), then prompts again, then the last candidates, of
     which nothing is known yet. If even the rest does not fit it is returned: the time ends it.
     """
-    fitted = _cut(plan, forecast, seconds, _ENOUGH_PROMPTS)
-    reason = _say_needed(fitted, forecast, seconds)
+    fitted = _cut(plan, estimate, seconds, _ENOUGH_PROMPTS)
+    reason = _say_needed(fitted, estimate, seconds)
     found: list[Omission] = []
-    while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
+    while expect_seconds(fitted, estimate) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
-    fitted = _cut(fitted, forecast, seconds, FEWEST_PROMPTS)
-    needed = _say_needed(fitted, forecast, seconds)
-    while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
+    fitted = _cut(fitted, estimate, seconds, FEWEST_PROMPTS)
+    needed = _say_needed(fitted, estimate, seconds)
+    while expect_seconds(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
-    if expect_seconds(fitted, forecast) > seconds and _has_a_block_for_each_prompt(fitted):
+    if expect_seconds(fitted, estimate) > seconds and _has_a_block_for_each_prompt(fitted):
         fitted = replace(fitted, repeats=1)
     gone = name_missing(fitted, plan)
     reasons = [reason] * (fitted.repeats < plan.repeats) + [needed]
     found += [Omission(what=what, reason=why, is_final=True) for what, why in zip(gone, reasons, strict=False)]
-    if expect_seconds(fitted, forecast) > seconds:
+    if expect_seconds(fitted, estimate) > seconds:
         # All workloads together must have enough to decide.
         least = max(_LEAST_PROMPTS, ceil(FEWEST_PROMPTS / len(fitted.workloads)))
-        fitted = _cut(fitted, forecast, seconds, least)
-    while expect_seconds(fitted, forecast) > seconds and len(fitted.arms) > 2:
+        fitted = _cut(fitted, estimate, seconds, least)
+    while expect_seconds(fitted, estimate) > seconds and len(fitted.arms) > 2:
         name = fitted.arms[-1].name
         found.append(Omission(what=f"candidate {name}", reason=needed, candidate=name, is_final=True))
         fitted = _without_last_arm(fitted)
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
-    return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
+    return _cut(replace(fitted, workloads=plan.workloads), estimate, seconds, fewest), found
 
 
-def fill_plan(plan: RunPlan, asked: RunPlan, forecast: Forecast, seconds: float) -> RunPlan:
+def fill_plan(plan: RunPlan, asked: RunPlan, estimate: TimeEstimate, seconds: float) -> RunPlan:
     """Return a plan with as many of the loads, then of the repetitions, that `fit_plan` left out as fit in the time."""
     fuller = replace(plan, conditions=asked.conditions)
-    while len(fuller.conditions) > len(plan.conditions) and expect_seconds(fuller, forecast) > seconds:
+    while len(fuller.conditions) > len(plan.conditions) and expect_seconds(fuller, estimate) > seconds:
         fuller = _without_condition(fuller)
     for repeats in range(asked.repeats, plan.repeats, -1):
-        if expect_seconds(replace(fuller, repeats=repeats), forecast) <= seconds:
+        if expect_seconds(replace(fuller, repeats=repeats), estimate) <= seconds:
             return replace(fuller, repeats=repeats)
     return fuller
 
@@ -240,8 +241,8 @@ def _has_a_block_for_each_prompt(plan: RunPlan) -> bool:
     return not plan.one_at_a_time and all(each.concurrency == 1 for each in plan.conditions)
 
 
-def _say_needed(plan: RunPlan, forecast: Forecast, seconds: float) -> str:
-    count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, forecast)
+def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
+    count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, estimate)
     what = f"{count} prompts of each workload in {plan.repeats} repetitions"
     return f"{what} would take {needed / 60:.1f} min, and {seconds / 60:.1f} min are left"
 
@@ -251,7 +252,7 @@ def name_repetitions(first: int, last: int) -> str:
     return f"repetition {first}" if first == last else f"repetitions {first} to {last}"
 
 
-def _cut(plan: RunPlan, forecast: Forecast, seconds: float, fewest: int) -> RunPlan:
+def _cut(plan: RunPlan, estimate: TimeEstimate, seconds: float, fewest: int) -> RunPlan:
     """Return the plan with every workload cut to as many prompts as fit, but not under a few."""
 
     def cut(count: int) -> RunPlan:
@@ -260,7 +261,7 @@ def _cut(plan: RunPlan, forecast: Forecast, seconds: float, fewest: int) -> RunP
     most = max(len(workload.prompts) for workload in plan.workloads)
     while fewest < most:
         middle = (fewest + most + 1) // 2
-        if expect_seconds(cut(middle), forecast) > seconds:
+        if expect_seconds(cut(middle), estimate) > seconds:
             most = middle - 1
         else:
             fewest = middle
@@ -274,3 +275,24 @@ def _without_condition(plan: RunPlan) -> RunPlan:
 
 def _without_last_arm(plan: RunPlan) -> RunPlan:
     return plan.keep_arms([arm.name for arm in plan.arms[:-1]])
+
+
+def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:
+    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
+    workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
+    loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
+    repeats = range(1, plan.repeats + 1)
+    total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
+    lines = [
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
+        f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
+    ]
+    for condition in plan.conditions:
+        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
+        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
