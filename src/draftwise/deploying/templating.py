@@ -1,4 +1,4 @@
-"""Fills the templates of `deploying/templates`: YAML whose placeholders are values of an order or parts of `parts.yaml`.
+"""Fills the templates of `deploying/templates`: YAML with placeholders for values of an order or parts of a template.
 
 A text that is one placeholder (`$args`) becomes the value itself; None drops the key or the item. Within a longer text
 (`${name}-http`) the value is written as text. A key that is a placeholder without a value (`$probes:`) is replaced by

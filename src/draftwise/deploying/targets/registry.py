@@ -1,7 +1,7 @@
 """Platforms, one row each: what a target's files can carry, its commands, and the code that its template needs.
 
-The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates`, and a module of this
-folder where the template needs values of its own, or the platform limits, files or a check of its own.
+The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates`, and a module of
+this folder where the template needs values of its own, or the platform limits, files or a check of its own.
 """
 
 from __future__ import annotations
