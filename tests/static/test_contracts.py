@@ -59,6 +59,7 @@ BY_NAME = {
     "cli/_group.py",
     "cli/train.py",
     "core/lazy.py",
+    "deploying/targets/registry.py",
     "engine/kernels/cuda/ahead.py",
     "knowledge/methods.py",
 }

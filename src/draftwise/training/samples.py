@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
@@ -262,7 +262,7 @@ def _generate(
     pending: Pending = ()
     while True:
         for key, prompt in waiting:
-            engine.add(Request(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
+            engine.add(EngineRequest(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
             answers[key] = []
             if len(answers) >= 2 * settings.max_num_seqs:
                 break
