@@ -184,7 +184,7 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     """Return the folder with what a server that runs the setup answers to the probe in its baseline."""
     import asyncio
 
-    from draftwise.backends.probed import ProbedPair
+    from draftwise.backends.backend import ProbedPair
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask_again, load_prompts
     from draftwise.deploying.record import BASELINE
