@@ -18,8 +18,8 @@ from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import EngineRequest
 from draftwise.engine.outputs import RequestOutput
-from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.threads import StepThreads
 

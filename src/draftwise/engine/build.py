@@ -14,8 +14,7 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.proposers.plain import PlainDecoding
+from draftwise.engine.proposers.proposer import PlainDecoding, Proposer
 from draftwise.engine.sampling.acceptance import Standard, place
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.spec import ResolvedSpec, resolve_spec

@@ -25,7 +25,7 @@ from torch import Tensor
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.draft import Draft
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest
