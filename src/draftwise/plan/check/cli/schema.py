@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import Span, history
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.steps import Step
@@ -142,6 +143,8 @@ def _find_mismatch(
     if key == "method":
         since = _tell_history(history("methods", value))
         message = f"{written} is not a method of vLLM {context.release}{since}."
+        if (found := find_method(value)) is not None and found.distribution:
+            fix = f"It is added by {found.distribution}, for the embedded engine: `draftwise serve` runs it. {fix}"
         yield from context.rules.ruling("unknown-method", message, where=key, fix=fix)
     else:
         message = f"{key} cannot be {written} in vLLM {context.release}."
