@@ -25,7 +25,6 @@ SPEC = json.dumps({"method": "repeat_last", "num_speculative_tokens": 4})
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder into which pip installed the example."""
-    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("installed")
     source = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
@@ -61,7 +60,7 @@ def test_check_refuses_it_for_vllm_and_says_where_it_runs(installed: Path) -> No
 
 def test_size_counts_it_as_its_row_says(installed: Path) -> None:
     done = draftwise(installed, "size", LLAMA, "--gpu", "H200", "--speculative-config", SPEC, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1  # vLLM has no such method, and `size` says so
     assert json.loads(done.stdout)["method"] == "repeat_last"
 
 
