@@ -21,8 +21,8 @@ ROW = {
     "meaning": "Heads that know the draft tokens before them.",
     "layout": "draftwise.plan.size.hydra:describe_hydra",
     "recognizer": "draftwise.checkpoints.hydra:is_hydra",
-    "proposer": "draftwise.engine.proposers.hydra:make_hydra",
-    "trainer": "draftwise.training.hydra:HydraTraining",
+    "proposer": "draftwise.engine.proposers.hydra:build",
+    "trainer": "draftwise.training.hydra_trainer:HydraTraining",
 }
 """What medusa's row does not say of it."""
 FILES = {
@@ -41,13 +41,13 @@ def describe_hydra(target, config, k):
     "engine/proposers/hydra.py": """
 from draftwise.engine.proposers.medusa import MedusaProposer
 
-def make_hydra(spec, config, target):
+def build(spec, config, target):
     return MedusaProposer.load(spec.model, target, k=spec.k, probabilistic=spec.probabilistic)
 """,
-    "training/hydra.py": """
+    "training/hydra_trainer.py": """
 import json
 
-from draftwise.training.medusa import MedusaTraining
+from draftwise.training.medusa_trainer import MedusaTraining
 
 class HydraTraining(MedusaTraining):
     name = "hydra"

@@ -7,7 +7,7 @@ ROW = {
     "drafts_from": "text",
     "network": "none",
     "usual_k": 4,
-    "proposer": "repeat_last.proposer:make_proposer",
+    "proposer": "repeat_last.proposer:build",
     "source": "draftwise: examples/method-of-your-own",
     "checked": "2026-11-28",
 }

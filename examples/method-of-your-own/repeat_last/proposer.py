@@ -7,7 +7,7 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers import Confirmed, Draft, Proposer
 from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["RepeatLast", "make_proposer"]
+__all__ = ["RepeatLast", "build"]
 
 
 class RepeatLast(Proposer):
@@ -25,6 +25,6 @@ class RepeatLast(Proposer):
         """Nothing to forget."""
 
 
-def make_proposer(_spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
+def build(_spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
     """Return the proposer; the engine calls this once for each engine."""
     return RepeatLast()

@@ -289,6 +289,5 @@ def _read_spec(given: str) -> tuple[dict[str, Any], tuple[Finding, ...]]:
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
     return found.value, tuple(
-        get_rule("flag-json-duplicate").ruling(f"{key[:60]} is written twice; only the last one counts.", where=where)
-        for key in found.duplicates
+        get_rule("flag-json-duplicate").ruling(key=key[:60], where=where) for key in found.duplicates
     )
