@@ -39,10 +39,10 @@ def describe_hydra(target, config, k):
     return Drafter(parts=(Part(name="blocks", role="mlp", rows=width, cols=width, copies=k, quantized=False),))
 """,
     "engine/proposers/hydra.py": """
-from draftwise.engine.proposers.medusa import MedusaProposer
+from draftwise.engine.proposers.medusa import MedusaProposer, load_medusa
 
 def build(spec, config, target):
-    return MedusaProposer.load(spec.model, target, k=spec.k, probabilistic=spec.probabilistic)
+    return MedusaProposer(load_medusa(spec.model, target, k=spec.k), target, probabilistic=spec.probabilistic)
 """,
     "training/hydra_trainer.py": """
 import json
