@@ -46,8 +46,8 @@ PLANTS = [
     (DECIDING, "deciding/verdict.py", "from draftwise.deciding import scope"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
     (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),
-    (CHECKING, "plan/check/spec/drafter.py", "from draftwise.plan.check import engine"),
-    (CHECKING, "plan/check/context.py", "from draftwise.plan.check.model import Model"),
+    (CHECKING, "plan/check/spec/drafter_config.py", "from draftwise.plan.check import engine"),
+    (CHECKING, "plan/check/stages.py", "from draftwise.plan.check.model import Model"),
     (MEASURING, "measure/load/client.py", "from draftwise.measure import warm_up"),
     (MEASURING, "measure/experiment.py", "from draftwise.measure import sweep"),
 ]

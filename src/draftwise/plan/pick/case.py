@@ -18,8 +18,8 @@ from draftwise.plan.cost.constants import Constants, gpu_prior
 from draftwise.plan.cost.machine import Batch, Machine
 from draftwise.plan.cost.work import find_work
 from draftwise.plan.pick.requirements import Requirements
-from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
 __all__ = ["Case", "GivenDrafter", "open_case"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.core.shape import read_layer_kinds
-from draftwise.plan.size.parts import Part, Split
+from draftwise.plan.size.weight_parts import Part, Split
 
 __all__ = ["attention_parts", "decoder_parts", "known_family", "mlp_parts", "norm", "num_experts"]
 

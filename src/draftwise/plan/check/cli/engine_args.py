@@ -21,9 +21,8 @@ from draftwise.knowledge.old_flags import read_old_flags
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, history
 from draftwise.plan.check.cli.configs import Server, find_refused
-from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
-from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
-from draftwise.plan.check.steps import Step, collect
+from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
+from draftwise.plan.check.stages import SPEC_FLAGS, Context, Platform, Step, collect
 
 __all__ = ["get_context"]
 

@@ -10,8 +10,7 @@ from draftwise.checkpoints.model_config import count_experts, get_text_config
 from draftwise.core import Ruling
 from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
 from draftwise.knowledge.transformers import fill_in, is_buildable
-from draftwise.plan.check.context import Context
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = [
     "HfConfig",

@@ -15,10 +15,9 @@ from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.models import near_models
 from draftwise.knowledge.quantization import needs_checkpoint
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
-from draftwise.plan.check.model.reading import find_other_name, read_hf_config
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
 
@@ -128,7 +127,7 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
 
 
 def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Ruling]:
-    _message, _fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
+
     yield from context.rules.ruling("parallel-size-not-positive", name=name, size=size)
     # Old releases divide by the size without a check: with the drafter, where there is one. They run with other faults.
     if size or name == "pipeline_parallel_size":

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from draftwise.checkpoints.model_config import count_experts
 from draftwise.core import Ruling
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context
 
 __all__ = ["find_settings"]
 

@@ -1,19 +1,19 @@
-"""What every rule of `check` may look at: the setup, the release, the engine's flags, and the two models."""
+"""The state that every stage of `check` starts from, and the form of a stage: a generator of findings with a result."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Finding, Ruling, Setup
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 
-__all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform"]
+__all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform", "Step", "collect", "run"]
 
 Platform = Literal["cuda", "cpu"]
 SPEC = "--speculative-config"
@@ -134,3 +134,24 @@ def _read_object(value: Any) -> Mapping[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, Mapping) else None
+
+
+_T = TypeVar("_T")
+Step = Generator[Ruling, None, _T]
+
+
+def collect(step: Step[_T]) -> tuple[tuple[Ruling, ...], _T]:
+    """Run a step to its end and return what it found, and what it returned."""
+    found: list[Ruling] = []
+    value = run(step, found.append)
+    return tuple(found), value
+
+
+def run(step: Step[_T], tell: Callable[[Ruling], None]) -> _T:
+    """Run a step to its end, tell what it finds as it finds it, and return what it returns."""
+    while True:
+        try:
+            tell(next(step))
+        except StopIteration as end:
+            value: _T = end.value
+            return value

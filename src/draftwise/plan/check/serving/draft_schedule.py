@@ -1,4 +1,4 @@
-"""A schedule of draft lengths by batch size: the faults that stop the engine, and what it really does."""
+"""A schedule of draft lengths by batch size: the faults that stop the engine, and what it does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from draftwise.core import Ruling
-from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine.budget import SCHEDULE, Entry, read_schedule
+from draftwise.plan.check.engine.step_budget import SCHEDULE, Entry, read_schedule
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context
 
 __all__ = ["find_schedule"]
 

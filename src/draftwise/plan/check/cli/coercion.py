@@ -15,8 +15,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.vllm import Span, history
-from draftwise.plan.check.context import SPEC_FLAGS, Context
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import SPEC_FLAGS, Context, Step
 
 __all__ = ["Fields", "Mismatch", "coerce", "coerce_field", "read_fields"]
 

@@ -1,4 +1,4 @@
-"""A setup with everything resolved that its memory depends on."""
+"""A setup resolved for sizing: model shapes, parallelism and limits as the vLLM release has them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check import Context, Resolved, check_context, get_context
 from draftwise.plan.check.engine import choose_runner
-from draftwise.plan.size.drafter import Drafter, describe_drafter
-from draftwise.plan.size.precision import Precision, get_precision, precision_of, spared_roles
+from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of, spared_roles
 
 __all__ = ["NO_DRAFTER", "Request", "read_request"]
 

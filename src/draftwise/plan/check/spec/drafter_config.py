@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.models import find_model
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, build_model
-from draftwise.plan.check.model.reading import find_other_name, read_hf_config
 from draftwise.plan.check.spec.detection import TOP_K_KEY, detect_method, name_class, rewrite_draft
-from draftwise.plan.check.spec.spec import Spec
-from draftwise.plan.check.steps import Step, collect
+from draftwise.plan.check.spec.speculative_config import Spec
+from draftwise.plan.check.stages import Context, Step, collect
 
 if TYPE_CHECKING:
     from draftwise.knowledge.families import PublishedDrafter
@@ -146,7 +145,6 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
 
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.model or find_placeholder(spec.model) is not None:
-        _message, _fix = f"The model {spec.model!r} names no checkpoint.", "Give the directory or id of the drafter."
         yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
         yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)

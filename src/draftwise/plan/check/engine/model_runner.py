@@ -9,10 +9,9 @@ from typing import Literal
 from draftwise.checkpoints.model_config import count_experts
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import get_rule
-from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import SPEC, Context, Step
 
 __all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "schedules_async", "settle_runner"]
 

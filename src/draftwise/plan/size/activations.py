@@ -1,9 +1,4 @@
-"""What vLLM's memory profiler sees besides weights: a formula read off its source and checked against an H200.
-
-The profile is one step of `max_num_batched_tokens` tokens, the sampler for `max_num_seqs` of them, and the drafter. Its
-peak is the largest set of tensors that live at once; benchmarks/h200/vllm_memory.py lists them with the lines that made
-them.
-"""
+"""Memory of a profiled step: activations, and the buffers that runner and drafter keep."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory import Overheads, Runner
 from draftwise.knowledge.rules import Rulebook
 from draftwise.plan.size.decoder import num_experts
-from draftwise.plan.size.drafter import Drafter
+from draftwise.plan.size.drafter_parts import Drafter
 
 __all__ = ["Step", "activations", "buffers"]
 

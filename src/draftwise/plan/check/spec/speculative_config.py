@@ -9,9 +9,8 @@ from typing import Any
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.methods import Method, find_method, find_placeholder
 from draftwise.plan.check.cli import Fields, read_fields
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["Spec", "read_spec"]
 

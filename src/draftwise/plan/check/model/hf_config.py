@@ -1,4 +1,4 @@
-"""Which config object vLLM gets for a config.json: transformers', its own, one of a speculators checkpoint, or none."""
+"""The config object that vLLM makes of a config.json: transformers', its own, or that of a speculators checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from draftwise.knowledge.models import find_model, is_hub_name, names_directory,
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.transformers import fill_in, find_model_type
 from draftwise.knowledge.vllm import Release
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, place_of
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "find_other_name", "read_hf_config"]
 

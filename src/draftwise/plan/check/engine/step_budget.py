@@ -1,4 +1,4 @@
-"""What a step of the engine holds: tokens and requests, the slots that drafting takes, and the draft lengths."""
+"""A step of the engine: tokens and requests, the slots that drafting takes, and the draft lengths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from draftwise.core import InvalidSetup, Ruling
 from draftwise.knowledge.gpus import Gpu, get_gpu
 from draftwise.knowledge.memory import get_batch_defaults
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["SCHEDULE", "Entry", "Limits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
 

@@ -1,4 +1,4 @@
-"""Which CUDA graphs a release captures, and which batches of speculating requests run without a full one."""
+"""CUDA graphs that a release captures, and batches of speculating requests that run without a full one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
-from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine.budget import SCHEDULE, Limits, find_gpu, get_limits
+from draftwise.plan.check.engine.step_budget import SCHEDULE, Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context
 
 __all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_captured"]
 

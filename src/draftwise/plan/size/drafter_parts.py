@@ -1,4 +1,4 @@
-"""The weights and the cache of a drafter or head: what it shares with its target is not counted twice."""
+"""The weights and the KV layers of a drafter or head, without what it shares with its target."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from draftwise.checkpoints.aux_layers import find_aux_layers
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
-from draftwise.plan.size.parts import Part, Split
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import Part, Split
 
 __all__ = ["Drafter", "describe_drafter"]
 
