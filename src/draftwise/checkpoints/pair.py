@@ -151,20 +151,16 @@ def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     where = str(drafter.directory / "config.json")
     mine, theirs = drafter.dimensions.vocab_size, target.dimensions.vocab_size
     if mine and theirs and mine != theirs:
-        yield from _sizes_differ(rules, pair, mine, theirs, where)
+        yield from rules.ruling(_SIZES, mine=mine, theirs=theirs, where=where)
+        if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
+            most = max(mine, theirs)
+            yield from rules.ruling("padded-vocabulary", mine=mine, theirs=theirs, most=most, where=where)
     reach, needed = drafter.dimensions.max_position_embeddings, target.dimensions.max_position_embeddings
     if reach and needed and reach < needed:
         yield from rules.ruling("draft-context-shorter", reach=reach, needed=needed, where=where)
     if drafter.drafter.parallel:
         yield from rules.ruling("parallel-drafting-trained", mask_token_id=drafter.drafter.mask_token_id, where=where)
     yield from _find_ratio(rules, pair, where)
-
-
-def _sizes_differ(rules: Rulebook, pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Ruling]:
-    yield from rules.ruling(_SIZES, mine=mine, theirs=theirs, where=where)
-    if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
-        most = max(mine, theirs)
-        yield from rules.ruling("padded-vocabulary", mine=mine, theirs=theirs, most=most, where=where)
 
 
 def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:

@@ -34,7 +34,8 @@ def find_faults(request: Request, budget: Budget, plain: Budget) -> Iterator[Fin
     yield from _find_overrun(budget)
     yield from _find_shares(budget, plain)
     yield from _find_graphs(request, budget)
-    yield from _find_buffers(request, budget)
+    if not budget.buffers_counted:
+        yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
     yield from _find_compile(request, budget)
     yield from _find_estimates(request)
 
@@ -117,11 +118,6 @@ def _find_graphs(request: Request, budget: Budget) -> Iterator[Finding]:
         codes.insert(0, "size-graphs-first-runner-only")
     code = next(code for code in codes if request.rules.holds(code))
     yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
-
-
-def _find_buffers(request: Request, budget: Budget) -> Iterator[Finding]:
-    if not budget.buffers_counted:
-        yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
 
 
 def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:

@@ -54,13 +54,16 @@ def read_fields(context: Context) -> Step[Fields]:
     raw = context.keys if context.rules.holds("dashed-key") else context.spec or {}
     for key, value in raw.items():
         if key not in table:
-            yield from _find_unknown_key(context, key, table)
+            since = _tell_history(history("spec_fields", key))
+            fix = _suggest_key(key, table)
+            yield from context.rules.ruling("unknown-key", key=key, since=since, fix=fix)
+            yield from context.rules.ruling("ignored-key", key=key, since=since, fix=fix)
             continue
         try:
             values[key] = _read_value(context, key, value, table[key])
         except _OutOfRange as limit:
             del values[key]
-            yield from _find_out_of_range(context, key, value, limit)
+            yield from context.rules.ruling("value-out-of-range", key=key, limit=limit, value=json.dumps(value))
         except Mismatch as mismatch:
             del values[key]
             yield from _find_mismatch(context, key, value, table[key].get("choices"), mismatch)
@@ -72,13 +75,6 @@ def _find_doubled(context: Context) -> Iterator[Ruling]:
     for flag in context.doubled:
         option, key = "--" + flag.replace("_", "-"), SPEC_FLAGS[flag]
         yield from context.rules.ruling("spec-flag-repeats-key", option=option, key=key)
-
-
-def _find_unknown_key(context: Context, key: str, table: Mapping[str, Any]) -> Iterator[Ruling]:
-    since = _tell_history(history("spec_fields", key))
-    fix = _suggest_key(key, table)
-    yield from context.rules.ruling("unknown-key", key=key, since=since, fix=fix)
-    yield from context.rules.ruling("ignored-key", key=key, since=since, fix=fix)
 
 
 def _tell_history(spans: Sequence[Span]) -> str:
@@ -113,10 +109,6 @@ def coerce_field(row: Mapping[str, Any], value: Any) -> Any:
         if limit is not None and isinstance(value, (int, float)) and not is_within(value, limit):
             raise _OutOfRange(f"{words} {limit}")
     return value
-
-
-def _find_out_of_range(context: Context, key: str, value: Any, limit: _OutOfRange) -> Iterator[Ruling]:
-    yield from context.rules.ruling("value-out-of-range", key=key, limit=limit, value=json.dumps(value))
 
 
 def _find_mismatch(

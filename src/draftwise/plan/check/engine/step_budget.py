@@ -34,17 +34,13 @@ def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     slots = _slots(context, resolved, k)
     if seqs is not None:
-        yield from _find_lora(context, k, tokens, seqs)
+        needed = seqs * (k + 1)
+        if "enable_lora" in context.on and tokens < needed:
+            yield from context.rules.ruling("lora-token-budget", tokens=tokens, seqs=seqs, step=k + 1, needed=needed)
         yield from _find_set_aside(context, slots, tokens, seqs)
         yield from _find_limited(context, resolved, k, tokens, seqs)
     if tokens <= slots:
         yield from context.rules.ruling("token-budget-within-slots", tokens=tokens, slots=slots)
-
-
-def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
-    needed = seqs * (k + 1)
-    if "enable_lora" in context.on and tokens < needed:
-        yield from context.rules.ruling("lora-token-budget", tokens=tokens, seqs=seqs, step=k + 1, needed=needed)
 
 
 def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Iterator[Ruling]:

@@ -38,8 +38,10 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         target: the served model; None where its config.json cannot be read here.
     """
     if target is not None:
-        yield from _find_media_adapters(context, target)
-        yield from _find_replay(context, target)
+        if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
+            yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
+        if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
+            yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
         yield from _find_routed_experts(context, target)
         yield from _find_ngram_embeddings(context, target)
         yield from _find_sharded_sampling(context)
@@ -54,16 +56,6 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     if context.platform == "cuda":
         yield from _find_microbatches(context)
         yield from _find_rounding(context)
-
-
-def _find_media_adapters(context: Context, target: Model) -> Iterator[Ruling]:
-    if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
-        yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
-
-
-def _find_replay(context: Context, target: Model) -> Iterator[Ruling]:
-    if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
-        yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
 
 
 def _find_routed_experts(context: Context, target: Model) -> Iterator[Ruling]:

@@ -231,12 +231,6 @@ def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
 
 def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
     """Yield what is refused of the target's KV cache."""
-    yield from _find_unknown_type(context)
-    yield from _find_type_on_cpu(context)
-    yield from _find_window_on_v0(context, config.text)
-
-
-def _find_unknown_type(context: Context) -> Iterator[Ruling]:
     asked = context.given.get("kv_cache_dtype")
     known = context.release.table("flags")["--kv-cache-dtype"].get("suggestions", ())
     if isinstance(asked, str) and asked not in known:
@@ -246,6 +240,8 @@ def _find_unknown_type(context: Context) -> Iterator[Ruling]:
             asked=asked,
             fix=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(known)}.",
         )
+    yield from _find_type_on_cpu(context)
+    yield from _find_window_on_v0(context, config.text)
 
 
 def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:

@@ -148,19 +148,15 @@ def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling
     """Yield what the method's own proposer cannot do; each rule is about the methods that its row names."""
     k = resolved.num_speculative_tokens
     if context.drafter is not None:
-        yield from _find_medusa_heads(context, resolved, k)
+        heads = _count_heads(context.draft_config)
+        if k is not None and k > heads:
+            yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
         yield from _find_cut_vocabulary(context, resolved)
     yield from _find_other_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
     yield from context.rules.ruling("mlp-speculator-not-on-v1", method=resolved.method)
     if "." not in (resolved.model or ""):
         yield from context.rules.ruling("custom-class-path", method=resolved.method, model=resolved.model)
-
-
-def _find_medusa_heads(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
-    heads = _count_heads(context.draft_config)
-    if k is not None and k > heads:
-        yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
 
 
 def _count_heads(config: Mapping[str, Any]) -> int:

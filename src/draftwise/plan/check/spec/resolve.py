@@ -201,7 +201,9 @@ def _verify(context: Context, spec: Spec) -> Step[Spec]:
     spec = replace(spec, rates=(yield from _resolve_synthetic(context, spec)))
     if spec.draft is not None and spec.draft_tp is not None and spec.known("draft") and _splits_drafter(spec):
         yield from find_drafter_parallel(context, spec.draft.config, spec.draft_tp)
-    yield from _find_batch_limit(context, spec)
+    limit = spec.get("disable_by_batch_size")
+    if limit is not None and limit < 2:
+        yield from context.rules.ruling("batch-limit-below-two", limit=limit)
     yield from _find_limited_targets(context, spec)
     yield from _find_vocabularies(context, spec)
     return (yield from _resolve_fly(context, spec))
@@ -252,12 +254,6 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
         )
 
 
-def _find_batch_limit(context: Context, spec: Spec) -> Iterator[Ruling]:
-    limit = spec.get("disable_by_batch_size")
-    if limit is not None and limit < 2:
-        yield from context.rules.ruling("batch-limit-below-two", limit=limit)
-
-
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
     """Yield that the target is not on an old release's list of those that give out hidden states."""
     allowed = context.release.table("aux_targets")
@@ -298,18 +294,14 @@ def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.known("method", _MAPPING):
         return
     if spec.get(_MAPPING):
-        yield from _find_mapping_faults(context, spec)
+        if not spec.reads(_MAPPING):
+            yield from context.rules.ruling("hetero-needs-draft-model")
+        if spec.get("draft_sample_method") not in (None, "greedy"):
+            yield from context.rules.ruling("hetero-needs-greedy")
+        if spec.get("use_local_argmax_reduction"):
+            yield from context.rules.ruling("hetero-needs-logits")
     elif spec.facts is not None and spec.facts.drafts_from == "own_model":
         yield from _find_difference(context, spec)
-
-
-def _find_mapping_faults(context: Context, spec: Spec) -> Iterator[Ruling]:
-    if not spec.reads(_MAPPING):
-        yield from context.rules.ruling("hetero-needs-draft-model")
-    if spec.get("draft_sample_method") not in (None, "greedy"):
-        yield from context.rules.ruling("hetero-needs-greedy")
-    if spec.get("use_local_argmax_reduction"):
-        yield from context.rules.ruling("hetero-needs-logits")
 
 
 def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
