@@ -9,6 +9,7 @@ from typing import Any
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.model_types import read_speculators
 from draftwise.knowledge.models import find_model, is_hub_name, names_directory, near_models
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.transformers import fill_in, find_model_type
@@ -24,28 +25,7 @@ _MEDUSA_TYPE = "medusa"
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
 Config = Mapping[str, Any]
-_BY_LAYER_TYPE: Mapping[str, Mapping[str, str]] = {
-    "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
-    "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
-}
-"""Speculators type -> type of its layers -> the class that vLLM builds."""
-_NEEDED: Mapping[str, tuple[str, ...]] = {
-    "peagle": ("mask_token_id",),
-    "dflash": ("aux_hidden_state_layer_ids", "mask_token_id"),
-    "dflash2": ("aux_hidden_state_layer_ids", "mask_token_id"),
-    "dspark": ("aux_hidden_state_layer_ids",),
-}
-"""Speculators type -> keys without which vLLM cannot convert it."""
 _DSPARK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
-_DSPARK_KEYS = (
-    "draft_vocab_size",
-    "target_hidden_size",
-    "mask_token_id",
-    "markov_rank",
-    "markov_head_type",
-    "block_size",
-    "use_aux_hidden_state",
-)
 
 
 def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, where: str) -> Iterator[Ruling]:
@@ -211,8 +191,9 @@ def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -
         return
     if rules.holds("speculators-structure"):
         yield from find_incomplete(rules, config, where)
-    layer_type, classes = _layer_type(config), _BY_LAYER_TYPE.get(kind)
-    if classes is not None and layer_type not in classes:
+    layer_type, row = _layer_type(config), read_speculators()["types"][kind]
+    classes = row["classes"]
+    if classes and layer_type not in classes:
         yield from rules.ruling(
             "speculators-layer-types",
             layer_type=layer_type,
@@ -220,7 +201,7 @@ def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -
             classes=" and ".join(classes),
             where=where,
         )
-    for key in _NEEDED.get(kind, ()):
+    for key in row["needs"]:
         if key not in config:
             yield from rules.ruling("speculators-key-missing", key=key, where=where)
 
@@ -248,7 +229,10 @@ def _layer_type(config: Config) -> str:
 def _named_by_layers(rules: Rulebook, config: Config, kind: str) -> Config:
     """Return the class of an EAGLE-3 head, which later releases name after the type of its layers."""
     layer_type = _layer_type(config) if rules.holds("speculators-layer-types") else "llama"
-    return {"architectures": [_BY_LAYER_TYPE[kind][layer_type]], "draft_vocab_size": config.get("draft_vocab_size")}
+    return {
+        "architectures": [read_speculators()["types"][kind]["classes"][layer_type]],
+        "draft_vocab_size": config.get("draft_vocab_size"),
+    }
 
 
 def _eagle3(rules: Rulebook, config: Config) -> Config:
@@ -277,7 +261,7 @@ def _dflash2(rules: Rulebook, config: Config) -> Config:
 
 def _dspark(_: Rulebook, config: Config) -> Config:
     named = [name for name in config.get("architectures") or () if name in _DSPARK]
-    copied = {key: config[key] for key in _DSPARK_KEYS if config.get(key) is not None}
+    copied = {key: config[key] for key in read_speculators()["dspark_keys"] if config.get(key) is not None}
     return {**copied, "architectures": named or [_DSPARK[0]]}
 
 
