@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Device, Finding, Ruling, Setup, SpecConfig
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, releases

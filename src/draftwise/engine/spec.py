@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
 from draftwise.engine.spec_keys import accepts, describe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
+from draftwise.checkpoints.config_values import AuxLayers, usual_layers
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.training.target import Target

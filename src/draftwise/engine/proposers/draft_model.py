@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM

@@ -1,4 +1,10 @@
-"""The state that every stage of `check` starts from, and the form of a stage: a generator of findings with a result."""
+"""The state that every stage of `check` starts from, and the form of a stage: a generator of findings with a result.
+
+spec = yield from infer_method(context, spec)
+
+reads like vLLM's own code, keeps the findings in its order, and changes no value. Rules that lead to no new value are
+plain iterators of rulings, named `find_*`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Finding, Ruling, Setup
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import PublishedDrafter

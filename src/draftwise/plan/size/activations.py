@@ -1,4 +1,9 @@
-"""Memory of a profiled step: activations, and the buffers that runner and drafter keep."""
+"""Memory of a profiled step: activations, and the buffers that runner and drafter keep.
+
+The profile is one step of `max_num_batched_tokens` tokens, the sampler for `max_num_seqs` of them, and the drafter. Its
+peak is the largest set of tensors that live at once; benchmarks/h200/vllm_memory.py lists them with the lines that made
+them.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.checkpoints.aux_layers import find_aux_layers
+from draftwise.checkpoints.config_values import find_aux_layers
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm

@@ -1,4 +1,8 @@
-"""The memory budget of the fullest GPU of a request, and vLLM's layout of the KV cache in it."""
+"""The memory budget of the fullest GPU of a request, and vLLM's layout of the KV cache in it.
+
+Layers of one kind share a group, and every group one pool of blocks of equal size (v1/core/kv_cache_utils.py,
+get_kv_cache_groups). So a hybrid model pays for padding, and a drafter for its own layers.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.knowledge.gpus import Gpu, get_gpu
 from draftwise.knowledge.memory import Runner, get_batch_defaults

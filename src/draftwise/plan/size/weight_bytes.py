@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.checkpoints.dimensions import get_int
-from draftwise.checkpoints.gguf import is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import list_tensors
-from draftwise.checkpoints.headers import Headers, Tensor, read_headers
-from draftwise.checkpoints.roles import layer_of, role_of
+from draftwise.checkpoints.config_values import get_int
+from draftwise.checkpoints.gguf import is_gguf, list_tensors, read_gguf
+from draftwise.checkpoints.headers import Headers, Tensor, layer_of, read_headers, role_of
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.shapes import rotary_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int
 from draftwise.knowledge.methods import methods_where

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from draftwise.checkpoints.model_config import count_experts
+from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import get_rule
 from draftwise.plan.check.model.model_config import has_interface

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.model_types import read_speculators

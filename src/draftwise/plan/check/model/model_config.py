@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftwise.checkpoints.model_config import count_experts, get_text_config
+from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
 from draftwise.knowledge.model_types import read_config_keys
 from draftwise.knowledge.quantization import is_deprecated, reads_weights_of

@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.checkpoints.gguf import is_gguf
-from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.models import near_models

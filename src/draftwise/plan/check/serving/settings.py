@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from draftwise.checkpoints.model_config import count_experts
+from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved

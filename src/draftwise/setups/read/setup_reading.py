@@ -1,4 +1,4 @@
-"""From a server as a text starts it to a setup that can be judged."""
+"""A server as a text starts it, turned into a setup that can be judged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
 from draftwise.setups.read.shell.environment import describe_unknown
-from draftwise.setups.read.shell.images import holds_no_models
-from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
 from draftwise.setups.read.shell.words import Word, check_length
 
 __all__ = ["NoServer", "Reading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantized, from its config; and how many parameters the stored elements stand for."""
+"""The quantization of a checkpoint's weights, and the parameters that its stored elements stand for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.checkpoints.dimensions import get_int, get_mapping
-from draftwise.checkpoints.headers import Tensor
-from draftwise.checkpoints.roles import role_of
+from draftwise.checkpoints.config_values import get_int, get_mapping
+from draftwise.checkpoints.headers import Tensor, role_of
 
 __all__ = ["Quantization", "count_parameters", "find_quantization"]
 

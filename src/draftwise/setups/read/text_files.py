@@ -1,4 +1,4 @@
-"""Finds the texts of a source: a file, the files of a folder or of a pattern, standard input, or the text itself."""
+"""Texts of files that operators name, within bounds on their size: a file, a folder, a pattern, standard input."""
 
 from __future__ import annotations
 
@@ -12,9 +12,38 @@ from glob import iglob
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
-from draftwise.setups.read.text_file import read_text
 
-__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin"]
+__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin", "read_text"]
+
+_MAX_BYTES = 1_000_000
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        InvalidSetup: it cannot be read, is not UTF-8, or is larger than a megabyte.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidSetup.because(
+                "too-long",
+                f"{path} is larger than {_MAX_BYTES:,} bytes, and is not read.",
+                where=str(path),
+                fix="Give the part of it that starts the server.",
+            )
+        with path.open(encoding="utf-8", newline="") as file:  # line ends as they are: a shell minds
+            return file.read()
+    except InvalidSetup:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None
+    except ValueError as error:
+        raise InvalidSetup.because(
+            "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
+        ) from None
+
 
 _BUILD_FILE = re.compile(r"(?:docker|container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE)
 """Names of files that images are built from."""

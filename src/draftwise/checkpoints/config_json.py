@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from draftwise.checkpoints.gguf import is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import make_config
+from draftwise.checkpoints.gguf import is_gguf, make_config, read_gguf
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 

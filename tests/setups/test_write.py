@@ -14,8 +14,8 @@ from tests.support.drawn_setups import drawn_setups
 
 from draftwise.core import Setup, SpecConfig
 from draftwise.knowledge.vllm import get_release
+from draftwise.setups import write as writer
 from draftwise.setups.read import read_setups, read_words
-from draftwise.setups.write import command_line as writer
 from draftwise.setups.write import write_flags, write_shell, write_words
 
 RELEASES = ("0.9.2", "0.16.0", "0.26.0", "0.33.0")
@@ -57,7 +57,7 @@ def test_what_is_written_for_a_shell_is_read_back(release: str) -> None:
     hold_shell(release)
 
 
-GOLDEN = sorted((Path(__file__).parents[1] / "read").glob("vllm_arguments_*.json"))
+GOLDEN = sorted((Path(__file__).parent / "read").glob("vllm_arguments_*.json"))
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)

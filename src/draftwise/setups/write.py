@@ -1,4 +1,4 @@
-"""A setup as a command line: the words that a program is started with, or the text that a shell reads."""
+"""Writes setups: as a command line that a program or a shell takes, and as the JSON that every verb reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,25 @@ from draftwise.core import InvalidSetup, Setup
 from draftwise.knowledge.flag_types import takes_none, takes_text
 from draftwise.knowledge.vllm import get_release, releases
 
-__all__ = ["write_flags", "write_shell", "write_words"]
+__all__ = ["write_flags", "write_json", "write_shell", "write_words"]
+
+
+def write_json(setup: Setup) -> str:
+    """Return the JSON object of a setup of vLLM; the device is not part of it."""
+    return (
+        json.dumps(
+            {
+                "target": setup.target,
+                "engine_version": setup.engine_version,
+                "speculative_config": None if setup.spec is None else setup.spec.to_dict(),
+                "args": dict(setup.args),
+                "env": dict(setup.env),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
 
 _VLLM = ("vllm", "serve")
 _DASHES = "-\u2013\u2014\u2010\u2011\u2212"
