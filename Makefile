@@ -53,11 +53,12 @@ test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by sid
 	@echo "Static checks and both parts of the test suite: about six minutes on two cores; each prints when it has ended."
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check unit light
 
-check: $(VENV)/.installed ## Lint, types and architecture
+check: $(VENV)/.installed ## Lint, types, architecture, and counts of names and wordings that may only fall
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/static/counts.py
 
 unit: $(VENV)/.installed ## The tests that need the engine
 	$(BIN)/pytest -m engine $(PARALLEL) $(CORES)
@@ -77,15 +78,15 @@ every-case: $(VENV)/.installed ## All tests with every combination of methods, s
 TOOLS ?= $(HOME)/.cache/draftwise/tools
 
 apiserver: $(VENV)/.installed ## Build a current API server from Debian's packages, and ask it what it makes of our files
-	ci/platform/crd_server.sh $(TOOLS)/crd-server
-	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
+	catalogue/platform/crd_server.sh $(TOOLS)/crd-server
+	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > catalogue/platform/api_server.json
 
 whole-apiserver: $(VENV)/.installed ## By hand: build a whole API server (13 minutes); ask it about Kubernetes' own kinds, and undo a roll-out
-	nice -n 19 ci/platform/whole_server.sh $(TOOLS)/whole-server
-	$(BIN)/python -m catalogue.whole_server $(TOOLS)/whole-server tests/support/kubectl > ci/platform/whole_server.json
+	nice -n 19 catalogue/platform/whole_server.sh $(TOOLS)/whole-server
+	$(BIN)/python -m catalogue.whole_server $(TOOLS)/whole-server tests/support/kubectl > catalogue/platform/whole_server.json
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
-	ci/platform/service.sh $(TOOLS)/service
+	catalogue/platform/service.sh $(TOOLS)/service
 	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py --durations 1
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run

@@ -17,6 +17,7 @@ from draftwise.deploying import deploy as write_files
 from draftwise.deploying.files import Folder
 from draftwise.deploying.order import Scale
 from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
 
 if TYPE_CHECKING:
@@ -150,8 +151,9 @@ def deploy(
         service_account=service_account,
         layout=None if layout is None else read_layout(layout),
     )
-    if to != "kserve" and platform != Platform():
-        raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
+    if not TARGETS[to].options and platform != Platform():
+        taking = name_targets("options")
+        raise click.UsageError(f"--kserve, --mode, --layout and --service-account go with --to {taking}.")
     platform = replace(platform, verifier=verifier, scale=_read_scale(max_replicas, requests_per_replica))
     prefix = metrics_prefix if observe else None
     proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
@@ -182,7 +184,7 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     """Return the folder with what a server that runs the setup answers to the probe in its baseline."""
     import asyncio
 
-    from draftwise.backends.probed import ProbedPair
+    from draftwise.backends.backend import ProbedPair
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask_again, load_prompts
     from draftwise.deploying.record import BASELINE
