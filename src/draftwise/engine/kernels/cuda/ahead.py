@@ -22,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-from draftwise.engine.compilers import Job
+from draftwise.engine.compilers import CompileJob
 from draftwise.engine.kernels import cuda
 
 __all__ = ["compile_job", "note_late_compilations", "prepare", "recording"]
@@ -67,18 +67,18 @@ def _hash(value: Any, seen: set[int]) -> None:
 
 
 @contextmanager
-def recording(take: Callable[[Job], object]) -> Iterator[None]:
+def recording(take: Callable[[CompileJob], object]) -> Iterator[None]:
     """Launch no kernel inside; give to `take`, once each, those that would have to be compiled.
 
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
-    seen, jobs = set[object](), set[Job]()
+    seen, jobs = set[object](), set[CompileJob]()
     launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
         form = compile["specialization_data"]
-        job = Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
+        job = CompileJob(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
         if job not in jobs:
             jobs.add(job)
             take(job)
@@ -124,7 +124,7 @@ def _zeros() -> Iterator[None]:
         module.empty, module.empty_like, kind.new_empty = makers
 
 
-def compile_job(job: Job) -> None:
+def compile_job(job: CompileJob) -> None:
     """Compile a kernel into Triton's cache; the driver in use says for which GPU."""
     function = getattr(importlib.import_module(job.module), job.name)
     compiled = getattr(function, "jit", function).preload(job.form)

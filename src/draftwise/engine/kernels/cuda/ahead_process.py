@@ -11,7 +11,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from draftwise.engine.compilers import Job
+from draftwise.engine.compilers import CompileJob
 from draftwise.engine.kernels.cuda.ahead import compile_job, prepare
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def main(count: int) -> None:
     """Compile what stdin lists, `count` kernels at a time, as soon as it is listed."""
     prepare()  # while there are no jobs yet; so is this
     _find_launcher()
-    jobs = (Job(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
+    jobs = (CompileJob(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
     first = next(jobs, None)
     if first is None:
         return
@@ -58,7 +58,7 @@ def _find_launcher() -> Any:
     return CudaLauncher
 
 
-def _try(job: Job) -> str:
+def _try(job: CompileJob) -> str:
     """Compile a job; return why it failed, or nothing."""
     try:
         compile_job(job)
