@@ -60,7 +60,7 @@ BY_NAME = {
     "cli/train.py",
     "core/lazy.py",
     "deploying/targets/registry.py",
-    "engine/kernels/cuda/ahead.py",
+    "engine/kernels/cuda/compile_ahead.py",
     "knowledge/methods.py",
 }
 """Files that import by name, which no contract sees: lazily what the package itself exports, runs or compiles."""

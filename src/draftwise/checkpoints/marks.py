@@ -42,9 +42,9 @@ def _find_marked(
     return (
         _first(methods, lambda method: config.get("model_type") in method.model_types)
         or _find_architecture(methods, architecture)
+        or _first(methods, lambda method: bool(method.recognizer) and method.load("recognizer")(config, names))
         or _first(methods, lambda method: any(_begins(names, re.compile(pattern)) for pattern in method.tensors))
         or _first(methods, lambda method: any(key in config for key in method.config_keys))
-        or _first(methods, lambda method: bool(method.recognizer) and method.load("recognizer")(config, names))
     )
 
 

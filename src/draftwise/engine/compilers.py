@@ -20,7 +20,7 @@ __all__ = ["CompileJob", "Compilers"]
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.engine.kernels.cuda.ahead_process import main; main(int(sys.argv[1]))"
+    "from draftwise.engine.kernels.cuda.compile_ahead import main; main(int(sys.argv[1]))"
 )
 """Code for the new interpreter: it has the same module search path as this one."""
 

@@ -239,7 +239,7 @@ class Rehearsal:
         model, shape = self._runner.model, kv.shape
         if not kv.layers[0].is_cuda:
             return
-        from draftwise.engine.kernels.cuda.attention import can_copy, find_forms  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.paged_attention import can_copy, find_forms  # Triton is there where CUDA is
 
         forms = find_forms(
             num_heads=shape.num_heads,
@@ -275,7 +275,10 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
     # A method that writes what it sees to disk must not see what is made up.
     if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:
         return True
-    from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare  # Triton is there where CUDA is
+    from draftwise.engine.kernels.cuda.compile_ahead import (  # Triton is there where CUDA is
+        note_late_compilations,
+        prepare,
+    )
 
     rehearsal = Rehearsal(engine)
     if compilers is not None:
@@ -299,7 +302,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
 
 def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
     """Compile what a rehearsal would launch; what fails here is compiled when it is launched, one by one."""
-    from draftwise.engine.kernels.cuda.ahead import recording
+    from draftwise.engine.kernels.cuda.compile_ahead import recording
 
     try:
         with recording(compilers.begin):

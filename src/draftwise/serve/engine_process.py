@@ -103,7 +103,7 @@ def _open_gpu() -> None:
 def _prepare_kernels() -> None:
     """Begin what the first launch of a kernel would wait for; what cannot be done now, that one reports."""
     with suppress(Exception):
-        from draftwise.engine.kernels.cuda.ahead import prepare
+        from draftwise.engine.kernels.cuda.compile_ahead import prepare
 
         prepare()
 

@@ -15,7 +15,7 @@ import triton
 
 from draftwise.engine.compilers import CompileJob, Compilers
 from draftwise.engine.kernels.cuda import layer
-from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare, recording
+from draftwise.engine.kernels.cuda.compile_ahead import note_late_compilations, prepare, recording
 from draftwise.engine.kernels.cuda.matmul import run_matmul
 from draftwise.engine.kernels.cuda.matmul_configs import Config
 from draftwise.engine.kernels.cuda.sampling import argmax_rows

@@ -26,7 +26,7 @@ from draftwise.engine.compilers import CompileJob
 from draftwise.engine.core import Engine
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels.cuda import CudaKernels, matmul, sampling
-from draftwise.engine.kernels.cuda.ahead import recording
+from draftwise.engine.kernels.cuda.compile_ahead import recording
 from draftwise.engine.models import decoder, dflash, draft_head
 from draftwise.engine.proposers import ngram_gpu
 from draftwise.engine.rehearsal import Rehearsal

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from draftwise.engine.kernels.cuda.table import advance_rows, look_up_rows
+from draftwise.engine.kernels.cuda.step_rows import advance_rows, look_up_rows
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack

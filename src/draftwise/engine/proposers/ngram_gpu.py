@@ -26,8 +26,8 @@ class NgramGpuProposer(Proposer):
     """Drafts exactly what `NgramProposer` drafts, with static shapes and lengths that stay on the device.
 
     Every position of a sequence is compared with its end at once: max_model_len x prompt_lookup_max comparisons a
-    sequence, by one kernel on a GPU (`draftwise.engine.kernels.cuda.lookup`) and by torch elsewhere. The token buffer
-    takes 4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
+    sequence, by one kernel on a GPU (`kernels.cuda.prompt_lookup`) and by torch elsewhere. The token buffer takes
+    4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
     """
 
     needs_history = True
@@ -65,7 +65,7 @@ class NgramGpuProposer(Proposer):
 
     def _append_and_draft(self, new: Confirmed, k: int) -> Draft:
         """Do both in one kernel; the rows are those of a step, uniform."""
-        from draftwise.engine.kernels.cuda.lookup import append_and_look_up  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.prompt_lookup import append_and_look_up  # Triton is there where CUDA is
 
         tokens_BK, lengths_B = append_and_look_up(
             self._tokens_SL,

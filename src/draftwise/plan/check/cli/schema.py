@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import Span, history
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.steps import Step
@@ -131,6 +132,8 @@ def _find_mismatch(
     fix = f'Did you mean "{near[0]}"?' if near else "Use one of " + _shorten(choices) + "."
     if key == "method":
         since = _tell_history(history("methods", value))
+        if (found := find_method(value)) is not None and found.distribution:
+            fix = f"It is added by {found.distribution}, for the embedded engine: `draftwise serve` runs it. {fix}"
         yield from context.rules.ruling("unknown-method", written=written, since=since, where=key, fix=fix)
     else:
         yield from context.rules.ruling("unknown-choice", key=key, written=written, fix=fix)
