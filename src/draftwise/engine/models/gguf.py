@@ -27,7 +27,7 @@ from draftwise.checkpoints.headers import INDEX
 from draftwise.checkpoints.headers import Tensor as StoredTensor
 from draftwise.checkpoints.text_files import quote_some
 from draftwise.core import InvalidSetup, SpecConfig, StorageError
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.text.gguf_tokenizer import write_tokenizer
 from draftwise.machine.cache import cache_folder, one_at_a_time

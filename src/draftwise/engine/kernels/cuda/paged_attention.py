@@ -14,8 +14,7 @@ import triton
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention_kernels
-from draftwise.engine.kernels.cuda.hopper import has_copy_engine
-from draftwise.engine.kernels.cuda.matmul import find_device
+from draftwise.engine.kernels.cuda.matmul import find_device, has_copy_engine
 from draftwise.engine.kernels.cuda.matmul_configs import Device
 
 __all__ = ["Tiling", "can_copy", "choose_tiling", "decode_attention", "find_forms"]

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.knowledge.memory import get_embedded_overheads
 
 __all__ = [

@@ -18,13 +18,13 @@ import uvicorn
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
-from draftwise.serve.defaults import Defaults
-from draftwise.serve.launch import build_engine, start_process, unpack
-from draftwise.serve.messages import Phase, Ready
+from draftwise.serve.calls import Defaults
+from draftwise.serve.channel import Ready, StartupPhase
+from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def serve(
     options: ServerOptions,
     *,
     on_ready: Callable[[str], None],
-    on_phase: Callable[[Phase], None] = lambda _: None,
+    on_phase: Callable[[StartupPhase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT.

@@ -1,4 +1,4 @@
-"""What the engine runs with: resolved once from arguments, then frozen."""
+"""Settings that the engine runs with: resolved once from arguments, then frozen."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 
-__all__ = ["KV_CACHE_DTYPES", "LOAD_FORMATS", "QUANTIZATIONS", "EngineConfig"]
+__all__ = [
+    "KV_CACHE_DTYPES",
+    "LOAD_FORMATS",
+    "PARALLEL_SIZES",
+    "QUANTIZATIONS",
+    "EngineConfig",
+    "one_gpu_settings",
+    "vllm_setup",
+]
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -155,3 +163,41 @@ def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:
 def _error(code: str, name: str, predicate: str, fix: str = "") -> Finding:
     """Return the finding that a setting, the sentence's subject, has a fault."""
     return Finding.error(code, f"{name} {predicate}", where=name, fix=fix)
+
+
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_OURS = frozenset({"device", "cudagraph_capture_sizes", "hidden_states_folder"})
+"""Settings that vLLM does not have, has in another place or counts otherwise."""
+
+
+def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without their parallel sizes, which may be 1 here.
+
+    Raises:
+        InvalidSetup: one of them is larger; the fix is the `vllm serve` command with the same settings.
+    """
+    several = {name: settings[name] for name in PARALLEL_SIZES if (settings.get(name) or 1) != 1}
+    if several:
+        from draftwise.setups.write import write_shell  # read only for this answer
+
+        command = write_shell(vllm_setup(model, spec, settings))
+        raise InvalidSetup(
+            Finding.error(
+                "more-than-one-gpu",
+                f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
+                where=name,
+                fix=f"Run: {command}",
+            )
+            for name, size in several.items()
+        )
+    return {name: value for name, value in settings.items() if name not in PARALLEL_SIZES}
+
+
+def vllm_setup(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> Setup:
+    """Return the same model, settings and speculative config on the newest vLLM."""
+    args = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and name not in _OURS and (name not in PARALLEL_SIZES or value != 1)
+    }
+    return Setup(target=model, engine="vllm", spec=spec, args=args)

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.sampling.acceptance import Standard, Synthetic, Typical
-from draftwise.engine.spec import ResolvedSpec, resolve_spec
-from draftwise.engine.spec_keys import accepts
+from draftwise.engine.resolved_spec import ResolvedSpec, accepts, resolve_spec
+from draftwise.engine.sampling.acceptance_rules import Standard, Synthetic, Typical
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.spec_keys import keys_where
 
@@ -295,5 +294,5 @@ def test_every_resolved_setting_has_a_key() -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, draftwise.engine.spec; sys.exit('torch' in sys.modules)"
+    code = "import sys, draftwise.engine.resolved_spec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,31 +1,37 @@
-"""Which kernels a rehearsal of the engine's steps would launch, and how one of them is compiled without launching it.
+"""Compiles the kernels that a rehearsal of the engine's steps would launch, without launching them.
 
 They are compiled into Triton's cache (`compilers`), and so is the C code that Triton makes for each signature.
 Afterwards every launch finds its kernel there. What a recording misses is compiled by its first launch, as ever.
+`main` is the process that does it: it reads a job a line and writes a line for each that failed.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import json
 import logging
+import multiprocessing
 import pkgutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-from draftwise.engine.compilers import Job
+from draftwise.engine.compilers import CompileJob
 from draftwise.engine.kernels import cuda
 
-__all__ = ["compile_job", "note_late_compilations", "prepare", "recording"]
+__all__ = ["compile_job", "main", "note_late_compilations", "prepare", "recording"]
 
 logger = logging.getLogger("draftwise.engine")
 _preparing = threading.Lock()
@@ -67,18 +73,18 @@ def _hash(value: Any, seen: set[int]) -> None:
 
 
 @contextmanager
-def recording(take: Callable[[Job], object]) -> Iterator[None]:
+def recording(take: Callable[[CompileJob], object]) -> Iterator[None]:
     """Launch no kernel inside; give to `take`, once each, those that would have to be compiled.
 
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
-    seen, jobs = set[object](), set[Job]()
+    seen, jobs = set[object](), set[CompileJob]()
     launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
         form = compile["specialization_data"]
-        job = Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
+        job = CompileJob(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
         if job not in jobs:
             jobs.add(job)
             take(job)
@@ -124,7 +130,7 @@ def _zeros() -> Iterator[None]:
         module.empty, module.empty_like, kind.new_empty = makers
 
 
-def compile_job(job: Job) -> None:
+def compile_job(job: CompileJob) -> None:
     """Compile a kernel into Triton's cache; the driver in use says for which GPU."""
     function = getattr(importlib.import_module(job.module), job.name)
     compiled = getattr(function, "jit", function).preload(job.form)
@@ -141,3 +147,53 @@ def note_late_compilations() -> None:
             logger.warning("Kernel %s was compiled while requests wait (%s).", src.name, src.constants)
 
     triton.knobs.compilation.listener = note
+
+
+class _NoGPU:
+    """Stands for the driver of a GPU, of which the compiler asks nothing but what kind it is."""
+
+    def __init__(self, target: tuple[str, int, int]) -> None:
+        self._target = GPUTarget(*target)
+        self.launcher_cls = _find_launcher()
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+def main(count: int) -> None:
+    """Compile what stdin lists, `count` kernels at a time, as soon as it is listed."""
+    prepare()  # while there are no jobs yet; so is this
+    _find_launcher()
+    jobs = (CompileJob(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
+    first = next(jobs, None)
+    if first is None:
+        return
+    driver.set_active(_NoGPU(first.target))
+    # Forked, as importing torch takes longer than compiling most kernels; this process has no threads and no GPU.
+    with multiprocessing.get_context("fork").Pool(count) as pool:
+        for failure in pool.imap_unordered(_try, chain((first,), jobs)):
+            if failure:
+                print(failure, flush=True)
+
+
+def _find_launcher() -> Any:
+    """Return what compiles the C code that launches a kernel; None where there is no driver to link it with."""
+    try:
+        from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+
+        CudaUtils()  # C code too, which every process needs
+    except Exception:  # no compiler, no libcuda: the engine's own process will say so if it matters
+        return None
+    return CudaLauncher
+
+
+def _try(job: CompileJob) -> str:
+    """Compile a job; return why it failed, or nothing."""
+    try:
+        compile_job(job)
+    except Exception as error:
+        return f"{job.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda.launch import launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.kernel_launch import launch_next, pdl, wait
 
 __all__ = ["append_and_look_up"]
 
