@@ -15,7 +15,7 @@ import click
 
 from draftwise import __version__
 from draftwise.cli._streams import settle_streams
-from draftwise.core import BackendError, InvalidSetup, StorageError, UnreadableSource
+from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
 
 __all__ = ["BEGAN", "VerbGroup"]
 
@@ -86,6 +86,10 @@ class VerbGroup(click.Group):
         ctx.meta[BEGAN] = time.monotonic()
         try:
             return super().invoke(ctx)
+        except InvalidRequest as error:
+            raise click.UsageError(
+                " ".join(each.message for each in error.findings), click.get_current_context(silent=True)
+            ) from None
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)

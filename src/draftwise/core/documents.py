@@ -4,7 +4,8 @@ The types of a dataclass are its document. `to_json` writes any value, `from_jso
 `read_document` adds the checks of a file's format and version, and `document_schema.json_schema` describes the JSON.
 
 How types are written: a dataclass is an object, an enum its value, a tuple or set an array (a set sorted), a mapping an
-object, a path text, and a float that is not finite null. Fields can deviate with `document_field`; classes with:
+object, a path text, and a float that is not finite null. A field deviates with `field(metadata=json_form(...))`, a
+class with:
 
 - `JSON_FORMAT`: a `Format`; the document starts with the keys `format` and `version`.
 - `JSON_KIND`: the value of the key `kind`, by which the members of a union are told apart.
@@ -19,7 +20,7 @@ import enum
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,13 +28,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from draftwise.core.finding import InvalidSetup
 
 __all__ = [
+    "HIDDEN",
     "NO_NULL",
     "DocumentError",
     "Entry",
     "Format",
-    "document_field",
     "entries_of",
     "from_json",
+    "json_form",
     "read_document",
     "to_json",
 ]
@@ -85,7 +87,7 @@ class Format:
     error: type[InvalidSetup] = InvalidSetup
 
 
-def document_field(
+def json_form(
     *,
     key: str = "",
     hidden: bool = False,
@@ -94,9 +96,8 @@ def document_field(
     wire: Any = None,
     to_wire: Callable[[Any], Any] | None = None,
     from_wire: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Return a dataclass field whose JSON differs from what its type says.
+) -> dict[str, Any]:
+    """Return the metadata of a dataclass field whose JSON differs from what its type says.
 
     Args:
         key: key in the object; dots descend into nested objects: `engine.version`.
@@ -106,12 +107,14 @@ def document_field(
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
-        options: those of `dataclasses.field`.
     """
     given = {"key": key, "hidden": hidden, "omit": omit_empty, "null": null, "wire": wire}
-    own = {name: value for name, value in given.items() if value}
-    hooks = {name: hook for name, hook in (("to_wire", to_wire), ("from_wire", from_wire)) if hook is not None}
-    return field(metadata={**own, **hooks}, **options)
+    hooks = {"to_wire": to_wire, "from_wire": from_wire}
+    return {name: value for name, value in (given | hooks).items() if value}
+
+
+HIDDEN = json_form(hidden=True)
+"""Metadata of a field that is not part of the document."""
 
 
 # Writing
