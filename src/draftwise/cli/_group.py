@@ -87,9 +87,9 @@ class VerbGroup(click.Group):
         try:
             return super().invoke(ctx)
         except InvalidRequest as error:
-            raise click.UsageError(
-                " ".join(each.message for each in error.findings), click.get_current_context(silent=True)
-            ) from None
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            of_verb = ctx if command is None else click.Context(command, info_name=ctx.invoked_subcommand, parent=ctx)
+            raise click.UsageError(" ".join(each.message for each in error.findings), of_verb) from None
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
