@@ -27,8 +27,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sides import Job, OurGaps, Side, Vllm, run_ours
-from traces import Comparison, compare, count
+from sides import Comparison, Job, OurGaps, Side, Vllm, compare, count, run_ours
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.methods import all_methods
 from draftwise.training import get_training
 
 __all__ = ["train"]
@@ -74,7 +74,7 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(methods_where(trainable=True))
+        return list(all_methods(trainable=True))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
