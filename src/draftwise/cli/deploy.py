@@ -183,14 +183,14 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     import asyncio
 
     from draftwise.backends.probed import ProbedPair
-    from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask_again, load_prompts
     from draftwise.deploying.record import BASELINE
     from draftwise.deploying.verify.server import verify_server
+    from draftwise.verbs.access import read_headers
     from draftwise.watching.fingerprint import take_answers
     from draftwise.watching.recording import record_baseline
 
-    headers = {each.name: each.value for each in read_headers(access)}
+    headers = {each.name: each.value for each in read_headers(access["headers"], access["key_variables"])}
     repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
     found = verify_server(setup, ProbedPair(server=repeats[0]), where=url)
     if errors := [each for each in found if each.severity is Severity.ERROR]:

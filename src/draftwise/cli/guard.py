@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwise.cli._baseline import read_baseline
 from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
+from draftwise.runs.documents import read_baseline
 
 if TYPE_CHECKING:
     from draftwise.guarding.loop import Guard, Tick
@@ -127,12 +127,12 @@ def _acknowledge(store: Store) -> None:
 
 
 def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpPage]:
-    from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
+    from draftwise.verbs.access import read_headers
     from draftwise.watching.pages import open_pages
 
     pools = {"spec": tuple(urls), "plain": tuple(given["plain_urls"])}
-    headers = read_headers(given)
+    headers = read_headers(given["headers"], given["key_variables"])
     pages = open_pages(pools, {pool: find_headers(headers, pool) for pool in pools})
     names = [page.instance for page in pages]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -173,13 +173,13 @@ def _find_baseline(given: Mapping[str, Any]) -> Baseline | None:
 
 def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable[..., Awaitable[ProbeReading | None]]:
     """Return what asks a replica a few prompts."""
-    from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask, load_prompts
     from draftwise.guarding.probing import read_probe, refuse_unless_comparable
     from draftwise.measure.access import find_headers
+    from draftwise.verbs.access import read_headers
 
     known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
-    headers = find_headers(read_headers(given), "spec")
+    headers = find_headers(read_headers(given["headers"], given["key_variables"]), "spec")
 
     async def probe(url: str, now_s: float) -> ProbeReading | None:
         return read_probe(await ask(url, prompts, headers), known, at_s=now_s)

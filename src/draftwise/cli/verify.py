@@ -122,10 +122,10 @@ def _probe(url: str, setup: Setup, given: Mapping[str, Any]) -> Judged:
     import secrets
 
     from draftwise.backends.url import UrlBackend
-    from draftwise.cli._access import read_headers
-    from draftwise.cli._baseline import read_baseline
     from draftwise.deploying.verify.server import verify_server
     from draftwise.measure.probe import load_probe, probe
+    from draftwise.runs.documents import read_baseline
+    from draftwise.verbs.access import read_headers
     from draftwise.watching.fingerprint import judge_probe
 
     known = None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
@@ -133,7 +133,7 @@ def _probe(url: str, setup: Setup, given: Mapping[str, Any]) -> Judged:
         raise click.UsageError(
             "--baseline has no probe: `draftwise deploy --probe` or `watch --record-baseline` adds it."
         )
-    headers = {each.name: each.value for each in read_headers(given)}
+    headers = {each.name: each.value for each in read_headers(given["headers"], given["key_variables"])}
     server = UrlBackend("server", url, headers=headers)
     plain = None if given["against"] is None else UrlBackend("plain", given["against"], headers=headers)
     probed = asyncio.run(probe(server, plain, load_probe(given["num_prompts"]), salt=secrets.token_hex(4)))

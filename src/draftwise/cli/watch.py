@@ -113,10 +113,10 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         UsageError: parts of it do not go together.
         InvalidSetup: the baseline cannot be read, or a header is none.
     """
-    from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
+    from draftwise.verbs.access import read_headers
 
-    headers, baseline_file = read_headers(given), given["baseline_file"]
+    headers, baseline_file = read_headers(given["headers"], given["key_variables"]), given["baseline_file"]
     step = _compare_setups(given["before_file"], given["setup_file"])
     pools = {"spec": given["urls"], "plain": given["plain_urls"]}
     request = _Request(
@@ -136,7 +136,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
 
 
 def _read_baseline(path: Path) -> Baseline:
-    from draftwise.cli._baseline import read_baseline
+    from draftwise.runs.documents import read_baseline
 
     return read_baseline(path)
 

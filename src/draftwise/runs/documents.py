@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from draftwise.core import Calibration, Profile, StorageError, UnreadableSource
+from draftwise.core import Baseline, Calibration, Profile, StorageError, UnreadableSource
 from draftwise.machine.files import write_whole
 
-__all__ = ["read_calibration", "read_document", "read_profile", "write_document"]
+__all__ = ["read_baseline", "read_calibration", "read_document", "read_profile", "write_document"]
 
 T = TypeVar("T")
 _PROFILE = "profile.json"
@@ -41,6 +41,20 @@ def read_calibration(path: Path) -> Calibration:
         InvalidSetup: it is something else.
     """
     return read_document(path, Calibration.from_dict)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Return what a deployed service was measured to do.
+
+    Raises:
+        UnreadableSource: there is none that can be read.
+    """
+    try:
+        return Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableSource.because(
+            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
+        ) from None
 
 
 def read_document(path: Path, parse: Callable[[Any, str], T]) -> T:
