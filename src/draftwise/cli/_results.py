@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -27,8 +27,8 @@ def show(
     as_json: bool,
     indent: int | None = 1,
     width: int = UNBROKEN,
-) -> NoReturn:
-    """Print a result and end the command with its exit code.
+) -> None:
+    """Print a result and end the command with its exit code, unless that is 0.
 
     Args:
         result: of the verb.
@@ -43,4 +43,5 @@ def show(
         click.echo(json.dumps(result.to_dict(), indent=indent))
     else:
         render(open_console(stderr=False, width=width), result)
-    sys.exit(result.exit_code)
+    if result.exit_code:
+        sys.exit(result.exit_code)

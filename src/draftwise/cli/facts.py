@@ -18,11 +18,11 @@ _SHIPPED = "shipped"
 
 
 @click.group(short_help="List the vLLM releases that are known, and add one.", invoke_without_command=True)
-@click.option("--older-than", "older_than_months", type=click.FloatRange(min=0), default=6.0, show_default=True, metavar="MONTHS",
-              help="Age from which a release is marked as old.")  # fmt: skip
+@click.option("--older-than", "older_than_months", type=click.FloatRange(min=0), default=6.0, show_default=True,
+              metavar="MONTHS", help="Age from which a release is marked as old.")  # fmt: skip
 @json_option
 @click.pass_context
-def facts(context: click.Context, as_json: bool, **given: Any) -> None:
+def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
     """List the vLLM releases that every verb can judge by: date, age, and where the facts come from.
 
     The date is that of the newest file in the release's wheel. `add` reads one more release into the user's folder:

@@ -92,6 +92,7 @@ def json_form(
     key: str = "",
     hidden: bool = False,
     omit_empty: bool = False,
+    omit_null: bool = False,
     null: Any = None,
     wire: Any = None,
     to_wire: Callable[[Any], Any] | None = None,
@@ -103,12 +104,19 @@ def json_form(
         key: key in the object; dots descend into nested objects: `engine.version`.
         hidden: neither written nor read; needs a default to be read back.
         omit_empty: left out where it is None, empty text, or an empty collection.
+        omit_null: left out where it is None.
         null: value that null stands for, e.g. infinity.
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
     """
-    given = {"key": key, "hidden": hidden, "omit": omit_empty, "null": null, "wire": wire}
+    given = {
+        "key": key,
+        "hidden": hidden,
+        "omit": omit_empty or ("null" if omit_null else False),
+        "null": null,
+        "wire": wire,
+    }
     hooks = {"to_wire": to_wire, "from_wire": from_wire}
     return {name: value for name, value in (given | hooks).items() if value}
 
@@ -132,7 +140,9 @@ def to_json(value: Any) -> Any:
             return write(value)
     if hasattr(kind, "to_wire"):
         return to_json(value.to_wire())
-    return _write_object(value) if is_dataclass(kind) else to_json(value.item())  # numpy's scalars
+    if is_dataclass(kind):
+        return _write_object(value)
+    return to_json(value.item()) if hasattr(value, "item") else str(value)  # numpy's scalars; versions and the like
 
 
 _WRITERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
@@ -159,7 +169,7 @@ def _write_object(value: Any) -> dict[str, Any]:
     for each in entries_of(kind):
         found = getattr(value, each.name)
         written = None if found == each.null else to_json(each.to_wire(found) if each.to_wire else found)
-        if not (each.omit and (written in _EMPTY)):
+        if not (each.omit and written in (_EMPTY if each.omit is True else (None,))):
             place = row
             for step in each.path[:-1]:
                 place = place.setdefault(step, {})
@@ -180,7 +190,8 @@ class Entry:
     """Type of what is written."""
     is_required: bool
     """Whether it has no default."""
-    omit: bool
+    omit: bool | str
+    """Whether it is left out where it is empty; `null`: only where it is null."""
     null: Any
     """Value that null stands for; `NO_NULL` where null is not special."""
     to_wire: Callable[[Any], Any] | None
@@ -207,7 +218,7 @@ def _entry(each: Field[Any], kind: Any) -> Entry:
         path=tuple(str(given.get("key") or each.name).split(".")),
         type=given.get("wire") or kind,
         is_required=each.default is MISSING and each.default_factory is MISSING,
-        omit=bool(given.get("omit")),
+        omit=given.get("omit", False),
         null=given.get("null", NO_NULL),
         to_wire=given.get("to_wire"),
         from_wire=given.get("from_wire"),

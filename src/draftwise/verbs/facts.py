@@ -61,7 +61,7 @@ class KnownRelease:
     draftwise: str | None = field(default=None, metadata=json_form(omit_empty=True))
     """Version of draftwise that read it."""
     file: str | None = field(default=None, metadata=json_form(omit_empty=True))
-    missing: Mapping[str, str] | None = field(default=None, metadata={"omit": True})
+    missing: Mapping[str, str] | None = field(default=None, metadata=json_form(omit_null=True))
     """Topics that could not be read, and why."""
 
 

@@ -16,6 +16,7 @@ from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.checkpoints.quantization import Quantization
 from draftwise.checkpoints.tokenizer_fit import TokenComparison
 from draftwise.core import Finding, Ruling, Severity
+from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
 from draftwise.verbs.sources import open_release, remarks_on
 from draftwise.verbs.verb import Result, verb
@@ -78,7 +79,8 @@ class InspectedCheckpoint:
     mtp: MtpModules | None
     tokenizer: TokenizerFile | None
     recorded_base: RecordedBase | None
-    findings: tuple[Ruling | Finding, ...] = field(default=(), metadata={"omit": True})
+    findings: tuple[Ruling | Finding, ...] | None = field(default=None, metadata=json_form(omit_null=True))
+    """Findings about it alone; those about a pair are the pair's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,7 @@ def inspect(request: InspectRequest, _progress: Progress) -> InspectResult:
     return InspectResult(sides=(pair.drafter, pair.target), pair=pair, findings=pair.findings, remarks=remarks)
 
 
-def _describe(side: Inspection, findings: tuple[Finding, ...] = ()) -> InspectedCheckpoint:
+def _describe(side: Inspection, findings: tuple[Finding, ...] | None = None) -> InspectedCheckpoint:
     headers, drafter, vocabulary = side.headers, side.drafter, side.vocabulary
     dimensions = {name: getattr(side.dimensions, name) for name in type(side.dimensions).__slots__}
     return InspectedCheckpoint(
