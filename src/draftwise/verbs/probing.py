@@ -1,4 +1,4 @@
-"""The probe of `draftwise watch`: a few prompts to every server, compared with the baseline's or recorded for it."""
+"""The probe: a few prompts to every server, whose answers are compared with a baseline's, or recorded as one."""
 
 from __future__ import annotations
 
