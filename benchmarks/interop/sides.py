@@ -19,7 +19,7 @@ from torch import Tensor
 from draftwise import LLM, SamplingParams
 from draftwise.engine.core import Engine
 from draftwise.engine.proposers import draft_builder
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 
 

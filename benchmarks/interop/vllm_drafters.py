@@ -34,7 +34,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.machine.cores import cpu_name
 from draftwise.machine.files import write_whole
-from draftwise.training.assemble import assemble_mtp
+from draftwise.training.drafter_export import assemble_mtp
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -1,4 +1,4 @@
-"""No branch on a method's name: what code wants to know of a method is a column of its row (`facts.methods`).
+"""No branch on a method's name: what code wants to know of a method is a column of its row (`knowledge.methods`).
 
 Two things are counted in every file of the package: comparisons with the name of a method, and constants that collect
 names of methods. `ALLOWED` may only shrink: a file that has fewer must be lowered here too.
@@ -87,7 +87,7 @@ def test_files_name_no_more_methods_than_they_may_and_no_fewer() -> None:
         for path, count in sorted({**dict.fromkeys(ALLOWED, 0), **found}.items())
         if count != ALLOWED.get(path, 0)
     }
-    assert not wrong, "more: ask a column of facts/data/methods.json instead; fewer: lower ALLOWED"
+    assert not wrong, "more: ask a column of knowledge/data/methods.json instead; fewer: lower ALLOWED"
 
 
 def test_the_package_as_a_whole_names_few_methods() -> None:

@@ -143,20 +143,9 @@ def _find_mtp_faults(
     if mtp is None or drafter.is_head:
         return
     if mtp.lost or mtp.incomplete:
-        yield from rules.ruling(
-            "mtp-modules-lost",
-            describe_lost(mtp),
-            where=str(directory),
-            fix="Take the original checkpoint for method mtp, or copy its MTP tensors into this one; other methods "
-            "are not affected.",
-        )
+        yield from rules.ruling("mtp-modules-lost", message=describe_lost(mtp), where=directory)
     elif mtp.stated is None:
-        yield from rules.ruling(
-            "mtp-modules-unstated",
-            f"The checkpoint holds MTP modules ({len(mtp.present)}), and config.json has no {mtp.key}.",
-            where=str(directory),
-            fix=f"If your release does not find them, add {mtp.key}: {len(mtp.present)} to config.json.",
-        )
+        yield from rules.ruling("mtp-modules-unstated", num=len(mtp.present), key=mtp.key, where=directory)
 
 
 def describe_lost(mtp: MtpModules) -> str:

@@ -151,19 +151,15 @@ def find_tokenizer_findings(
     if comparison is None:
         if not drafter.drafter.is_head:
             lacking = [str(each.directory) for each in (drafter, target) if each.vocabulary is None]
-            yield from rules.ruling("tokenizers-not-compared", _describe_lacking(lacking), where=where, fix=_PUT_BESIDE)
+            yield from rules.ruling("tokenizers-not-compared", message=_describe_lacking(lacking), where=where)
         return
     if fault := find_tokens_fault(comparison, where=where):
-        yield from rules.ruling(fault.code, fault.message, where=where, fix=fault.fix)
+        yield from rules.ruling(fault.code, message=fault.message, where=where, fix=fault.fix)
     if comparison.verdict == "different":
         return
     yield from _find_named(rules, drafter, target, where)
     if comparison.splitting:
-        yield from rules.ruling(
-            "text-split-differs",
-            f"The ids mean the same, and texts are split into them differently: {', '.join(comparison.splitting)}.",
-            where=where,
-        )
+        yield from rules.ruling("text-split-differs", splitting=comparison.splitting, where=where)
 
 
 _PUT_BESIDE = "Put the tokenizer that each model was trained with beside its weights."
@@ -185,12 +181,7 @@ def _find_named(rules: Rulebook, drafter: Inspection, target: Inspection, where:
         said = "; ".join(
             f"{name} {_ids(mine, name)} in the drafter, {_ids(theirs, name)} in the target" for name in differing
         )
-        yield from rules.ruling(
-            "named-tokens-differ",
-            f"The tokens that end or pad a text differ: {said}.",
-            where=where,
-            fix="Prefer a drafter that was tuned as the target was: it ends answers in the same way.",
-        )
+        yield from rules.ruling("named-tokens-differ", said=said, where=where)
 
 
 def _ids(named: Mapping[str, tuple[int, ...]], name: str) -> str:

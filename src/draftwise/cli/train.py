@@ -109,9 +109,9 @@ def _command(method: str) -> click.Command:
     """Return the command of a method."""
     try:
         options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.training.settings")
-        run = importlib.import_module("draftwise.training.run")
-        loop = importlib.import_module("draftwise.training.loop")
+        settings = importlib.import_module("draftwise.training.run_settings")
+        run = importlib.import_module("draftwise.training.training_run")
+        loop = importlib.import_module("draftwise.training.training_loop")
         progress = importlib.import_module("draftwise.training.progress")
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
@@ -130,8 +130,7 @@ def _command(method: str) -> click.Command:
             if gpus is None or "RANK" in os.environ:
                 result = run.train(method, asked, progress.Reporter(quiet=quiet))
             else:
-                launch = importlib.import_module("draftwise.training.launch")
-                result = launch.train_on_gpus(method, asked, gpus, quiet=quiet)
+                result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
         except loop.Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)

@@ -20,7 +20,7 @@ __all__ = ["ResolvedSpec", "resolve_spec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSpec:
-    """A speculative configuration in which nothing is left open. The keys are explained in `facts.spec_keys`."""
+    """A speculative configuration in which nothing is left open. The keys are explained in `knowledge.spec_keys`."""
 
     method: str
     k: int

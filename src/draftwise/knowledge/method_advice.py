@@ -81,7 +81,7 @@ class MethodAdvice:
     only_if_deployed: bool = False
     """Whether the guides keep such a drafter where it is in use, but do not introduce one."""
     cost: DraftingCost | None = None
-    """None where nobody measured it: `facts.advice.find_drafting_cost` takes that of a similar method."""
+    """None where nobody measured it: `knowledge.advice.find_drafting_cost` takes that of a similar method."""
     priors: tuple[AcceptancePrior, ...] = ()
     seen_acceptance: tuple[SeenAcceptance, ...] = ()
     published_results: tuple[PublishedResult, ...] = ()

@@ -15,6 +15,7 @@ from draftwise.deploying import deploy as write_files
 from draftwise.deploying.files import Folder
 from draftwise.deploying.order import Scale
 from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release
@@ -177,8 +178,8 @@ def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: Eviden
         service_account=request.service_account,
         layout=None if request.layout is None else read_layout(request.layout),
     )
-    if to != "kserve" and platform != Platform():
-        refuse("--kserve, --mode, --layout and --service-account go with --to kserve.")
+    if not TARGETS[to].options and platform != Platform():
+        refuse(f"--kserve, --mode, --layout and --service-account go with --to {name_targets('options')}.")
     platform = replace(platform, verifier=request.verifier, scale=_read_scale(request))
     proxy = (
         None

@@ -1,4 +1,4 @@
-"""The drafting methods of the embedded engine, by vLLM's names."""
+"""The drafting methods of the embedded engine: a module for each, whose `build` is named by the method's row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import cast
 
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Builder, Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
 from draftwise.knowledge.methods import get_method
 
-__all__ = ["Confirmed", "Draft", "Proposer", "make_proposer"]
+__all__ = ["Builder", "Confirmed", "Draft", "Proposer", "make_proposer"]
 
 
 def make_proposer(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
@@ -21,5 +21,4 @@ def make_proposer(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) ->
         InvalidSetup: the drafter's files are missing or do not fit the target, or the method is of an installed
             package whose code cannot be imported.
     """
-    make = get_method(spec.method).load("proposer")
-    return cast("Proposer", make(spec, config, target))
+    return cast("Builder", get_method(spec.method).load("proposer"))(spec, config, target)
