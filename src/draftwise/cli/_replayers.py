@@ -91,7 +91,7 @@ class Workshop:
         return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
 
     def _ask(self, k: int, *, sampled: bool) -> Replayer:
-        from draftwise.backends.scoring import Scorer
+        from draftwise.backends.asking import Scorer
 
         assert self.draft_url is not None
         target = Scorer(self.target_url).score if sampled and self.target_url is not None else None

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.replay.test_equals_serving import BUNDLE, make_llm, replay, serve, shape, walked
 from tests.support.serving import serving
 
-from draftwise.backends.scoring import Scorer
+from draftwise.backends.asking import Scorer
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine

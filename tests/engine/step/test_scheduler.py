@@ -288,6 +288,25 @@ def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
     assert young.tokens == [1] * 7 + [8, 8], "what was said stays said"
 
 
+def test_a_slot_keeps_no_page_of_a_sequence_that_ended_before_the_device_had_the_page() -> None:
+    """The next sequence in the slot would write there, into pages of another."""
+    scheduler = make_scheduler(5, budget=20, caching=False, max_num_seqs=2)
+    ending, other = make_sequence("ending", [1] * 7, max_tokens=10), make_sequence("other", [1] * 7)
+    device = Device(scheduler, lags=True, k=3)
+    for sequence in (ending, other):
+        scheduler.add(sequence)
+    device.step(lambda bound: 1)
+    device.step(lambda bound: 1)
+    slot = ending.row
+    assert scheduler.schedule(3) is None, "one page is left, and both need one"
+    assert len(ending.pages) == 3
+    device.collect(2, lambda bound: 2)
+    scheduler.add(following := make_sequence("following", [1] * 2))
+    device.step(lambda bound: 1)
+    assert (ending.slot, following.slot) == (None, slot)
+    assert list(device.tables[slot]) == [0]
+
+
 def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> None:
     scheduler = make_scheduler(10, budget=20)
     old, young = start(scheduler, [[1] * 4] * 2)

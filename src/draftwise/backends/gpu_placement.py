@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup, Setup
 
-__all__ = ["Placement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
+__all__ = ["GpuPlacement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Arguments whose product is the GPUs that a server takes."""
@@ -24,7 +24,7 @@ _TOTAL = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class GpuPlacement:
     """Where one arm's server runs."""
 
     gpus: tuple[str, ...]
@@ -51,7 +51,7 @@ class Placement:
         return replace(setup, args={**setup.args, _UTILIZATION: self.utilization})
 
 
-def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> tuple[Placement, ...]:
+def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> tuple[GpuPlacement, ...]:
     """Return where each arm runs: on GPUs of its own while there are enough, else several on the same.
 
     Every arm gets the same share of memory, also one that has its GPUs to itself: a bigger KV cache would be a
@@ -80,7 +80,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
     utilization = None if most == 1 else math.floor(100 * total / most) / 100
     counts = [len(range(number, num_arms, len(groups))) for number in range(len(groups))]
     return tuple(
-        Placement(gpus=groups[arm % len(groups)], sharing=counts[arm % len(groups)], utilization=utilization)
+        GpuPlacement(gpus=groups[arm % len(groups)], sharing=counts[arm % len(groups)], utilization=utilization)
         for arm in range(num_arms)
     )
 

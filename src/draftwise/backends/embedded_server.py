@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from draftwise.backends.base import ServerInfo
+from draftwise.backends.backend import ServerInfo
 from draftwise.backends.child import ChildBackend
-from draftwise.backends.gpus import Placement
+from draftwise.backends.gpu_placement import GpuPlacement
 from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.setups.write import write_words
 
@@ -44,7 +44,7 @@ class EmbeddedBackend(ChildBackend):
         setup: Setup,
         *,
         log: Path,
-        placement: Placement | None = None,
+        placement: GpuPlacement | None = None,
         timeout_s: float = 600,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:

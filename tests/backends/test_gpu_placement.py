@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.backends.gpus import Placement, ask_driver, count_gpus_per_arm, find_gpus, place_arms
+from draftwise.backends.gpu_placement import GpuPlacement, ask_driver, count_gpus_per_arm, find_gpus, place_arms
 from draftwise.core import InvalidSetup, Setup
 
 
 def test_arms_have_gpus_of_their_own_while_there_are_enough() -> None:
-    assert place_arms(2, ["0", "1", "2"], {}) == (Placement(gpus=("0",)), Placement(gpus=("1",)))
+    assert place_arms(2, ["0", "1", "2"], {}) == (GpuPlacement(gpus=("0",)), GpuPlacement(gpus=("1",)))
     assert [each.gpus for each in place_arms(2, ["4", "5", "6", "7"], {"tensor_parallel_size": 2})] == [
         ("4", "5"),
         ("6", "7"),
@@ -89,7 +89,7 @@ def test_the_driver_names_its_gpus(write_driver: Callable[[str], None], body: st
 
 
 def test_a_driver_that_hangs_has_no_gpus(write_driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.backends.gpus._DRIVER_S", 0.05)
+    monkeypatch.setattr("draftwise.backends.gpu_placement._DRIVER_S", 0.05)
     write_driver("exec sleep 30")
     assert ask_driver("index") == []
 

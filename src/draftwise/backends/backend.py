@@ -1,4 +1,4 @@
-"""The one protocol of everything that answers prompts."""
+"""The one protocol of everything that answers prompts, and the values that it returns."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from draftwise.core import BackendError, Counters, ServerLoad
+from draftwise.core import Answer, BackendError, Counters, Divergence, ServerLoad
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Backend", "BrokenStream", "Exchange", "Piece", "ServerInfo"]
+__all__ = ["Backend", "BrokenStream", "Exchange", "Piece", "Probed", "ProbedPair", "ServerInfo"]
 
 Piece = tuple[float, bytes]
 """Bytes of an answer's body and when they arrived, on the backend's clock."""
@@ -115,3 +115,31 @@ class Backend(Protocol):
 
     async def wake(self) -> None:
         """End `rest`; harmless when awake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One server."""
+
+    info: ServerInfo
+    answers: tuple[Answer, ...]
+    """At temperature 0, one request at a time."""
+    growth: Counters
+    """Of its counters over the answers, those of other clients' requests included."""
+    counts_drafts: bool
+    """Whether its /metrics has counters of drafts: vLLM's has exactly when it was started to speculate."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answers."""
+        return sum(answer.timing.num_tokens for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedPair:
+    """A server, and the plain one that it is held against."""
+
+    server: Probed
+    plain: Probed | None = None
+    divergences: tuple[Divergence, ...] = ()
+    """What both say of each position at which their answers part."""

@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from draftwise.backends.base import ServerInfo
+from draftwise.backends.backend import ServerInfo
 from draftwise.backends.child import ChildBackend
 from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens
-from draftwise.backends.gpus import Placement
+from draftwise.backends.gpu_placement import GpuPlacement
 from draftwise.backends.vllm_command import check_arguments, check_command, compose, with_request_metrics
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
 from draftwise.core import BackendError, Finding, InvalidSetup, Setup, Severity
@@ -63,7 +63,7 @@ class VllmBackend(ChildBackend):
         *,
         log: Path,
         vllm: str = "vllm",
-        placement: Placement | None = None,
+        placement: GpuPlacement | None = None,
         timeout_s: float = 1800,
         on_wait: Callable[[str], None] | None = None,
         in_turn: asyncio.Lock | None = None,
