@@ -77,15 +77,15 @@ every-case: $(VENV)/.installed ## All tests with every combination of methods, s
 TOOLS ?= $(HOME)/.cache/draftwise/tools
 
 apiserver: $(VENV)/.installed ## Build a current API server from Debian's packages, and ask it what it makes of our files
-	ci/platform/crd_server.sh $(TOOLS)/crd-server
-	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
+	catalogue/platform/crd_server.sh $(TOOLS)/crd-server
+	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > catalogue/platform/api_server.json
 
 whole-apiserver: $(VENV)/.installed ## By hand: build a whole API server (13 minutes); ask it about Kubernetes' own kinds, and undo a roll-out
-	nice -n 19 ci/platform/whole_server.sh $(TOOLS)/whole-server
-	$(BIN)/python -m catalogue.whole_server $(TOOLS)/whole-server tests/support/kubectl > ci/platform/whole_server.json
+	nice -n 19 catalogue/platform/whole_server.sh $(TOOLS)/whole-server
+	$(BIN)/python -m catalogue.whole_server $(TOOLS)/whole-server tests/support/kubectl > catalogue/platform/whole_server.json
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
-	ci/platform/service.sh $(TOOLS)/service
+	catalogue/platform/service.sh $(TOOLS)/service
 	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py --durations 1
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run

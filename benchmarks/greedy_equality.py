@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     began, rows = time.monotonic(), list[Row]()
-    about = provenance(args)
+    about = provenance(args.device) | {"max_tokens": args.max_tokens}
     for dtype in args.dtype:
         reference = Reference(args, dtype)
         for method in args.methods:
@@ -96,13 +96,13 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def provenance(args: argparse.Namespace) -> Row:
+def provenance(device: str) -> Row:
+    """Return where and how a run on a device takes place."""
     return {
         "date": date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
         "versions": {"draftwise": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-        "max_tokens": args.max_tokens,
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
     }
 
 

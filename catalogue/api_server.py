@@ -1,8 +1,8 @@
 """Feeds what `deploy` writes to a real API server: is it taken, and does it come back whole?
 
-    python -m catalogue.api_server TOOLS CRDS > ci/platform/api_server.json
+    python -m catalogue.api_server TOOLS CRDS > catalogue/platform/api_server.json
 
-TOOLS holds the programs that `ci/platform/crd_server.sh` builds. CRDS keeps the CustomResourceDefinitions of the
+TOOLS holds the programs that `catalogue/platform/crd_server.sh` builds. CRDS keeps the CustomResourceDefinitions of the
 projects, as they are at the commits of `catalogue.schemas`; those that are not there are fetched. Documents of kinds
 that Kubernetes itself defines are left out: this server has none of them.
 """

@@ -1,10 +1,10 @@
 """Feeds Kubernetes' own kinds that `deploy` writes to a whole API server, and shows what `rollout undo` leaves behind.
 
-    python -m catalogue.whole_server TOOLS OBJECTS > ci/platform/whole_server.json
+    python -m catalogue.whole_server TOOLS OBJECTS > catalogue/platform/whole_server.json
 
-TOOLS holds the programs that `ci/platform/whole_server.sh` builds. OBJECTS gets what kubectl says of a Deployment and
-its pods on the way: starting, applied, undone, and applied again. A kubelet is played here; the controllers are
-Kubernetes'.
+TOOLS holds the programs that `catalogue/platform/whole_server.sh` builds. OBJECTS gets what kubectl says of a
+Deployment and its pods on the way: starting, applied, undone, and applied again. A kubelet is played here; the
+controllers are Kubernetes'.
 """
 
 from __future__ import annotations

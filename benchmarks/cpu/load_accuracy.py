@@ -1,7 +1,7 @@
 """How exactly draftwise, vLLM, guidellm and aiperf measure a server whose truth is known, and how much they take.
 
     python benchmarks/cpu/load_accuracy.py --vllm "vllm" --guidellm guidellm --aiperf aiperf \\
-        --out benchmarks/cpu/results/load_accuracy.json
+        --out benchmarks/cpu/results/load_accuracy.json --svg benchmarks/cpu/results/load_accuracy.svg
 
 The server is `tests.support.fake_server` in a process of its own, at 50 tokens/s a stream. It writes down when each
 request reached the machine and when each chunk was handed to its socket; what a tool reports of a request is compared
@@ -29,9 +29,12 @@ from typing import Any
 
 import httpx
 from load_peers import PEERS, Job, Reading, run_draftwise
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from provenance import provenance, write
 
 from draftwise import __version__
+from draftwise.reporting.svg import PALETTE, to_svg
 
 ACCURACY = {"first_token_s": 0.05, "step_s": 0.02, "shortest": 0.5}
 """Answers of different lengths, so that the streams do not stay in step."""
@@ -40,6 +43,9 @@ FIELDS = {
     "gap_error_ms": "each gap between chunks",
     "itl_error_ms": "mean gap of a request",
 }
+DRAWN = {"ttft_error_ms": "error of time to first token, ms", "gap_error_ms": "error of a gap between chunks, ms"}
+FLOOR_MS = 1e-3
+"""Smaller errors are drawn there, as the axis is logarithmic."""
 CAPACITY = {"first_token_s": 0.0, "step_s": 0.0}
 CAPACITY_STREAMS = 64
 CAPACITY_TOKENS = 1000
@@ -59,10 +65,15 @@ def main() -> int:
     parser.add_argument("--tokenizer", default="bundle/target", help="Directory with a tokenizer, for the peers.")
     parser.add_argument("--work", type=Path, default=Path("build/load_accuracy"), help="Results of parts, and logs.")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--svg", type=Path, help="Figure of the result.")
+    parser.add_argument("--draw", type=Path, metavar="RESULT", help="Draw an earlier result and measure nothing.")
     parser.add_argument("--run-draftwise", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run_draftwise:
         run_draftwise(given.run_draftwise)
+        return 0
+    if given.draw:
+        plot(given.draw, given.svg)
         return 0
     commands = {"draftwise": shlex.join([sys.executable, __file__]), "vllm bench serve": given.vllm}
     commands |= {"guidellm": given.guidellm, "aiperf": given.aiperf}
@@ -78,6 +89,8 @@ def main() -> int:
             print(json.dumps({key: value for key, value in row.items() if key != "command"}), flush=True)
     print(table(result))
     write(result, given.out)
+    if given.out and given.svg:
+        plot(given.out, given.svg)
     return 1 if any("failure" in row for row in [*result["accuracy"], *result["capacity"]]) else 0
 
 
@@ -245,6 +258,43 @@ def capacities(result: Mapping[str, Any]) -> dict[str, float]:
 def show_error(error: Mapping[str, float] | None) -> str:
     """Return a cell of the table."""
     return f"{error['median']:.3f} ({error['p99']:.3f})" if error else "-"
+
+
+def plot(source: Path, target: Path) -> None:
+    """Write the figure of a result: errors of each tool by number of streams, and tokens/s that each takes."""
+    result = json.loads(source.read_text())
+    about = f"A line for each load generator; the numbers are in {source.name}."
+    title = "Errors of load generators, by streams"
+    target.write_text(to_svg(lambda: draw(result), "load-accuracy", title=title, about=about, alone=True))
+
+
+def draw(result: Mapping[str, Any]) -> Figure:
+    """Return the three panels."""
+    tools = [tool["name"] for tool in result["tools"]]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    first, second, third = figure.subplots(1, 3)
+    for axes, (field, label) in zip((first, second), DRAWN.items(), strict=True):
+        draw_errors(axes, result, tools, field)
+        axes.set_ylabel(label)
+    rates = capacities(result)
+    third.barh(tools[::-1], [rates[tool] / 1e3 for tool in tools[::-1]], color=PALETTE[: len(tools)][::-1], height=0.6)
+    third.set_xlabel("thousand tokens/s received at most")
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=len(tools))
+    return figure
+
+
+def draw_errors(axes: Axes, result: Mapping[str, Any], tools: list[str], field: str) -> None:
+    """Draw, for each tool and number of streams, the median error as a dot and a line up to the 99th percentile."""
+    loads = sorted({row["streams"] for row in result["accuracy"]})
+    for number, tool in enumerate(tools):
+        found = {row["streams"]: row[field] for row in result["accuracy"] if row["tool"] == tool and row[field]}
+        places = [loads.index(load) + 0.16 * (number - (len(tools) - 1) / 2) for load in found]
+        medians = [max(FLOOR_MS, each["median"]) for each in found.values()]
+        tails = [max(FLOOR_MS, each["p99"]) for each in found.values()]
+        axes.vlines(places, medians, tails, color=PALETTE[number], linewidth=1.5)
+        axes.plot(places, medians, "o", color=PALETTE[number], markersize=5, label=f"{tool}: median to P99")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(loads)), [f"{load} stream{'s' * (load > 1)}" for load in loads])
 
 
 if __name__ == "__main__":

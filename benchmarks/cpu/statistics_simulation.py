@@ -11,13 +11,353 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+import numpy as np
 from provenance import provenance, write
-from simulated_crossovers import rows_of_crossovers
-from simulated_decisions import rows_of_families, rows_of_looks, rows_of_power, rows_of_whole_runs
-from simulated_intervals import rows_of_coverage, rows_of_percentiles, rows_of_totals, summarise_coverage
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.fake_server import FakeScript
+from tests.support.measuring import compare_one, make_workload
+from tests.support.simulated import Array, Machine
+
+from draftwise.statistics import (
+    PERCENTILES,
+    Conclusion,
+    Design,
+    Estimate,
+    InterimAnalyses,
+    LoadPoint,
+    adjust_family,
+    find_crossing,
+    find_outlook,
+    next_load,
+    percentile_ratios,
+    prompt_ratio,
+    sequential,
+    settle,
+    total_ratio,
+)
+
+KINDS = {
+    "A/A": {"gain": 0.0},
+    "prompts gain differently": {"gain": 0.12},
+    "a few prompts gain far more": {"gain": 0.12, "heavy": True},
+    "noisy turns": {"gain": 0.05, "turn": 0.05},
+}
+
+
+@cache
+def design_of(machine: Machine) -> Design:
+    return machine.design()
+
+
+def rows_of_coverage(trials: int) -> Iterator[dict]:
+    for prompts in (6, 12, 30, 100, 300):
+        for per_turn in sorted({1, min(8, prompts), min(32, prompts), prompts}):
+            for passes in (2, 3, 5, 8):
+                for kind, settings in KINDS.items():
+                    machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
+                    yield describe(machine, kind) | {"covers": cover(machine, trials)}
+
+
+def describe(machine: Machine, kind: str) -> dict:
+    turns = machine.passes * math.ceil(machine.prompts / machine.per_turn)
+    return {
+        "kind": kind,
+        "prompts": machine.prompts,
+        "prompts_per_turn": machine.per_turn,
+        "passes": machine.passes,
+        "pairs_of_turns": turns,
+    }
+
+
+def cover(machine: Machine, trials: int) -> float:
+    rng, design = np.random.default_rng(0), design_of(machine)
+    held = 0
+    for _ in range(trials):
+        candidate_N, plain_N = machine.measure(rng, 1.1)
+        interval = prompt_ratio(plain_N, candidate_N, design).interval()
+        held += interval.low <= 1.1 <= interval.high
+    return held / trials
+
+
+def summarise_coverage(rows: list[dict]) -> dict:
+    """Return the range of coverage: where there are prompts and turns enough, and where there are not."""
+
+    def extremes(chosen: Callable[[dict], bool]) -> dict:
+        found = [row["covers"] for row in rows if chosen(row)]
+        return {"rows": len(found), "mean": round(float(np.mean(found)), 4), "least": min(found), "most": max(found)}
+
+    def loaded(row: dict) -> bool:
+        return row["prompts_per_turn"] > 1
+
+    return {
+        "one stream": extremes(lambda row: not loaded(row)),
+        "under load, 4 pairs of turns or more, not A/A": extremes(
+            lambda row: loaded(row) and row["pairs_of_turns"] > 3 and row["kind"] != "A/A"
+        ),
+        "under load, 4 pairs or more, A/A (nothing but noise: too wide)": extremes(
+            lambda row: loaded(row) and row["pairs_of_turns"] > 3 and row["kind"] == "A/A"
+        ),
+        "under load, 3 pairs": extremes(lambda row: loaded(row) and row["pairs_of_turns"] == 3),
+        "under load, 2 pairs (too wide)": extremes(lambda row: loaded(row) and row["pairs_of_turns"] == 2),
+    }
+
+
+def rows_of_totals(trials: int) -> Iterator[dict]:
+    """All tokens over all seconds; the truth comes from 400,000 prompts."""
+    for prompts, per_turn, passes in ((6, 1, 5), (12, 1, 5), (30, 1, 3), (30, 8, 5), (100, 32, 5), (300, 1, 5)):
+        for kind, settings in KINDS.items():
+            machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
+            ours_N, theirs_N = Machine(prompts=400_000, passes=1, **settings).measure(np.random.default_rng(1))
+            truth, ones_N = theirs_N.sum() / ours_N.sum(), np.ones(prompts * passes)
+            rng, design, held = np.random.default_rng(0), design_of(machine), 0
+            for _ in range(trials):
+                candidate_N, plain_N = machine.measure(rng)
+                interval = total_ratio(ones_N, candidate_N, ones_N, plain_N, design).interval()
+                held += interval.low <= truth <= interval.high
+            yield describe(machine, kind) | {"covers": held / trials}
+
+
+def rows_of_percentiles(trials: int) -> Iterator[dict]:
+    for prompts, per_turn, passes in ((12, 1, 5), (30, 1, 5), (100, 1, 5), (300, 1, 5), (100, 20, 5), (300, 100, 5)):
+        for kind, settings in KINDS.items():
+            machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
+            many = Machine(prompts=400_000, passes=1, **settings).measure(np.random.default_rng(1))
+            truths = {each: np.divide(*(np.percentile(arm_N, each) for arm_N in many)) for each in PERCENTILES}
+            held, bounded = Counter(), Counter()
+            rng, design = np.random.default_rng(0), design_of(machine)
+            for _ in range(trials):
+                ours, theirs = (arm_N[:, None].tolist() for arm_N in machine.measure(rng))
+                for percentile, interval in percentile_ratios(ours, theirs, design).items():
+                    held[percentile] += interval.low <= truths[percentile] <= interval.high
+                    bounded[percentile] += interval.low > 0 and interval.high < math.inf
+            yield describe(machine, kind) | {
+                "covers": {f"P{each}": held[each] / trials for each in held},
+                "bounded": {f"P{each}": bounded[each] / trials for each in held},
+            }
+
+
+MARGIN = 0.03
+
+
+def looks_at(
+    machine: Machine, rng: np.random.Generator, speedup: float, analyses: InterimAnalyses
+) -> dict[int, Estimate]:
+    candidate_N, plain_N = machine.measure(rng, speedup)
+    return sofar(machine, candidate_N, plain_N, analyses)
+
+
+def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: InterimAnalyses) -> dict[int, Estimate]:
+    """Return what each interim analysis sees."""
+    design = design_of(machine)
+    found = {}
+    for done in analyses.repetitions:
+        seen = slice(0, done * machine.prompts)
+        part = Design(prompt_N=design.prompt_N[seen], block_N=design.block_N[seen])
+        found[done] = prompt_ratio(plain_N[seen], candidate_N[seen], part)
+    return found
+
+
+def stop(found: dict[int, Estimate], analyses: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
+    """Return at which analysis a comparison settles, and as what; the last one where it does not."""
+    for done, estimate in found.items():
+        if (outcome := settle(estimate, analyses, done, margin=MARGIN, family=family)) is not None:
+            return done, outcome
+    return analyses.repetitions[-1], None
+
+
+def pocock_like(alpha: float, fraction: float) -> float:
+    return alpha * math.log(1 + (math.e - 1) * fraction)
+
+
+def rows_of_looks(trials: int) -> Iterator[dict]:
+    """Both ways of spending the error; the first is the program's."""
+    for spending, function in (("O'Brien-Fleming-like", sequential._spending), ("Pocock-like", pocock_like)):
+        sequential._levels.cache_clear()
+        with patch.object(sequential, "_spending", function):
+            for prompts, per_turn, passes in ((6, 1, 5), (30, 1, 5), (30, 1, 8), (40, 8, 5), (40, 40, 5), (100, 1, 5)):
+                for speedup, kind in ((1.0, "A/A"), (1.0, "noisy turns"), (1.1, "prompts gain differently")):
+                    machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **KINDS[kind])
+                    yield (
+                        {"spending": spending, "speedup": speedup}
+                        | describe(machine, kind)
+                        | look(machine, speedup, trials)
+                    )
+    sequential._levels.cache_clear()
+
+
+def look(machine: Machine, speedup: float, trials: int) -> dict:
+    analyses, rng = InterimAnalyses.planned(machine.passes), np.random.default_rng(2)
+    outcomes, excluded, held, passes = Counter(), 0, 0, []
+    for _ in range(trials):
+        found = looks_at(machine, rng, speedup, analyses)
+        intervals = {done: estimate.interval(1 - analyses.level(done)) for done, estimate in found.items()}
+        excluded += any(not each.low <= speedup <= each.high for each in intervals.values())
+        done, outcome = stop(found, analyses)
+        held += intervals[done].low <= speedup <= intervals[done].high
+        outcomes[str(outcome or "open")] += 1
+        passes.append(done)
+    return {
+        "truth_excluded_at_any_look": excluded / trials,
+        "covers_where_it_stopped": held / trials,
+        "outcomes": {name: count / trials for name, count in sorted(outcomes.items())},
+        "mean_passes": round(float(np.mean(passes)), 2),
+    }
+
+
+def rows_of_families(trials: int) -> Iterator[dict]:
+    """12 conditions, 5 candidates each that are the plain arm itself; the readings of plain serve all five."""
+    analyses = InterimAnalyses.planned(5)
+    for name, machine in (
+        ("one stream", Machine(prompts=12, gain=0)),
+        ("under load", Machine(prompts=32, per_turn=8, gain=0)),
+    ):
+        rng, wrong, alone = np.random.default_rng(3), 0, 0
+        for _ in range(trials):
+            p_values = []
+            for _ in range(12):
+                plain_N, *candidates = machine.arms(rng, [np.zeros(machine.prompts)] * 5, [1.0] * 5)
+                for candidate_N in candidates:
+                    found = sofar(machine, candidate_N, plain_N, analyses)
+                    done, _ = stop(found, analyses, family=60)
+                    p_values.append(analyses.adjust(found[done].p_value(), done))
+            wrong += any(p is not None and p <= 0.05 for p in adjust_family(p_values))
+            alone += any(p <= 0.05 for p in p_values)
+        yield {
+            "what": name,
+            "comparisons": 60,
+            "runs": trials,
+            "a_false_one_among_them": wrong / trials,
+            "without_correction": alone / trials,
+        }
+
+
+def rows_of_power(trials: int) -> Iterator[dict]:
+    """The median spread of a pilot says which speed-up is found, or how many prompts find 5 %, with 80 % power."""
+    for pilot in (Machine(prompts=12), Machine(prompts=30), Machine(prompts=64, per_turn=8), Machine(gain=0.05)):
+        spreads = [found[pilot.passes] for found in measured(pilot, 1.05, trials, seed=4)]
+        typical = sorted(spreads, key=lambda each: each.spread.variance)[trials // 2]
+        detectable = find_outlook(typical, pilot.passes, margin=MARGIN).detectable
+        as_if_known = Estimate(log=math.log(1.05), spread=typical.spread)
+        count = find_outlook(as_if_known, pilot.passes, margin=MARGIN).prompts
+        count = math.ceil(count / pilot.per_turn) * pilot.per_turn
+        more = Machine(prompts=count, per_turn=pilot.per_turn, gain=pilot.gain)
+        yield describe(pilot, f"gain {pilot.gain}") | {
+            "detectable": round(detectable, 4),
+            "detected": share_faster(pilot, detectable, trials),
+            "prompts_for_5_percent": count,
+            "5_percent_found": share_faster(more, 1.05, min(trials, 400)),
+        }
+
+
+def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
+    rng, analyses = np.random.default_rng(seed), InterimAnalyses((machine.passes,))
+    return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
+
+
+def share_faster(machine: Machine, speedup: float, trials: int) -> float:
+    analyses = InterimAnalyses((machine.passes,))
+    found = (stop(each, analyses)[1] for each in measured(machine, speedup, trials, seed=5))
+    return sum(each is Conclusion.FASTER for each in found) / trials
+
+
+def rows_of_whole_runs(trials: int) -> Iterator[dict]:
+    """Whole runs against two fakes of the same latencies on virtual time, servers, client and verdict included.
+
+    The candidate drafts one token a step, which never stands and costs nothing: plain decoding by another name.
+    """
+    noise = {"jitter": 0.05, "step_jitter": 0.05, "drift_per_s": 1e-5}
+    for concurrency, adaptive in ((1, False), (1, True), (8, False), (8, True)):
+        verdicts, excluded, passes = Counter(), 0, []
+        for trial in range(trials):
+            with TemporaryDirectory() as folder:
+                found = compare_one(
+                    Path(folder) / "run",
+                    FakeScript(seed=2 * trial + 1, k=1, accepted=(0,), **noise),
+                    plain=FakeScript(seed=2 * trial, **noise),
+                    workloads=(make_workload(num_prompts=12, max_tokens=12),),
+                    repeats=5,
+                    concurrency=concurrency,
+                    adaptive=adaptive,
+                )
+            deciding = found.throughput or found.speedup
+            verdicts[str(found.verdict)] += 1
+            excluded += not deciding.low <= 1 <= deciding.high
+            passes.append(len(found.repetitions))
+        yield {
+            "concurrency": concurrency,
+            "adaptive": adaptive,
+            "runs": trials,
+            "verdicts": {name: count / trials for name, count in sorted(verdicts.items())},
+            "interval_excludes_1": excluded / trials,
+            "mean_passes": round(float(np.mean(passes)), 2),
+        }
+
+
+CROSSES_AT = 20.0
+GRID = (1, 4, 16, 64)
+MOST_LOADS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The same prompts at every load."""
+
+    prompts: int = 30
+    gain: float = 0.12
+    turn: float = 0.02
+    passes: int = 5
+
+    def measure(self, rng: np.random.Generator, load: float, gains_P: Array) -> LoadPoint:
+        per_turn = 1 if load == 1 else min(self.prompts, 4 * int(load))
+        machine = Machine(prompts=self.prompts, per_turn=per_turn, passes=self.passes, turn=self.turn)
+        candidate_N, plain_N = machine.measure(rng, true_speedup(load), gains_P)
+        return LoadPoint(load=load, estimate=prompt_ratio(plain_N, candidate_N, design_of(machine)))
+
+    def search(self, rng: np.random.Generator) -> list[LoadPoint]:
+        """Measure the grid, then wherever it is most telling."""
+        gains_P = Machine(prompts=self.prompts, gain=self.gain).gains(rng)
+        points = [self.measure(rng, load, gains_P) for load in GRID]
+        while len(points) < MOST_LOADS and (load := next_load(points, most=512)) is not None:
+            points.append(self.measure(rng, load, gains_P))
+        return points
+
+
+def true_speedup(load: float) -> float:
+    """1.9x for a single stream; verifying drafts costs ever more of a fuller batch."""
+    return 1.9 / (1 + 0.9 * (load / CROSSES_AT) ** 0.9)
+
+
+def rows_of_crossovers(trials: int) -> Iterator[dict]:
+    for sweep in (Sweep(), Sweep(prompts=100), Sweep(gain=0.0, passes=3), Sweep(gain=0.05, turn=0.05)):
+        rng = np.random.default_rng(6)
+        searches = [sweep.search(rng) for _ in range(trials)]
+        first = [find_crossing(points[: len(GRID)]) for points in searches]
+        last = [find_crossing(points) for points in searches]
+        yield {
+            "prompts": sweep.prompts,
+            "gain": sweep.gain,
+            "turn": sweep.turn,
+            "passes": sweep.passes,
+            "covers_on_the_grid": sum(each.low <= CROSSES_AT <= each.high for each in first) / trials,
+            "covers_after_bisection": sum(each.low <= CROSSES_AT <= each.high for each in last) / trials,
+            "median_high_over_low_on_the_grid": round(float(np.median([each.high / each.low for each in first])), 3),
+            "median_high_over_low": round(float(np.median([each.high / each.low for each in last])), 3),
+            "mean_loads_added": round(float(np.mean([len(points) - len(GRID) for points in searches])), 2),
+        }
+
 
 SECTIONS = {
     "coverage": (rows_of_coverage, 1),

@@ -17,7 +17,7 @@ from shapes import Folders, Scale
 from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.models import CausalLM
 
 __all__ = ["OurFrontend", "Side", "fill_with_noise"]
@@ -53,7 +53,7 @@ class OurFrontend:
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         params = replace(self.params[self._added % len(self.params)], max_tokens=max_tokens)
         self._added += 1
-        self.engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
+        self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params))
 
     def step(self) -> list[News]:
         self._pending, deltas = self.engine.step(self._pending)

@@ -27,15 +27,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sides import Job, OurGaps, Side, Vllm, run_ours
-from traces import Comparison, compare, count
+from sides import Comparison, Job, OurGaps, Side, Vllm, compare, count, run_ours
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.machine.cores import cpu_name
 from draftwise.machine.files import write_whole
-from draftwise.training.assemble import assemble_mtp
+from draftwise.training.drafter_export import assemble_mtp
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.training.answers import AnswerSettings, answer
 from draftwise.training.progress import Reporter
-from draftwise.training.reading import read_samples
+from draftwise.training.samples import AnswerSettings, answer, read_samples
 
 MAX_LENGTH = 512
 

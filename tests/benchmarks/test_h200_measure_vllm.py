@@ -13,7 +13,7 @@ from typing import Any
 import measure_vllm
 import pytest
 from click.testing import CliRunner
-from found_again import as_rows, as_table, compare_crossovers, merged, write
+from measure_vllm import as_rows, as_table, compare_crossovers, merged, write
 from shapes import Folders
 from tests.support.made_comparisons import compared, decision_on, interval
 

@@ -10,7 +10,7 @@ import pytest
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
-from draftwise.training.assemble import assemble_mtp
+from draftwise.training.drafter_export import assemble_mtp
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 TARGET = str(BUNDLE / "target")

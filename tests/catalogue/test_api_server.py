@@ -9,7 +9,7 @@ from catalogue.api_server import check_all, find_faults, list_documents, list_fi
 from catalogue.schemas import SOURCES
 
 TOOLS = Path(os.environ.get("DRAFTWISE_TOOLS") or Path.home() / ".cache/draftwise/tools")
-RESULTS = Path(__file__).parents[2] / "ci/platform/api_server.json"
+RESULTS = Path(__file__).parents[2] / "catalogue/platform/api_server.json"
 
 
 def test_a_real_api_server_takes_all_files_and_finds_all_faults() -> None:

@@ -12,8 +12,8 @@ from tests.support.crafted import BUNDLE, copy_changed, look
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.dflash import load_dflash
-from draftwise.engine.models.eagle3 import load_eagle3
+from draftwise.engine.proposers.dflash import load_dflash
+from draftwise.engine.proposers.eagle3 import load_eagle3
 
 TARGET = BUNDLE / "target"
 LOADERS: dict[str, Callable[[Path, CausalLM], object]] = {

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from draftwise.cli import main
-from draftwise.training.loop import TrainingRun
+from draftwise.training.training_loop import TrainingRun
 
 
 def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ SETUP = Setup(
 FOLDER = deploy(make_order(SETUP, name="llama"), "kubernetes")
 ORDERED = deploy(ORDER, "kubernetes")
 OBJECTS = Path(__file__).parents[1] / "support/kubectl"
-RESULTS = Path(__file__).parents[2] / "ci/platform/whole_server.json"
+RESULTS = Path(__file__).parents[2] / "catalogue/platform/whole_server.json"
 READY = {
     "phase": "Running",
     "conditions": [{"type": "Ready", "status": "True"}],

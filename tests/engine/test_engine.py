@@ -16,10 +16,10 @@ from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
-from draftwise.engine.core import Request
+from draftwise.engine.core import EngineRequest
 from draftwise.engine.outputs import RequestOutput
-from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.threads import StepThreads
 
@@ -183,7 +183,7 @@ def test_a_step_behind_requests_come_and_go(
     for number in range(24):
         which = number % len(prompts)
         params = SamplingParams(temperature=0, max_tokens=20)
-        engine.add(Request(request_id=f"{number}", prompt_token_ids=prompts[which], params=params))
+        engine.add(EngineRequest(request_id=f"{number}", prompt_token_ids=prompts[which], params=params))
         for _ in range(number % 4):
             pending, deltas = engine.step(pending)
             for delta in deltas:
@@ -381,13 +381,13 @@ def test_a_prompt_that_is_computed_twice_has_its_logprobs_once(tiny_target: Path
         enable_prefix_caching=False,
     ).engine
     old = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
-    engine.add(Request(request_id="old", prompt_token_ids=list(range(32, 92)), params=old))
+    engine.add(EngineRequest(request_id="old", prompt_token_ids=list(range(32, 92)), params=old))
     prompt, added, found, pending = list(range(40, 190)), False, [], ()
     num_tokens = 60
     while engine.has_work():
         if not added and num_tokens >= 62 and num_tokens % 16 == 14:  # the older one needs a page soon
             young = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
-            engine.add(Request(request_id="young", prompt_token_ids=prompt, params=young))
+            engine.add(EngineRequest(request_id="young", prompt_token_ids=prompt, params=young))
             added = True
         pending, deltas = engine.step(pending)
         for delta in deltas:

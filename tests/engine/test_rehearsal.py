@@ -10,6 +10,7 @@ from tests.support.every_method import make_config
 from tests.support.tiny_models import write_checkpoint
 
 from draftwise import LLM, SamplingParams
+from draftwise.engine.rehearsal import Rehearsal
 
 PROMPTS = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2]]
 KINDS = (
@@ -51,8 +52,8 @@ def test_answers_and_counters_are_those_without_it(method, tiny_target, tiny_dra
     spec = make_config(method, tiny_target, tiny_draft, tmp_path / "drafter") if method else None
     expected = generate(open_llm(tiny_target, spec))
     llm = open_llm(tiny_target, spec)
-    llm.engine.rehearsal().run(briefly=True)
-    llm.engine.rehearsal().run()
+    Rehearsal(llm.engine).run(briefly=True)
+    Rehearsal(llm.engine).run()
     assert generate(llm) == expected
 
 
@@ -60,7 +61,7 @@ def test_answers_and_counters_are_those_without_it(method, tiny_target, tiny_dra
 def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tmp_path):
     llm = open_llm(write_checkpoint(tmp_path / "target", seed=1, num_layers=4), spec)
     graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)
-    llm.engine.rehearsal().run()
+    Rehearsal(llm.engine).run()
     rehearsed, graphs.counts = dict(graphs.captured), Counter()
     for count in range(1, 6):
         for params in KINDS:
@@ -77,7 +78,7 @@ def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tm
 def test_a_brief_one_captures_nothing(tiny_target):
     llm = open_llm(tiny_target)
     graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)
-    llm.engine.rehearsal().run(briefly=True)
+    Rehearsal(llm.engine).run(briefly=True)
     assert not graphs.counts
     assert llm.engine.runner.graphs is graphs
 
@@ -85,7 +86,7 @@ def test_a_brief_one_captures_nothing(tiny_target):
 @pytest.mark.parametrize("settings", [{"max_model_len": 2}, {"max_num_seqs": 1}, {"max_num_batched_tokens": 1}])
 def test_the_smallest_engines(settings, tiny_target):
     llm = open_llm(tiny_target, **settings)
-    llm.engine.rehearsal().run()
+    Rehearsal(llm.engine).run()
     assert len(llm.generate([[5]], SamplingParams(max_tokens=1))[0].outputs[0].token_ids) == 1
 
 

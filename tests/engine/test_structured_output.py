@@ -18,7 +18,7 @@ from tests.support.every_method import METHODS, WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
-from draftwise.engine.core import Request
+from draftwise.engine.core import EngineRequest
 from draftwise.engine.outputs import CompletionOutput
 
 SCHEMA = {
@@ -225,7 +225,7 @@ def test_several_completions_of_a_prompt_have_places_of_their_own(tiny_target: P
 def test_a_grammar_that_cannot_be_used_is_refused_and_leaves_nothing_behind(tiny_target: Path) -> None:
     engine = LLM(str(tiny_target), **SETTINGS).engine
     form = StructuredOutputsParams(regex="(")
-    request = Request(request_id="1", prompt_token_ids=[1], params=SamplingParams(structured_outputs=form))
+    request = EngineRequest(request_id="1", prompt_token_ids=[1], params=SamplingParams(structured_outputs=form))
     with pytest.raises(InvalidSetup, match="unclosed group"):
         engine.add(request)
     assert not engine.has_work()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from traces import Answer, Comparison, compare, count
+from sides import Answer, Comparison, compare, count
 
 ROOT = Path(__file__).parents[2]
 INTEROP = ROOT / "benchmarks" / "interop"

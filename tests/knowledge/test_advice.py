@@ -1,19 +1,17 @@
-"""Rules of thumb, bands and results are cite and name methods that exist."""
+"""Rules of thumb, bands and results cite and name methods that exist."""
+
+from dataclasses import replace
 
 import pytest
 
 from draftwise.knowledge.advice import (
     all_advice,
-    find_prior,
-    find_published_results,
-    find_seen_acceptance,
+    find_drafting_cost,
     get_advice,
-    get_guide_rank,
-    read_step_costs,
     read_temperature_effect,
     read_traffic_kinds,
 )
-from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.methods import get_method, methods_where
 
 METHODS = sorted(name for name, method in methods_where().items() if method.drafts_from not in ("own_code", "none"))
 
@@ -32,27 +30,33 @@ def test_an_unknown_rule_is_an_error() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_band_a_cost_and_a_place(method: str) -> None:
-    band = find_prior(method)
+    advice = get_method(method).advice
+    band, cost = advice.find_prior(), find_drafting_cost(method)
     assert band is not None
     assert 0 < band.low < band.high < 1
-    cost = read_step_costs().get_drafting(method)
+    assert cost is not None
     assert cost.per_token_s >= 0
-    assert set(cost.measured) <= set(cost.methods)
-    assert get_guide_rank(method) >= 0
+    assert 0 <= advice.rank < len(METHODS)
 
 
-def test_methods_that_draft_nothing_have_none() -> None:
-    assert find_prior("extract_hidden_states") is None
-    for look in (read_step_costs().get_drafting, get_guide_rank):
-        with pytest.raises(KeyError):
-            look("extract_hidden_states")
+@pytest.mark.parametrize("method", ["extract_hidden_states", "custom_class", "no-method"])
+def test_methods_that_draft_nothing_known_cost_nothing_known(method: str) -> None:
+    assert find_drafting_cost(method) is None
+
+
+def test_a_method_that_was_not_measured_costs_what_one_of_its_kind_does() -> None:
+    for method, like in {"mtp": "eagle3", "dspark": "dflash", "mlp_speculator": "medusa", "suffix": "ngram"}.items():
+        cost, measured = find_drafting_cost(method), find_drafting_cost(like)
+        assert cost is not None
+        assert measured is not None
+        assert cost == replace(measured, measured=False)
 
 
 def test_results_carry_their_source_and_each_measured_method_has_one() -> None:
     for method in METHODS:
-        assert all(anchor.source and anchor.result for anchor in find_published_results(method))
-    for row in read_step_costs().drafting:
-        assert all(find_published_results(method) for method in row.measured)
+        advice = get_method(method).advice
+        assert all(anchor.source and anchor.result for anchor in advice.published_results)
+        assert advice.published_results or advice.cost is None or not advice.cost.measured
 
 
 def test_kinds_of_traffic_agree_with_themselves() -> None:
@@ -65,7 +69,7 @@ def test_kinds_of_traffic_agree_with_themselves() -> None:
 def test_what_was_seen_names_its_traffic_and_source() -> None:
     kinds = read_traffic_kinds()
     for method in METHODS:
-        for row in find_seen_acceptance(method):
+        for row in get_method(method).advice.seen_acceptance:
             assert row.traffic in kinds
             assert 1 < row.length <= row.k + 1
             assert row.source

@@ -17,7 +17,7 @@ UNPROBED = "requests-refused"
 
 
 def _ruling(code: str) -> Ruling:
-    return get_rule(code).ruling("The key is bad.", where="key")
+    return get_rule(code).ruling(message="The key is bad.", where="key", fix="", becomes="")
 
 
 def test_every_rule_of_a_shipped_release_is_seen_where_it_holds() -> None:

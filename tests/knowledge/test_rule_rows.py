@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
+from string import Formatter
 
 import pytest
 from packaging.version import Version
 
+import draftwise
 from draftwise.core import Effect, Severity
 from draftwise.knowledge.rules import all_rules, get_rule
 from draftwise.knowledge.vllm import Release, releases
@@ -80,3 +85,47 @@ def test_rules_written_by_hand_agree_with_what_was_read(code: str, holds: object
     assert callable(holds)
     for release in releases():
         assert get_rule(code).holds(release.version) == holds(release), str(release)
+
+
+PACKAGE = Path(draftwise.__file__).parent
+TEXTS = ("message", "where", "fix", "becomes")
+BY_RULEBOOK = {"release"}
+
+
+def _find_calls(source: str) -> Iterator[tuple[str, bool, set[str]]]:
+    """Yield code, whether a rulebook fills in the release, and keywords of each `ruling` with a literal code."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "ruling":
+            continue
+        looked_up = node.func.value if isinstance(node.func.value, ast.Call) else node
+        named = looked_up.args[0] if looked_up.args else None
+        if isinstance(named, ast.Constant) and all(each.arg for each in node.keywords):
+            yield str(named.value), looked_up is node, {str(each.arg) for each in node.keywords}
+
+
+def _find_mistakes(source: str) -> Iterator[str]:
+    for code, has_release, given in _find_calls(source):
+        kept = [getattr(get_rule(code), name) for name in TEXTS if name not in given]
+        wanted = {name for text in kept for _, name, _, _ in Formatter().parse(text) if name}
+        if missing := wanted - given - (BY_RULEBOOK if has_release else set()):
+            yield f"{code} lacks {sorted(missing)}"
+        if idle := given - wanted - {*TEXTS, "method"}:
+            yield f"{code} has no place for {sorted(idle)}"
+        if "message" not in given and not get_rule(code).message:
+            yield f"{code} says nothing"
+
+
+def test_every_ruling_gives_the_values_of_its_texts() -> None:
+    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert [f"{path}: {each}" for path, source in sources.items() for each in _find_mistakes(source)] == []
+    assert sum(len(list(_find_calls(source))) for source in sources.values()) > 250
+
+
+def test_a_value_too_few_or_too_many_is_noticed() -> None:
+    assert list(_find_mistakes('rules.ruling("flag-unknown", flag=flag, told="", fix="")')) == []
+    assert list(_find_mistakes('rules.ruling("flag-unknown", flag=flag, fix="")')) == ["flag-unknown lacks ['told']"]
+    assert list(_find_mistakes('get_rule("flag-unknown").ruling(flag=1, told="", fix="", k=3)')) == [
+        "flag-unknown lacks ['release']",
+        "flag-unknown has no place for ['k']",
+    ]
+    assert list(_find_mistakes('rules.ruling("v2-exists")')) == ["v2-exists says nothing"]

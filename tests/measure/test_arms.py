@@ -92,7 +92,7 @@ def test_of_a_running_server_is_known_what_the_operator_tells() -> None:
 
 def backends_of(spec: MeasurementSpec, folder: Path) -> list[VllmBackend]:
     context = RunContext(launch=replace(spec.launch, gpus=("0",)))
-    found = build_backends(make_arms(spec), context, RunDirectory(folder))
+    found = build_backends(make_arms(spec), context, RunDirectory(folder), on_wait=lambda _: None)
     assert all(isinstance(each, VllmBackend) for each in found)
     return found  # type: ignore[return-value]
 
@@ -107,10 +107,10 @@ def test_what_is_judged_is_what_runs(tmp_path: Path) -> None:
 def test_embedded_servers_share_a_gpu_as_well(tmp_path: Path) -> None:
     spec = spec_of(candidates=(Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=3)),))
     context = RunContext(launch=LaunchOptions(gpus=("1",)))
-    backends = build_backends(make_arms(spec), context, RunDirectory(tmp_path))
+    backends = build_backends(make_arms(spec), context, RunDirectory(tmp_path), on_wait=lambda _: None)
     assert all("--gpu-memory-utilization 0.45" in str(each.command) for each in backends)
     without = RunContext(launch=LaunchOptions(gpus=()))
-    backends = build_backends(make_arms(spec), without, RunDirectory(tmp_path))
+    backends = build_backends(make_arms(spec), without, RunDirectory(tmp_path), on_wait=lambda _: None)
     assert not any("--gpu" in str(each.command) for each in backends)
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_runs_already_is_neither_placed_nor_judged(tmp_path: Path)
     told = {f"command.{name}": "vllm serve m -tp 8" for name in ("plain", "candidate 1")}
     spec = MeasurementSpec(url="http://127.0.0.1:1", candidate_urls=("http://127.0.0.1:2",), notes=told)
     context = RunContext(notes=told, launch=LaunchOptions(gpus=("0",)))
-    found = build_backends(make_arms(spec), context, RunDirectory(tmp_path))
+    found = build_backends(make_arms(spec), context, RunDirectory(tmp_path), on_wait=lambda _: None)
     assert [(each.name, each.command) for each in found] == [
         (name, "vllm serve m -tp 8") for name in ("plain", "candidate 1")
     ]

@@ -1,6 +1,7 @@
 """The minutes are a promise: whatever the machine does, a run ends in time, says what it left out, and can go on."""
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,12 @@ import pytest
 from tests.support import virtual_time
 from tests.support.combinations import taking_turns
 from tests.support.fake_server import FakeScript
-from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
+from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.measure.budget import Budget
 from draftwise.measure.preflight import check_addresses
+from draftwise.measure.time_budget import TimeBudget
 from draftwise.reporting.conditions import describe_unmeasured
 from draftwise.reporting.estimates import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
@@ -34,9 +35,7 @@ class Timed:
     def __init__(
         self, path: Path, plan: RunPlan, *scripts: FakeScript, delay_s: float = 0.0, end_s: float = 0.0, **settings
     ) -> None:
-        self.told: list[str] = []
-        self.announced: list[tuple[float, float]] = []
-        self.progress = Silent()
+        self.progress = Recorder()
         self.path = path
         self.session = make_session(
             path,
@@ -44,16 +43,22 @@ class Timed:
             scripts,
             **{
                 "budget_s": BUDGET_S,
-                "tell": self.told.append,
                 "progress": self.progress,
-                "announce": lambda plan, pace, seconds: self.announced.append(
-                    (asyncio.get_running_loop().time(), seconds)
-                ),
                 **settings,
             },
         )
         self._delay_s, self._end_s = delay_s, end_s
         self.ended_s = 0.0
+
+    @property
+    def told(self) -> list[str]:
+        return [line for line in self.progress.told if not re.match(r"\d arms x |warm-up tokens/s", line)]
+
+    @property
+    def announced(self) -> tuple[float, float | None]:
+        """When the first plan was reported, and the seconds that it takes."""
+        at_s, _, seconds = self.progress.plans[0]
+        return at_s, seconds
 
     def run(self) -> Run:
         virtual_time.run(self._run(), limit_s=20 * BUDGET_S)
@@ -95,7 +100,7 @@ CANDIDATE = replace(FASTER, step_s=0.0085, jitter=0.05)
 def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", plan_of(adaptive=False), NOISY, CANDIDATE)
     run = timed.run()
-    ((began, seconds),) = timed.announced
+    began, seconds = timed.announced
     counted = find_undisturbed(run)
     assert counted is not None
     assert (counted.turns, abs(counted.error) < 0.15) == (len(run.turns), True)
@@ -202,7 +207,7 @@ def test_what_passed_before_the_servers_start_is_part_of_the_minutes(tmp_path: P
 
 
 def test_a_slow_look_at_the_verdicts_leaves_more_time_for_the_report() -> None:
-    budget = Budget(seconds=600.0)
+    budget = TimeBudget(seconds=600.0)
     before = budget.turns_end
     budget.look_s = 10.0
     assert budget.turns_end == before - (30.0 - 12.0)
@@ -315,7 +320,7 @@ def test_a_server_that_compiles_late_is_warm_before_anything_is_measured(tmp_pat
     late = replace(CANDIDATE, spells=((0.0, 5.0, 12.0),))
     timed = Timed(tmp_path / "run", plan_of(), NOISY, late)
     run = timed.run()
-    assert timed.announced[0][0] > 5.0
+    assert timed.announced[0] > 5.0
     assert conclude_run(run).run.disturbances == ()
     assert all(turn.is_warm for turn in run.turns)
 

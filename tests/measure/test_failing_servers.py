@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
+from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
 from draftwise.backends import LineUp, OneAtATime
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Severity, Verdict
@@ -43,15 +43,15 @@ def broken(name: str) -> BackendError:
 
 def measure(path: Path, *failures: str, plan: RunPlan | None = None, late: str = "", **settings) -> list[str]:
     """Measure with servers that fail at their start, by name; return what was told."""
-    told: list[str] = []
+    progress = Recorder()
     plan = plan or make_plan(2)
-    session = make_session(path, plan, SCRIPTS, **{"tell": told.append, **settings})
+    session = make_session(path, plan, SCRIPTS, **{"progress": progress, **settings})
     session.backends = [
         Failing(arm.name, script, broken(arm.name) if arm.name in failures else None, FOREVER * (arm.name == late))
         for arm, script in zip(plan.arms, SCRIPTS, strict=True)
     ]
     virtual_time.run(session.run(), limit_s=10_000)
-    return told
+    return progress.told
 
 
 def read(path: Path) -> Run:
@@ -201,7 +201,7 @@ def test_what_was_left_out_for_lack_of_time_is_struck_when_it_is_measured(tmp_pa
     spells = ((12.0, FOREVER, 5.0),)
     plan = make_plan(workloads=(make_workload(num_prompts=100),), repeats=3)
     slow = [replace(each, spells=spells) for each in SCRIPTS[:2]]
-    virtual_time.run(make_session(path, plan, slow, budget_s=60.0, progress=Silent()).run())
+    virtual_time.run(make_session(path, plan, slow, budget_s=60.0).run())
     cut = read(path)
     assert [each for each in cut.omissions if not each.is_final]
     virtual_time.run(make_session(path, cut.plan, SCRIPTS[:2], resume=True).run())

@@ -9,9 +9,10 @@ from tests.support import virtual_time
 from tests.support.made_runs import Truth, gains, make_run, workload
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
+from draftwise.core import Finding, Silent
 from draftwise.measure.adaptive import describe_first_verdict, describe_lead
-from draftwise.measure.forecast import Forecast, TextPace
 from draftwise.measure.replan import find_promising, interleave, put_first
+from draftwise.measure.time_estimate import TextPace, TimeEstimate
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, plan_turns
 
@@ -20,11 +21,11 @@ PLAN = make_plan(2, workloads=WORKLOADS)
 BLOCKS = interleave(plan_turns(PLAN, PLAN.conditions, 1))
 
 
-def forecast(**seconds: float) -> Forecast:
-    """Return the forecast of servers of one pace, but candidate 2's on some workloads."""
+def estimate(**seconds: float) -> TimeEstimate:
+    """Return the estimate of servers of one pace, but candidate 2's on some workloads."""
     pace = {(arm.name, "c=1"): 0.01 for arm in PLAN.arms}
     texts = {("candidate 2", name, "c=1"): TextPace(per_token_s=each) for name, each in seconds.items()}
-    return Forecast(pace=pace, shares={}, texts=texts)
+    return TimeEstimate(pace=pace, shares={}, texts=texts)
 
 
 def places(blocks: Sequence[Sequence[Turn]]) -> list[str]:
@@ -32,8 +33,8 @@ def places(blocks: Sequence[Sequence[Turn]]) -> list[str]:
 
 
 def test_the_place_of_the_greatest_gain_is_the_most_promising() -> None:
-    assert find_promising(BLOCKS, forecast(code=0.009, rewrite=0.003, prose=0.02), "plain") == ("rewrite", "c=1")
-    assert find_promising([], forecast(), "plain") is None
+    assert find_promising(BLOCKS, estimate(code=0.009, rewrite=0.003, prose=0.02), "plain") == ("rewrite", "c=1")
+    assert find_promising([], estimate(), "plain") is None
 
 
 def test_so_many_blocks_as_a_verdict_needs_go_first_and_the_rest_stays_mixed() -> None:
@@ -61,10 +62,15 @@ def test_nothing_is_told_where_nothing_is_adopted() -> None:
 def test_the_first_verdict_comes_long_before_the_first_repetition_ends(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
     path = tmp_path / "run"
-    session = make_session(path, PLAN, (PLAIN, replace(FASTER, step_s=0.02), FASTER))
-    session.tell = lambda line: told.append((line, len(RunDirectory(path).read().turns)))
+
+    class Counting(Silent):
+        def notice(self, finding: Finding) -> None:
+            if finding.code == "result-so-far":
+                told.append((str(finding), len(RunDirectory(path).read().turns)))
+
+    session = make_session(path, PLAN, (PLAIN, replace(FASTER, step_s=0.02), FASTER), progress=Counting())
     virtual_time.run(session.run())
-    (line, turns), *_ = [each for each in told if each[0].startswith(("First verdict", "So far"))]
+    (line, turns), *_ = told
     assert (place := re.match(r"First verdict: (.*) c=1: candidate 2 ", line)) is not None
     assert 6 * 3 <= turns <= 8 * 3
     assert {turn.workload for turn in RunDirectory(path).read().turns[: 6 * 3]} == {place[1]}

@@ -10,12 +10,12 @@ import pytest
 from tests.support import virtual_time
 from tests.support.combinations import tries
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
+from tests.support.measuring import PLAIN, Recorder, make_plan, make_session, make_workload
 
-from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
+from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, Severity, SpecConfig, Verdict
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.knowledge.remembering import find_remembering
-from draftwise.measure.planning import explain_sharing
+from draftwise.measure.preflight import explain_sharing
 from draftwise.runs import RunDirectory
 
 SUFFIX = SpecConfig(method="suffix")
@@ -43,7 +43,7 @@ class Servers:
         self.backends = [FakeBackend(name, each) for name, each in zip(("plain", "candidate 1"), scripts, strict=True)]
 
     def measure(self, path: Path, plan: RunPlan, *, resume: bool = False, progress: Any = None) -> Run:
-        session = make_session(path, plan, self.scripts, resume=resume, progress=progress or Silent())
+        session = make_session(path, plan, self.scripts, resume=resume, progress=progress or Recorder())
         session.backends = self.backends
         virtual_time.run(session.run())
         return RunDirectory(path).read()
@@ -100,15 +100,15 @@ def test_nothing_is_asked_twice_in_a_whole_session(tmp_path: Path, loads: Sequen
     assert {turn.condition for turn in run.turns} == {each.label for each in conditions}
 
 
-class StopAfter(Silent):
+class StopAfter(Recorder):
     """Ends a session when so many requests have been answered."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.left = count
 
-    def advance(self, requests: int, what: str) -> None:
-        self.left -= requests
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
+        self.left -= bool(text)
         if self.left < 0:
             raise BackendError("cut off")
 
@@ -160,12 +160,13 @@ def test_what_a_short_workload_can_carry_is_said_with_figures() -> None:
     loads = tuple(Condition(load=ClosedLoop(concurrency=each)) for each in (1, 4, 16))
     plan = plan_for(SUFFIX, workloads=(make_workload("prose", num_prompts=64),), conditions=loads)
     why, short = explain_sharing(plan)
-    assert why == (
+    assert str(why) == (
         "candidate 1 is asked no prompt twice, as it could remember answers: suffix drafts from what it answered "
         "before; suffix_decoding_max_cached_requests 0 turns that off."
     )
-    assert short.startswith(
-        "warning: prose: 64 prompts are too few for candidate 1, asked each of them once: measured at c=1 and c=4; "
+    assert short.severity is Severity.WARNING
+    assert str(short).startswith(
+        "prose: 64 prompts are too few for candidate 1, asked each of them once: measured at c=1 and c=4; "
         "c=16 would need 128 prompts of its own."
     )
     assert list(explain_sharing(plan_for(NGRAM, conditions=loads))) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
+from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
 from draftwise.backends import LineUp, OneAtATime, SwitchCommand, UrlBackend
 from draftwise.backends import switch as switching
@@ -62,10 +62,10 @@ def make_one_at_a_time(
 
 
 def test_servers_take_turns_forwards_and_backwards_and_never_meet(tmp_path: Path) -> None:
-    told: list[str] = []
+    progress = Recorder()
     log: list[str] = []
     plan = make_plan(one_at_a_time=True, repeats=4, adaptive=False)
-    virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, log, tell=told.append).run())
+    virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, log, progress=progress).run())
     up: set[str] = set()
     for each in log:
         (up.add if each[0] == "+" else up.remove)(each[1:])
@@ -76,7 +76,7 @@ def test_servers_take_turns_forwards_and_backwards_and_never_meet(tmp_path: Path
     assert order == ["candidate 1", "plain", "candidate 1", "plain", "candidate 1"]
     # Two to get to know them, one for each stretch that begins with another server: the last one is up still.
     assert sum(each[0] == "+" for each in log) == 2 + len(order) - 1
-    assert any(each.startswith("One server at a time: 4 starts in 4 repetitions") for each in told)
+    assert any(each.startswith("One server at a time: 4 starts in 4 repetitions") for each in progress.told)
 
 
 def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -> None:

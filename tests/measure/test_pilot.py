@@ -9,7 +9,7 @@ from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_workload
 
-from draftwise.core import RunPlan
+from draftwise.core import RunPlan, Silent
 from draftwise.measure.pilot import Pilot, look_at_lengths, look_at_paces
 from draftwise.measure.roster import Roster
 from draftwise.measure.warm_up import make_greeting
@@ -19,7 +19,7 @@ PLAN = make_plan(workloads=(make_workload("code", 20), make_workload("prose", 3)
 
 async def gather(plan: RunPlan, *scripts: FakeScript) -> Roster:
     backends = [FakeBackend(arm.name, script) for arm, script in zip(plan.arms, scripts, strict=True)]
-    roster = Roster(backends=backends, tell=lambda _: None)
+    roster = Roster(backends=backends, progress=Silent())
     await roster.start(backends, ends_at=math.inf)
     await roster.greet(backends, make_greeting(plan), salt="a")
     return roster
@@ -29,7 +29,7 @@ def find_lengths(plan: RunPlan, seconds: float = math.inf) -> dict[tuple[str, st
     async def look() -> dict[tuple[str, str], int]:
         roster = await gather(plan, PLAIN, FASTER)
         ends_at = asyncio.get_running_loop().time() + seconds
-        return await look_at_lengths(roster, plan, ends_at=ends_at, wait=lambda _: None)
+        return await look_at_lengths(roster, plan, ends_at=ends_at, progress=Silent())
 
     return virtual_time.run(look())
 
@@ -57,7 +57,7 @@ def test_every_server_is_asked_other_prompts_and_none_that_it_could_remember() -
         roster = await gather(plan, PLAIN, FASTER)
         for backend in roster.backends:
             backend.engine._seen.clear()
-        return roster, await look_at_paces(roster, roster.backends, plan, spared, ends_at=math.inf, wait=lambda _: None)
+        return roster, await look_at_paces(roster, roster.backends, plan, spared, ends_at=math.inf, progress=Silent())
 
     roster, found = virtual_time.run(look())
     assert {place: len(pilot.firsts_s) for place, pilot in found.items()} == {

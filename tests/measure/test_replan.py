@@ -8,10 +8,10 @@ from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
 from draftwise.measure.adaptive import describe_lead
-from draftwise.measure.forecast import Forecast, TextPace, expect_seconds, fill_plan, fit_plan, name_missing
 from draftwise.measure.load.requests import fill_streams
-from draftwise.measure.pilot import Pilot, make_forecast, spare_prompts
+from draftwise.measure.pilot import Pilot, make_estimate, spare_prompts
 from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
+from draftwise.measure.time_estimate import TextPace, TimeEstimate, expect_seconds, fill_plan, fit_plan, name_missing
 from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
 from draftwise.runs.schedule import Turn, plan_turns
 
@@ -25,9 +25,9 @@ def plan_of(num_prompts: int = 10, candidates: int = 1, repeats: int = 4, **sett
     return make_plan(candidates, **{"workloads": workloads, "repeats": repeats, "remembering": {}, **settings})
 
 
-def forecast_of(plan: RunPlan) -> Forecast:
+def estimate_of(plan: RunPlan) -> TimeEstimate:
     pace = {(each.name, condition.label): SECOND for each in plan.arms for condition in plan.conditions}
-    return Forecast(pace=pace, shares={})
+    return TimeEstimate(pace=pace, shares={})
 
 
 def ahead_of(plan: RunPlan, first: int = 1) -> dict[int, list[Turn]]:
@@ -36,19 +36,19 @@ def ahead_of(plan: RunPlan, first: int = 1) -> dict[int, list[Turn]]:
 
 def test_with_time_enough_nothing_is_left_out() -> None:
     plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 80.0, [])
+    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 80.0, [])
     assert (len(fitted.blocks), fitted.last, fitted.omissions) == (10, 4, ())
 
 
 def test_later_repetitions_go_first() -> None:
     plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 65.0, [("candidate 1", "slow")])
+    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 65.0, [("candidate 1", "slow")])
     assert (len(fitted.blocks), fitted.last, fitted.omissions, fitted.without) == (10, 3, (), frozenset())
 
 
 def test_prompts_go_before_candidates() -> None:
     plan = plan_of(candidates=2)
-    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 40.0, [("candidate 2", "slow")])
+    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 40.0, [("candidate 2", "slow")])
     assert (len(fitted.blocks), fitted.last, fitted.without) == (6, 2, frozenset())
     (omission,) = fitted.omissions
     assert omission.what == "40% of the prompts of repetition 1"
@@ -57,7 +57,7 @@ def test_prompts_go_before_candidates() -> None:
 
 def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
     plan = plan_of(candidates=2)
-    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 24.0, [("candidate 2", "it is slow")])
+    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 24.0, [("candidate 2", "it is slow")])
     assert fitted.without == {"candidate 2"}
     assert len(fitted.blocks) == 6
     assert fitted.omissions[0].reason == "it is slow, and the time is short"
@@ -66,7 +66,7 @@ def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
 
 def test_from_the_third_repetition_on_a_whole_one_fits_or_none_is_begun() -> None:
     plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan, first=3), forecast_of(plan), 15.0, [])
+    fitted = fit_repetition(ahead_of(plan, first=3), estimate_of(plan), 15.0, [])
     assert (fitted.blocks, fitted.last) == ((), 2)
     assert [each.what for each in fitted.omissions] == ["repetitions 3 to 4"]
     assert fitted.omissions[0].reason == "a repetition takes 20 s, and 15 s are left"
@@ -112,15 +112,15 @@ def test_a_candidate_that_may_win_somewhere_stays() -> None:
 
 def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> None:
     plan = plan_of(num_prompts=30, candidates=3, conditions=closed(1, 4, 16, 32))
-    forecast = forecast_of(plan)
-    whole = expect_seconds(plan, forecast)
-    assert fit_plan(plan, forecast, whole) == (plan, [])
-    fitted, omissions = fit_plan(plan, forecast, 60.0)
+    estimate = estimate_of(plan)
+    whole = expect_seconds(plan, estimate)
+    assert fit_plan(plan, estimate, whole) == (plan, [])
+    fitted, omissions = fit_plan(plan, estimate, 60.0)
     assert [each.what for each in omissions] == ["repetitions 3 to 4", "loads c=4, c=16, c=32"]
-    assert expect_seconds(fitted, forecast) <= 60.0
+    assert expect_seconds(fitted, estimate) <= 60.0
     assert [each.label for each in fitted.conditions] == ["c=1"]
     assert len(fitted.workloads[0].prompts) >= 6
-    tiny, omissions = fit_plan(plan, forecast, 13.0)
+    tiny, omissions = fit_plan(plan, estimate, 13.0)
     assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
     assert (tiny.repeats, len(tiny.workloads[0].prompts)) == (1, 6)
@@ -128,27 +128,27 @@ def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> N
 
 def test_loads_come_back_before_repetitions() -> None:
     asked = plan_of(num_prompts=10, conditions=closed(1, 4, 16))
-    forecast = forecast_of(asked)
+    estimate = estimate_of(asked)
     plan = replace(asked, conditions=closed(1, 16), repeats=2)
     assert name_missing(plan, asked) == ["repetitions 3 to 4", "load c=4"]
-    one_s, all_s = expect_seconds(plan, forecast), expect_seconds(asked, forecast)
-    assert fill_plan(plan, asked, forecast, one_s) == plan
-    assert fill_plan(plan, asked, forecast, 0.5 * all_s) == replace(asked, repeats=2)
-    assert fill_plan(plan, asked, forecast, 0.75 * all_s) == replace(asked, repeats=3)
-    assert fill_plan(plan, asked, forecast, all_s) == asked
+    one_s, all_s = expect_seconds(plan, estimate), expect_seconds(asked, estimate)
+    assert fill_plan(plan, asked, estimate, one_s) == plan
+    assert fill_plan(plan, asked, estimate, 0.5 * all_s) == replace(asked, repeats=2)
+    assert fill_plan(plan, asked, estimate, 0.75 * all_s) == replace(asked, repeats=3)
+    assert fill_plan(plan, asked, estimate, all_s) == asked
 
 
 def test_repetitions_go_before_prompts_become_few() -> None:
     """Other prompts tell more than the same ones again."""
     plan = plan_of(num_prompts=30, candidates=1, conditions=closed(1))
-    forecast = forecast_of(plan)
+    estimate = estimate_of(plan)
     for share, repeats, prompts, gone in (
         (0.3, 3, 12, "repetition 4"),
         (0.2, 2, 12, "repetitions 3 to 4"),
         (0.15, 2, 9, "repetitions 3 to 4"),
         (0.08, 1, 9, "repetitions 2 to 4"),
     ):
-        fitted, omissions = fit_plan(plan, forecast, share * expect_seconds(plan, forecast))
+        fitted, omissions = fit_plan(plan, estimate, share * expect_seconds(plan, estimate))
         assert (fitted.repeats, len(fitted.workloads[0].prompts)) == (repeats, prompts)
         assert [each.what for each in omissions] == [gone]
 
@@ -156,22 +156,22 @@ def test_repetitions_go_before_prompts_become_few() -> None:
 def test_where_a_repetition_is_few_blocks_there_are_two() -> None:
     """Under load a block holds several prompts, and one server after the other answers all of them in one."""
     for plan in (plan_of(num_prompts=30, conditions=closed(8)), plan_of(num_prompts=30, one_at_a_time=True)):
-        forecast = forecast_of(plan)
-        fitted, _ = fit_plan(plan, forecast, 0.08 * expect_seconds(plan, forecast))
+        estimate = estimate_of(plan)
+        fitted, _ = fit_plan(plan, estimate, 0.08 * expect_seconds(plan, estimate))
         assert fitted.repeats == 2
 
 
 def test_a_forecast_follows_the_machine() -> None:
     plan = plan_of()
-    forecast = forecast_of(plan)
+    estimate = estimate_of(plan)
     turns = list(plan_turns(plan, plan.conditions, 1))
-    assert forecast.expect(turns[0]) == pytest.approx(1.0)
+    assert estimate.expect(turns[0]) == pytest.approx(1.0)
     for turn in turns[:6]:
-        forecast.learn(turn, 4.0)
-    assert forecast.expect(turns[10]) == pytest.approx(4.0)
+        estimate.learn(turn, 4.0)
+    assert estimate.expect(turns[10]) == pytest.approx(4.0)
     for turn in turns[6:20]:
-        forecast.learn(turn, 1.0)
-    assert forecast.expect(turns[0]) == pytest.approx(1.0, rel=0.3)
+        estimate.learn(turn, 1.0)
+    assert estimate.expect(turns[0]) == pytest.approx(1.0, rel=0.3)
 
 
 def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
@@ -193,13 +193,13 @@ def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
     )
     pilot = Pilot(tokens=200, allowed=400, firsts_s=[0.1, 0.1, 3.0], decoding_s=4.8, counters=grown)
     plan = plan_of(conditions=closed(1, 4))
-    forecast = make_forecast(plan, warm, {}, {("candidate 1", "code"): pilot}, 0.5)
-    assert forecast.shares == {"code": 0.5}
-    assert forecast.texts == {
+    estimate = make_estimate(plan, warm, {}, {("candidate 1", "code"): pilot}, 0.5)
+    assert estimate.shares == {"code": 0.5}
+    assert estimate.texts == {
         ("candidate 1", "code", "c=1"): TextPace(first_s=0.1, per_token_s=0.024),
         ("candidate 1", "code", "c=4"): TextPace(first_s=pytest.approx(0.032), per_token_s=0.006),
     }
-    assert forecast.overhead_s == 0.5
+    assert estimate.overhead_s == 0.5
 
 
 @pytest.mark.parametrize(("times", "first_s"), [(0.1, 0.032), (2, 0.064), (40, 0.1)])
@@ -213,8 +213,8 @@ def test_longer_prompts_take_longer_under_a_load_but_no_longer_than_alone(times:
         unsteady={},
     )
     pilot = Pilot(tokens=200, allowed=400, firsts_s=[0.1], decoding_s=4.8, counters=Counters(generation_tokens=200))
-    forecast = make_forecast(plan, warm, {}, {("plain", "code"): pilot}, 0.0)
-    assert forecast.texts["plain", "code", "c=4"].first_s == pytest.approx(first_s, rel=0.01)
+    estimate = make_estimate(plan, warm, {}, {("plain", "code"): pilot}, 0.0)
+    assert estimate.texts["plain", "code", "c=4"].first_s == pytest.approx(first_s, rel=0.01)
 
 
 @pytest.mark.parametrize(("load", "like"), [(2, 1), (12, 8), (40, 32), (200, 32)])
@@ -222,7 +222,7 @@ def test_a_load_that_was_added_is_expected_to_be_like_the_next_smaller_one(load:
     """Its streams write at that one's pace, and where that one is slower than it was expected to be, it is as well."""
     plan = plan_of(conditions=closed(1, 8, 32))
     pace = {(each.name, f"c={streams}"): SECOND / streams for each in plan.arms for streams in (1, 8, 32)}
-    forecast = Forecast(pace=pace, shares={}, conditions=plan.conditions)
+    estimate = TimeEstimate(pace=pace, shares={}, conditions=plan.conditions)
 
     def first(streams: int) -> Turn:
         return next(plan_turns(plan, closed(streams), 1))
@@ -230,14 +230,14 @@ def test_a_load_that_was_added_is_expected_to_be_like_the_next_smaller_one(load:
     def count_s(streams: int) -> float:
         return fill_streams(first(streams), streams, lambda prompt: prompt.max_tokens)[1] * streams * SECOND / like
 
-    assert forecast.expect(first(load)) == pytest.approx(count_s(load))
+    assert estimate.expect(first(load)) == pytest.approx(count_s(load))
     for each in plan.conditions:
-        forecast.learn(
-            first(each.concurrency), (1 + (each.concurrency == like)) * forecast.expect_first(first(each.concurrency))
+        estimate.learn(
+            first(each.concurrency), (1 + (each.concurrency == like)) * estimate.expect_first(first(each.concurrency))
         )
-    assert forecast.expect(first(load)) == pytest.approx(2 * count_s(load))
-    forecast.learn(first(load), 3 * count_s(load))
-    assert forecast.expect(first(load)) == pytest.approx(3 * count_s(load))
+    assert estimate.expect(first(load)) == pytest.approx(2 * count_s(load))
+    estimate.learn(first(load), 3 * count_s(load))
+    assert estimate.expect(first(load)) == pytest.approx(3 * count_s(load))
 
 
 def test_answers_whose_length_is_known_are_expected_to_take_as_long() -> None:
@@ -246,10 +246,10 @@ def test_answers_whose_length_is_known_are_expected_to_take_as_long() -> None:
     lengths = {("code", "p0"): 10, ("code", "p1"): 30}
     pace = {("plain", "c=1"): 0.5, ("candidate 1", "c=1"): SECOND}
     warm = WarmUp(pace=pace, decoding=pace, counters={}, unsteady={})
-    forecast = make_forecast(plan, warm, lengths, {}, 0.0)
-    assert forecast.shares == {"code": 0.5}
+    estimate = make_estimate(plan, warm, lengths, {}, 0.0)
+    assert estimate.shares == {"code": 0.5}
     turns = [turn for turn in plan_turns(plan, plan.conditions, 1) if turn.arm == "candidate 1"]
-    assert [round(forecast.expect(turn) / SECOND) for turn in turns[:4]] == [10, 30, 20, 20]
+    assert [round(estimate.expect(turn) / SECOND) for turn in turns[:4]] == [10, 30, 20, 20]
 
 
 def test_prompts_are_spared_for_servers_that_could_remember_them() -> None:

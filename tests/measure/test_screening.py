@@ -10,6 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.support.made_calibrations import make_calibration, make_profile
+from tests.support.measuring import Recorder
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli import main
@@ -75,10 +76,10 @@ def screened(tmp_path: Path) -> Callable[..., tuple[Screened, str]]:
             **{name: tmp_path / name for name, document in files.items() if document is not None},
             **options,
         )
-        told: list[str] = []
-        plan = make_plan(spec, told.append)
+        progress = Recorder()
+        plan = make_plan(spec, progress)
         context = build_context(plan.arms, notes={}, thresholds={}, launch=spec.launch)
-        return screen(plan, spec, context, told.append), "\n".join(told)
+        return screen(plan, spec, context, progress), "\n".join(progress.told)
 
     return run
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from tests.support import virtual_time
-from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
+from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
 from draftwise.core import BackendError, ClosedLoop, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
-from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
+from draftwise.measure.time_estimate import TimeEstimate, expect_seconds, fit_plan
 from draftwise.runs import RunDirectory
 
 
@@ -17,8 +17,8 @@ def test_as_many_prompts_as_fit_in_the_time(budget_s: float, count: int) -> None
     """Two arms of 10 and 2 ms per token, 2 passes: 24 ms for each of 50 tokens of a prompt, 1.2 s a prompt."""
     prompts = tuple(replace(prompt, max_tokens=100) for prompt in make_workload(num_prompts=20).prompts)
     plan = make_plan(workloads=(Workload(name="w", source="", prompts=prompts),), repeats=2)
-    forecast = Forecast(pace={("plain", "c=1"): 0.010, ("candidate 1", "c=1"): 0.002}, shares={"w": 0.5})
-    fitted, _ = fit_plan(plan, forecast, budget_s)
+    estimate = TimeEstimate(pace={("plain", "c=1"): 0.010, ("candidate 1", "c=1"): 0.002}, shares={"w": 0.5})
+    fitted, _ = fit_plan(plan, estimate, budget_s)
     assert len(fitted.workloads[0].prompts) == count
 
 
@@ -30,13 +30,12 @@ def test_the_time_told_is_the_time_it_takes(tmp_path: Path, streams: int) -> Non
         conditions=(Condition(load=ClosedLoop(concurrency=streams)),),
     )
     scripts = [replace(each, shortest=0.1, first_token_s=1e-4) for each in (PLAIN, FASTER)]
-    told = []
-    session = make_session(
-        tmp_path / "run", plan, scripts, budget_s=120.0, announce=lambda plan, pace, seconds: told.append(seconds)
-    )
+    progress = Recorder()
+    session = make_session(tmp_path / "run", plan, scripts, budget_s=120.0, progress=progress)
     virtual_time.run(session.run())
     taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().turns)
-    assert told == [pytest.approx(taken, rel=0.1)]
+    _, _, seconds = progress.plans[0]
+    assert seconds == pytest.approx(taken, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +53,24 @@ def test_requests_that_come_when_they_come_take_their_time(load: Load, seconds: 
     condition = Condition(load=load)
     plan = make_plan(workloads=(workload,), conditions=(condition,), repeats=4, turn_s=1.0)
     pace = dict.fromkeys((("plain", condition.label), ("candidate 1", condition.label)), 1e-6)
-    forecast = Forecast(pace=pace, shares={"w": 1.0}, turn_s=plan.turn_s)
-    assert expect_seconds(plan, forecast) == pytest.approx(seconds)
+    estimate = TimeEstimate(pace=pace, shares={"w": 1.0}, turn_s=plan.turn_s)
+    assert expect_seconds(plan, estimate) == pytest.approx(seconds)
 
 
 def test_the_chosen_number_is_what_the_run_keeps(tmp_path: Path) -> None:
-    announced = []
+    progress = Recorder()
     session = make_session(
         tmp_path / "run",
         make_plan(workloads=(make_workload(num_prompts=200),)),
         (PLAIN, FASTER),
         budget_s=20.0,
-        announce=lambda plan, pace, seconds: announced.append(plan),
+        progress=progress,
     )
     virtual_time.run(session.run())
     run = RunDirectory(tmp_path / "run").read()
     assert 6 < len(run.plan.workloads[0].prompts) < 200
-    assert announced == [session.plan] == [run.plan]
+    assert session.plan == run.plan
+    assert f"2 arms x ({len(run.plan.workloads[0].prompts)} code) prompts x 3 repetitions" in progress.told[0]
 
 
 def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Path) -> None:
@@ -94,3 +94,20 @@ def test_servers_are_stopped_after_success_and_after_failure(tmp_path: Path) -> 
         except BackendError:
             assert name == "bad"
         assert all(backend._client is None for backend in session.backends)
+
+
+@pytest.mark.parametrize("units", [0, 3, 30])
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has_and_can_be_continued(tmp_path: Path, units: int) -> None:
+    path, plan = tmp_path / "run", make_plan(adaptive=False)
+    session = make_session(path, plan, (PLAIN, FASTER), progress=Recorder(stop_after=units))
+    virtual_time.run(session.run())
+    assert session.is_stopped
+    assert all(backend._client is None for backend in session.backends)
+    assert session.directory.has_run == (units == 30)
+    if session.directory.has_run:
+        before = RunDirectory(path).read()
+        rest = make_session(path, plan, (PLAIN, FASTER), resume=True)
+        virtual_time.run(rest.run())
+        run = RunDirectory(path).read()
+        assert (rest.is_stopped, len(run.answers)) == (False, 2 * 8 * 3)
+        assert run.answers[: len(before.answers)] == before.answers

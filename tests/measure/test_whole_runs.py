@@ -10,6 +10,7 @@ from tests.support.fake_server import FakeScript
 from tests.support.measuring import (
     FASTER,
     PLAIN,
+    Recorder,
     compare_one,
     make_plan,
     make_session,
@@ -136,9 +137,11 @@ def test_a_plain_server_that_speculates_ends_the_run_in_the_warm_up(tmp_path: Pa
 
 
 def test_another_model_at_the_candidate_is_told_before_the_first_measured_request(tmp_path: Path) -> None:
+    progress = Recorder()
     told: list[tuple[str, bool]] = []
-    session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, replace(FASTER, model="another")))
-    session.tell = lambda line: told.append((line, session.progress.advanced == 0))
+    progress.notice = lambda finding: told.append((f"{finding.severity}: {finding}", not progress.done))
+    scripts = (PLAIN, replace(FASTER, model="another"))
+    session = make_session(tmp_path / "run", make_plan(repeats=1), scripts, progress=progress)
     virtual_time.run(session.run())
     assert [early for line, early in told if line.startswith("error: candidate 1: it serves 'another'")] == [True]
     (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.measuring import Silent
 
-from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, SpecConfig
+from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, Silent, SpecConfig
 from draftwise.core.documents import from_json, to_json
 from draftwise.measure.session import Session
 from draftwise.reporting.page import write_report
@@ -40,8 +39,6 @@ def go_on(directory: RunDirectory, run: Run, version: str = "0.26.0", context: R
         directory=directory,
         context=context or run.context,
         progress=Silent(),
-        announce=lambda plan, pace, seconds: None,
-        tell=lambda text: None,
         resume=True,
     )
     virtual_time.run(session.run())

@@ -56,8 +56,9 @@ def test_a_resumed_run_appends_after_a_cut_off_line(measured: Path) -> None:
     run = RunDirectory(measured).read()
     assert {(w.arm, w.repeat, w.block) for w in run.turns} == {(w.arm, w.repeat, w.block) for w in whole.turns}
     assert len(run.turns) == len(whole.turns)
-    assert session.progress.first == (48, 47)
-    assert session.progress.advanced == 1
+    assert session.progress.plans[0][1] == 48
+    assert session.progress.done[-1] == 48
+    assert set(session.progress.done) == {47, 48}
 
 
 def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
     assert 12 <= kept < 48
     session = make_session(path, plan, (PLAIN, FASTER), resume=True)
     virtual_time.run(session.run())
-    assert session.progress.first == (48, kept)
+    assert (session.progress.plans[0][1], session.progress.done[0]) == (48, kept)
     assert len(RunDirectory(path).read().answers) == 48
 
 

@@ -13,7 +13,7 @@ from tests.support.spec_stats import stats_of
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.stats_log import StatsLog
 from draftwise.serve.timeline import Timeline
@@ -75,7 +75,7 @@ def test_speculative_counters_follow_the_engine_and_the_positions_never_reached_
 @pytest.mark.parametrize(("scheduled_s", "began"), [(13.0, 16.5), (None, 13.0)], ids=["told", "its first step"])
 def test_intervals_of_a_request_are_vllms(scheduled_s, began):
     metrics = make_metrics()
-    request = Request(request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=9))
+    request = EngineRequest(request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=9))
     timeline = Timeline(metrics, request, arrived=10.0, queued=11.0)
     for now, tokens, reason in ((17.0, [1], None), (25.0, [1, 2, 3], None), (26.0, [], None), (33.0, [4], "stop")):
         delta = Delta(request_id="r", index=0, token_ids=tokens, text="", finish_reason=reason, scheduled_s=scheduled_s)

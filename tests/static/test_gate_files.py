@@ -99,7 +99,7 @@ class TestAction:
 
 class TestGitLab:
     def script(self) -> tuple[dict[str, Any], str]:
-        job = load("ci/draftwise.gitlab-ci.yml")["draftwise"]
+        job = load(".ci/draftwise.gitlab-ci.yml")["draftwise"]
         return job, "\n".join(job["script"])
 
     def test_the_report_is_the_one_that_the_job_hands_over(self, repository: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 
 
 def page_table(pages: Sequence[Sequence[int]], scratch: int) -> Tensor:

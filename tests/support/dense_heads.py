@@ -16,8 +16,8 @@ from torch import Tensor
 
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.chain import ChainProposer
+from draftwise.engine.models.draft_head import ChainDrafter
+from draftwise.engine.proposers.paged import ChainProposer
 from tests.support.confirming import confirm, plan
 
 Dense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -93,7 +93,7 @@ def chain(dense: Dense, entered_TH: Tensor, tokens: list[int], k: int, ids: Tens
 
 
 def drafts(
-    drafter: Drafter, states: list[Tensor], sequences: list[list[int]], cuts: list[int], k: int, **settings: bool
+    drafter: ChainDrafter, states: list[Tensor], sequences: list[list[int]], cuts: list[int], k: int, **settings: bool
 ) -> list[list[list[int]]]:
     """Confirm all sequences up to each of `cuts` in turn, through pages of 4 tokens; return the drafts at each cut."""
     proposer = ChainProposer(drafter, max_model_len=256, **settings)
@@ -119,7 +119,7 @@ def drafts(
     return found
 
 
-def first_pass(drafter: Drafter, states_TF: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor | None]:
+def first_pass(drafter: ChainDrafter, states_TF: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor | None]:
     """Return logits and carried states of all confirmed rows, computed over pages in one pass."""
     num_rows = len(tokens) - 1
     pages = list(range(-(-num_rows // 4)))

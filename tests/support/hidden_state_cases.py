@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from tests.support.confirming import confirm
 
 

@@ -6,10 +6,9 @@ import os
 import signal
 from unittest.mock import patch
 
-from draftwise.training.launch import _run_rank
-from draftwise.training.loop import TrainingRun
-from draftwise.training.run import TrainResult
-from draftwise.training.settings import TrainSettings
+from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_loop import TrainingRun
+from draftwise.training.training_run import TrainResult, _run_rank
 
 
 def run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:

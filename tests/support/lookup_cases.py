@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from tests.support.confirming import confirm
 

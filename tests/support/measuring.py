@@ -1,5 +1,7 @@
 """Runs the whole measurement against fakes on a virtual clock: milliseconds, and the same numbers every time."""
 
+import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,13 @@ from draftwise.core import (
     Comparison,
     Condition,
     Decision,
+    Finding,
     Hardware,
     Prompt,
     RunContext,
     RunPlan,
     Setup,
+    Severity,
     Software,
     SpecConfig,
     TargetModel,
@@ -37,24 +41,33 @@ PLAIN = FakeScript(seed=1)
 FASTER = FakeScript(k=3, accepted=(3, 1, 0), step_s=0.0045, seed=2)
 
 
-class Silent:
-    """A progress nobody looks at."""
+class Recorder:
+    """A progress that keeps what it receives; it asks to stop once so many turns or other units are done."""
 
-    def __init__(self) -> None:
-        self.first: tuple[int, int] | None = None
-        self.advanced = 0
-        self.doing = ""
+    def __init__(self, stop_after: float = math.inf) -> None:
+        self.plans: list[tuple[float, int, float | None]] = []
+        """Clock of the event loop, steps and seconds."""
+        self.done: list[int] = []
         self.waited: list[str] = []
+        self.told: list[str] = []
+        self._asked, self._stop_after = 0, stop_after
 
-    def wait(self, doing: str) -> None:
-        self.doing = doing
-        self.waited.append(doing)
+    @property
+    def stop_requested(self) -> bool:
+        self._asked += 1
+        return self._asked > self._stop_after
 
-    def start(self, total: int, done: int) -> None:
-        self.first = self.first or (total, done)
+    def status(self, text: str) -> None:
+        self.waited.append(text)
 
-    def advance(self, requests: int, what: str) -> None:
-        self.advanced += requests
+    def plan(self, steps: int, seconds: float | None) -> None:
+        self.plans.append((asyncio.get_running_loop().time(), steps, seconds))
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
+        self.done.append(done)
+
+    def notice(self, finding: Finding) -> None:
+        self.told.append(str(finding) if finding.severity is Severity.INFO else f"{finding.severity}: {finding}")
 
 
 def make_workload(name: str = "code", num_prompts: int = 8, max_tokens: int = 40) -> Workload:
@@ -86,13 +99,7 @@ def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **set
         plan=plan,
         backends=backends,
         directory=RunDirectory(path) if resume else RunDirectory.claim(path),
-        **{
-            "context": CONTEXT,
-            "progress": Silent(),
-            "announce": lambda plan, pace, seconds: None,
-            "tell": lambda text: None,
-            **settings,
-        },
+        **{"context": CONTEXT, "progress": Recorder(), **settings},
     )
 
 

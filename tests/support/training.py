@@ -9,36 +9,34 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Proposer
+from draftwise.engine.models.draft_head import ChainDrafter
+from draftwise.engine.proposers.proposer import Proposer
 from draftwise.training import get_training
-from draftwise.training.batch import Batch, DraftLoss, States
-from draftwise.training.method import DrafterTraining
-from draftwise.training.options import resolve_options
-from draftwise.training.target import Target
+from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
+from draftwise.training.method import DrafterTraining, DraftLoss, resolve_options
 from tests.support.confirming import confirm, plan
 
 
-def build(name: str, target: Target, **options) -> DrafterTraining:
+def build(name: str, target: FrozenTarget, **options) -> DrafterTraining:
     """Return an untrained drafter, always the same."""
     torch.manual_seed(0)
     method = get_training(name)
     return method.build(target, resolve_options(method.OPTIONS, options, method=name))
 
 
-def as_batch(tokens_BT: Tensor, *, prompt: int = 4) -> Batch:
+def as_batch(tokens_BT: Tensor, *, prompt: int = 4) -> TokenBatch:
     valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     learnt_BT = valid_BT.clone()
     learnt_BT[:, :prompt] = False
-    return Batch(tokens_BT=tokens_BT, valid_BT=valid_BT, learnt_BT=learnt_BT)
+    return TokenBatch(tokens_BT=tokens_BT, valid_BT=valid_BT, learnt_BT=learnt_BT)
 
 
-def random_batch(target: Target, *, sequences: int = 2, length: int = 18) -> Batch:
+def random_batch(target: FrozenTarget, *, sequences: int = 2, length: int = 18) -> TokenBatch:
     generator = torch.Generator().manual_seed(3)
     return as_batch(torch.randint(0, target.vocab_size, (sequences, length), generator=generator))
 
 
-def greedy_batch(target: Target, *, sequences: int = 2, length: int = 22) -> Batch:
+def greedy_batch(target: FrozenTarget, *, sequences: int = 2, length: int = 22) -> TokenBatch:
     """Return the target's own answers to random prompts of four tokens."""
     tokens_BT = random_batch(target, sequences=sequences, length=4).tokens_BT
     while tokens_BT.shape[1] < length:
@@ -47,13 +45,13 @@ def greedy_batch(target: Target, *, sequences: int = 2, length: int = 22) -> Bat
     return as_batch(tokens_BT)
 
 
-def target_of(training: DrafterTraining) -> Target:
+def target_of(training: DrafterTraining) -> FrozenTarget:
     """Return the target that a drafter is trained for; the protocol has no need of it."""
-    target: Target = vars(training)["_target"]
+    target: FrozenTarget = vars(training)["_target"]
     return target
 
 
-def train(method: DrafterTraining, batch: Batch, states: States, *, steps: int, lr: float = 5e-3) -> DraftLoss:
+def train(method: DrafterTraining, batch: TokenBatch, states: States, *, steps: int, lr: float = 5e-3) -> DraftLoss:
     """Train on one batch again and again; return the loss without its gradient."""
     method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=target_of(method).vocab_size))
     parameters = [parameter for parameter in method.network.parameters() if parameter.requires_grad]
@@ -66,7 +64,7 @@ def train(method: DrafterTraining, batch: Batch, states: States, *, steps: int, 
 
 
 @torch.no_grad()
-def evaluate(method: DrafterTraining, batch: Batch, states: States) -> DraftLoss:
+def evaluate(method: DrafterTraining, batch: TokenBatch, states: States) -> DraftLoss:
     return method.compute_loss(batch, states)
 
 
@@ -79,7 +77,7 @@ def features_of(states: States) -> Tensor:
     return torch.cat(states.aux_BTH, dim=-1) if states.aux_BTH else states.final_BTH
 
 
-def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
+def engine_logits(drafter: ChainDrafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
     """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
     carry: Tensor | None = drafter.enter(features_TF[:last])
@@ -94,7 +92,7 @@ def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last
     return torch.stack(logits)
 
 
-def engine_accepted(proposer: Proposer, batch: Batch, states: States, k: int) -> Tensor:
+def engine_accepted(proposer: Proposer, batch: TokenBatch, states: States, k: int) -> Tensor:
     """Return how many leading tokens of the engine's draft behind each token are right, int64 [B, T]."""
     counts_BT = torch.zeros_like(batch.tokens_BT)
     for b, tokens in enumerate(batch.tokens_BT.tolist()):

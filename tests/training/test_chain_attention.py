@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftwise.training.attention import attend_chain
+from draftwise.training.layers import attend_chain
 
 B, A, R, D = 2, 3, 9, 16
 

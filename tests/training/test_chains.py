@@ -21,11 +21,11 @@ from tests.support.training import (
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.eagle import load_eagle
-from draftwise.engine.models.eagle3 import load_eagle3
-from draftwise.engine.models.mtp import load_mtp
-from draftwise.engine.proposers.chain import ChainProposer
-from draftwise.training.target import Target
+from draftwise.engine.proposers.eagle import load_eagle
+from draftwise.engine.proposers.eagle3 import load_eagle3
+from draftwise.engine.proposers.mtp import load_mtp
+from draftwise.engine.proposers.paged import ChainProposer
+from draftwise.training.frozen_target import FrozenTarget
 
 K = "num_speculative_tokens"
 LOADERS = {"eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp}
@@ -43,7 +43,7 @@ PARALLEL = {K: 3, "parallel": True, "mask_token_id": 7}
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import torch
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.training.data import Corpus, Feed, Order, bucket_lengths, split
-from draftwise.training.reading import Sample, read_samples
+from draftwise.training.data import Corpus, Feed, SampleOrder, bucket_lengths, split
+from draftwise.training.samples import TextSample, read_samples
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def read(paths, tokenizer, *, max_length=64, window=16):
 def random_samples(count, seed=0):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(4, 90, count)
-    return [Sample(rng.integers(0, 200, n).astype(np.int32), int(rng.integers(1, n))) for n in lengths]
+    return [TextSample(rng.integers(0, 200, n).astype(np.int32), int(rng.integers(1, n))) for n in lengths]
 
 
 def test_plain_text_is_cut_into_windows_and_loses_nothing(tokenizer, tmp_path):
@@ -81,7 +81,7 @@ def test_samples_stay_on_their_side_when_others_come_and_go():
     fewer, fewer_out = split(samples[::2], 0.2, most_tokens=10**9)
     assert {id(each) for each in fewer} <= {id(each) for each in learnt}
     assert {id(each) for each in fewer_out} <= {id(each) for each in held_out}
-    twin = Sample(np.append(held_out[0].tokens, 1).astype(np.int32), held_out[0].num_prompt)
+    twin = TextSample(np.append(held_out[0].tokens, 1).astype(np.int32), held_out[0].num_prompt)
     assert split([*samples, twin], 0.2, most_tokens=10**9)[0] == learnt, "the same prompt goes the same way"
     with pytest.raises(InvalidSetup, match="none is left"):
         split(samples[:1], 0.2, most_tokens=10**9)
@@ -101,7 +101,7 @@ def test_bucket_lengths_waste_as_little_as_can_be():
 
 def test_an_epoch_takes_each_sample_once_and_a_position_is_all_there_is_to_know():
     corpus = Corpus.from_samples(random_samples(100))
-    order = Order(corpus, batch_tokens=300, seed=3)
+    order = SampleOrder(corpus, batch_tokens=300, seed=3)
     position, taken, places = order.get_start(), [], []
     for _ in range(60):
         parts, position = order.take_step(position)
@@ -114,7 +114,7 @@ def test_an_epoch_takes_each_sample_once_and_a_position_is_all_there_is_to_know(
         stream = np.concatenate([part.samples_B for part in taken if part.length == length])
         for epoch in range(len(stream) // size):
             assert len(set(stream[epoch * size : (epoch + 1) * size].tolist())) == size
-    again = Order(corpus, batch_tokens=300, seed=3)
+    again = SampleOrder(corpus, batch_tokens=300, seed=3)
     for done in (1, 17, 40):
         parts, _ = again.take_step(places[done - 1])
         assert np.array_equal(parts[0].samples_B, taken[done].samples_B)
@@ -125,8 +125,8 @@ def test_an_epoch_takes_each_sample_once_and_a_position_is_all_there_is_to_know(
 def test_accumulated_batches_hold_the_samples_of_a_bigger_batch():
     corpus = Corpus.from_samples(random_samples(200))
     lengths = [32, 64, 96]
-    big = Order(corpus, batch_tokens=768, lengths=lengths)
-    small = Order(corpus, batch_tokens=384, accumulate=2, lengths=lengths)
+    big = SampleOrder(corpus, batch_tokens=768, lengths=lengths)
+    small = SampleOrder(corpus, batch_tokens=384, accumulate=2, lengths=lengths)
     at_big, at_small = big.get_start(), small.get_start()
     for _ in range(20):
         (one,), at_big = big.take_step(at_big)
@@ -137,12 +137,12 @@ def test_accumulated_batches_hold_the_samples_of_a_bigger_batch():
 def test_batches_hold_the_samples_and_learn_only_answers():
     samples = random_samples(20)
     corpus = Corpus.from_samples(samples)
-    feed, order = Feed(corpus, torch.device("cpu")), Order(corpus, batch_tokens=256)
+    feed, order = Feed(corpus, torch.device("cpu")), SampleOrder(corpus, batch_tokens=256)
     for rows in order.iterate_once():
         batch = feed.make_batch(rows)
         assert int(batch.learnt_BT.sum()) == rows.num_learnt
         assert int(batch.valid_BT.sum()) == rows.num_tokens
         for b, i in enumerate(rows.samples_B.tolist()):
-            sample = samples[i] if i >= 0 else Sample(np.zeros(0, np.int32), 0)
+            sample = samples[i] if i >= 0 else TextSample(np.zeros(0, np.int32), 0)
             assert batch.tokens_BT[b][batch.valid_BT[b]].tolist() == sample.tokens.tolist()
             assert batch.learnt_BT[b].nonzero().flatten().tolist() == list(range(sample.num_prompt, len(sample.tokens)))

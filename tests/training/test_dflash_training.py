@@ -9,13 +9,13 @@ import torch
 from tests.support.training import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.engine.models import load_model
-from draftwise.engine.proposers.dflash import DFlashProposer
-from draftwise.training.target import Target
+from draftwise.engine.proposers.dflash import DFlashProposer, load_dflash
+from draftwise.training.frozen_target import FrozenTarget
 
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_path):
@@ -28,7 +28,7 @@ def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_pat
     after = train(method, batch, states, steps=60)
     assert accepted(after).sum() > accepted(before).sum() + 10
     method.export(tmp_path)
-    proposer = DFlashProposer.load(tmp_path, load_model(tiny_target), max_model_len=64)
+    proposer = DFlashProposer(load_dflash(tmp_path, load_model(tiny_target), max_model_len=64), max_model_len=64)
     counted_BT = torch.stack(after.counted).all(0)  # near the end the engine drafts a shorter block
     engine = engine_accepted(proposer, batch, states, 3)
     assert counted_BT.sum() > 20

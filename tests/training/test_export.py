@@ -15,15 +15,14 @@ from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.mtp import load_mtp
-from draftwise.training.assemble import assemble_mtp, check_expressible
-from draftwise.training.export import export_drafter
-from draftwise.training.target import Target
+from draftwise.engine.proposers.mtp import load_mtp
+from draftwise.training.drafter_export import assemble_mtp, check_expressible, export_drafter
+from draftwise.training.frozen_target import FrozenTarget
 
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 def exported(method, folder):
@@ -38,7 +37,7 @@ def tensors_of(folder):
 
 
 def test_assembled_checkpoint_computes_what_the_target_does(target, tiny_target, tmp_path, monkeypatch):
-    monkeypatch.setattr("draftwise.training.assemble._SHARD_BYTES", 100_000)
+    monkeypatch.setattr("draftwise.training.drafter_export._SHARD_BYTES", 100_000)
     modules = exported(build("mtp", target), tmp_path / "modules")
     assemble_mtp(tiny_target, modules, tmp_path / "joint")
     assert len(list((tmp_path / "joint").glob("*.safetensors"))) > 1

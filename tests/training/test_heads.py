@@ -12,7 +12,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.spec import resolve_spec
-from draftwise.training.target import Target
+from draftwise.training.frozen_target import FrozenTarget
 
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 HEADS = [
@@ -31,7 +31,7 @@ MODELS = [
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 @pytest.fixture(scope="module")

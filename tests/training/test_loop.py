@@ -12,17 +12,14 @@ from safetensors.torch import load_file
 
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.knowledge.methods import methods_where
-from draftwise.training import answers, get_training
-from draftwise.training.answers import AnswerSettings, answer, cut_prompts
-from draftwise.training.batch import Batch
-from draftwise.training.loop import TrainingRun
-from draftwise.training.optimizers import compute_schedule_factor
+from draftwise.training import get_training
+from draftwise.training.frozen_target import FrozenTarget, TokenBatch
 from draftwise.training.progress import Reporter
-from draftwise.training.reading import Sample
-from draftwise.training.run import train
 from draftwise.training.run_folder import RunFolder
-from draftwise.training.settings import TrainSettings
-from draftwise.training.target import Target
+from draftwise.training.run_settings import TrainSettings
+from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
+from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
+from draftwise.training.training_run import train
 
 QUIET = Reporter(quiet=True)
 PARD = {"hidden_size": 32, "num_attention_heads": 2, "parallel": True, "mask_token_id": 9, "num_speculative_tokens": 3}
@@ -117,7 +114,7 @@ def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path
 
 
 def test_states_from_disk_are_those_of_the_target(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("draftwise.training.features._SHARD_BYTES", 200_000)
+    monkeypatch.setattr("draftwise.training.hidden_states._SHARD_BYTES", 200_000)
     base = dataclasses.replace(settings, options={"num_heads": 2})
     online = dataclasses.replace(base, out=str(tmp_path / "online"))
     disk = dataclasses.replace(base, out=str(tmp_path / "disk"), hidden_states="disk", cache=str(tmp_path / "cache"))
@@ -135,7 +132,7 @@ def test_states_from_disk_are_those_of_the_target(settings, tmp_path, monkeypatc
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("draftwise.training.features.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr("draftwise.training.hidden_states.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(InvalidSetup, match="GB are free"):
         train("medusa", dataclasses.replace(settings, out=str(tmp_path), hidden_states="disk"), QUIET)
 
@@ -162,7 +159,7 @@ def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path,
     def export(*_):
         raise fault
 
-    monkeypatch.setattr("draftwise.training.medusa.save_drafter", export)
+    monkeypatch.setattr("draftwise.training.medusa_trainer.save_drafter", export)
     mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2}, steps=2)
     with pytest.raises(StorageError, match=r"is full\. Make room there, and give the same command"):
         train("medusa", mine, QUIET)
@@ -171,17 +168,17 @@ def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path,
 
 
 def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
-    target = Target.load(tiny_target)
+    target = FrozenTarget.load(tiny_target)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 256, (n,), generator=generator).int().numpy() for n in (3, 5, 9, 4)]
-    samples = cut_prompts([Sample(p, len(p)) for p in [*prompts, prompts[0]]], num_tokens=4, room=50)
+    samples = cut_prompts([TextSample(p, len(p)) for p in [*prompts, prompts[0]]], num_tokens=4, room=50)
     assert len(samples) == 4
     spec = AnswerSettings(max_tokens=6, max_num_seqs=2)
     answered = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
     for sample in answered:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         ones = torch.ones_like(tokens, dtype=torch.bool)
-        states = target.compute_states(Batch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
+        states = target.compute_states(TokenBatch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
         greedy = (states.final_BTH @ target.head_VH.T).argmax(-1)
         assert torch.equal(greedy[0, sample.num_prompt - 1 : -1], tokens[0, sample.num_prompt :])
         assert len(sample.tokens) - sample.num_prompt == 6 or sample.tokens[-1] == 256
@@ -189,9 +186,9 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote the third
     asked = []
-    real = answers._generate
     monkeypatch.setattr(
-        answers, "_generate", lambda t, missing, *rest: asked.append(len(missing)) or real(t, missing, *rest)
+        "draftwise.training.samples._generate",
+        lambda t, missing, *rest: asked.append(len(missing)) or _generate(t, missing, *rest),
     )
     again = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
     assert asked == [2]

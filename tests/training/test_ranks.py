@@ -25,20 +25,19 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
-from draftwise.training.launch import train_on_gpus
-from draftwise.training.loop import Stopped
-from draftwise.training.memory import Memory
 from draftwise.training.progress import Reporter
 from draftwise.training.ranks import joined
-from draftwise.training.run import train
-from draftwise.training.settings import TrainSettings
+from draftwise.training.run_memory import TrainingMemory
+from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_loop import Stopped
+from draftwise.training.training_run import train, train_on_gpus
 
 QUIET = Reporter(quiet=True)
 SMALL = {
     "eagle3": {"num_speculative_tokens": 2},
     "dflash": {"num_speculative_tokens": 3, "num_layers": 1, "mask_token_id": 9},
 }
-PRELOADED = ["draftwise.training.launch", "draftwise.training.target", "transformers"]
+PRELOADED = ["draftwise.training.training_run", "draftwise.training.frozen_target", "transformers"]
 FORKED = f"""
 import functools, multiprocessing
 from torch.distributed.launcher import api
@@ -114,7 +113,7 @@ def test_two_processes_take_the_steps_of_one_with_the_same_batches(method, shard
 def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path, monkeypatch):
     killed = dataclasses.replace(settings, options=SMALL["eagle3"], out=str(tmp_path / "killed"))
     with monkeypatch.context() as patch:
-        patch.setattr("draftwise.training.launch._run_rank", killed_rank.run_rank)
+        patch.setattr("draftwise.training.training_run._run_rank", killed_rank.run_rank)
         with pytest.raises(InvalidSetup, match=r"Process [01] of 2 ended with .*, and the others with it\."):
             train_on_gpus("eagle3", killed, 2, quiet=True)
     assert (tmp_path / "killed" / "training" / "checkpoint.pt").exists()
@@ -175,7 +174,7 @@ def test_one_process_shards_under_torchrun_only(settings, monkeypatch):
 
 
 def test_a_run_that_cannot_fit_is_refused_before_its_first_step():
-    memory = Memory(target=int(16e9), drafter=int(6e9), states=int(2e9), there=int(20e9))
+    memory = TrainingMemory(target=int(16e9), drafter=int(6e9), states=int(2e9), there=int(20e9))
     with pytest.raises(InvalidSetup, match=r"= 24\.00 GB of 20\.0 GB.*Halve --batch-tokens"):
         memory.check()
     dataclasses.replace(memory, there=int(25e9)).check()

@@ -15,10 +15,10 @@ from tests.support.training import as_batch
 from tests.support.web import serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
+from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.progress import Reporter
-from draftwise.training.run import train
-from draftwise.training.settings import TrainSettings
-from draftwise.training.target import Target
+from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_run import train
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def settings(tiny_target, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return Target.load(tiny_target)
+    return FrozenTarget.load(tiny_target)
 
 
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])

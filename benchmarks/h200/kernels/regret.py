@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attention import FP8, H200, ODD, OTHER_SHAPES, SHAPES, auto_tiling
+from attention import FP8, H200, OTHER_SHAPES, SHAPES, auto_tiling
 from matmul_ways import PRODUCTS, Product
 
 from draftwise.engine.kernels.cuda.attention import Tiling
@@ -129,12 +129,12 @@ def print_products(us: dict[str, dict[str, Times]], num_rows: list[int], kinds: 
 
 def print_attention(cases: list[dict[str, Any]]) -> None:
     """Print the regret over each context, of plain decoding and of several tokens a sequence."""
-    shapes = {shape.name: shape for shape in (*SHAPES.values(), *OTHER_SHAPES, *ODD, FP8)}
+    shapes = {shape.name: shape for shape in (*SHAPES.values(), *OTHER_SHAPES, FP8)}
     groups: dict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
     unmeasured = 0
     for case in cases:
         times = {
-            Tiling(**{key: each[key] for key in Tiling.__slots__}): each["us"]
+            Tiling(**{key: each[key] for key in Tiling.__slots__ if key in each}): each["us"]
             for each in case["tilings"]
             if isinstance(each["us"], float)
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from draftwise.training.assemble import write_shards
+from draftwise.training.drafter_export import write_shards
 
 MOST_BYTES = 15_000_000
 

@@ -46,12 +46,7 @@ def find_tensor_findings(
         return
     found = {expected.rename(name): tensor for name, tensor in headers.tensors.items()}
     if drafter.is_head and drafter.traits.weights != "target" and _all_prefixed(found, expected):
-        yield from rules.ruling(
-            "tensors-prefixed",
-            f"All tensors start with `model.`, such as {quote(min(found))}, and vLLM puts that in front itself.",
-            where=where,
-            fix="Save the tensors again without the prefix.",
-        )
+        yield from rules.ruling("tensors-prefixed", name=quote(min(found)), where=where)
         return
     stems = {_stem(name) for name in found} if is_quantized else set[str]()
     yield from _find_missing(rules, expected, found, stems, where)
@@ -61,13 +56,7 @@ def find_tensor_findings(
 
 
 def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple[Ruling, ...]:
-    return rules.ruling(
-        "tensors-unchecked",
-        f"Whether all tensors of {quote(drafter.architecture or drafter.method)} are there was not checked: its "
-        "architecture is not covered, or config.json lacks a size.",
-        where=where,
-        fix="Compare the acceptance that it reaches with what its authors report.",
-    )
+    return rules.ruling("tensors-unchecked", drafter=quote(drafter.architecture or drafter.method), where=where)
 
 
 def _all_prefixed(found: Mapping[str, Tensor], expected: Expected) -> bool:
@@ -87,20 +76,9 @@ def _find_missing(
     silent = [name for name in missing if expected.silent.match(name)]
     loud = [name for name in missing if not expected.silent.match(name)]
     if silent:
-        yield from rules.ruling(
-            "tensors-missing",
-            f"The files lack tensors that config.json asks for ({len(silent)}): {quote_some(silent)}. vLLM leaves "
-            "them at their initial values without a word, and hardly a draft token is accepted.",
-            where=where,
-            fix="Download or export the drafter again, or correct config.json.",
-        )
+        yield from rules.ruling("tensors-missing", num=len(silent), names=quote_some(silent), where=where)
     if loud:
-        yield from rules.ruling(
-            "tensors-missing-refused",
-            f"The files lack tensors that config.json asks for ({len(loud)}): {quote_some(loud)}.",
-            where=where,
-            fix="Download or export the checkpoint again, all shards included.",
-        )
+        yield from rules.ruling("tensors-missing-refused", num=len(loud), names=quote_some(loud), where=where)
 
 
 def _find_misshapen(
@@ -113,12 +91,7 @@ def _find_misshapen(
         if name in found and not _fits(found[name], name, shape, may_be_packed=is_quantized)
     ]
     if wrong:
-        yield from rules.ruling(
-            "tensor-shapes",
-            f"Tensors have other shapes than config.json says ({len(wrong)}): {quote_some(wrong)}.",
-            where=where,
-            fix="Take config.json and weights of the same drafter; a head must be made for this target.",
-        )
+        yield from rules.ruling("tensor-shapes", num=len(wrong), names=quote_some(wrong), where=where)
 
 
 def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: bool) -> bool:
@@ -150,18 +123,14 @@ def _find_unknown(
     biases = [name for name in unknown if name.endswith(".bias")]
     for code in ("biases-dropped", "biases-refused") if biases else ():
         yield from rules.ruling(
-            code,
-            f"{quote(drafter.architecture)}, as config.json describes it, has no place for biases ({len(biases)}): "
-            f"{quote_some(biases)}.",
-            where=where,
-            fix="Remove them if they are zeros; else the head needs a server that knows its biases.",
+            code, architecture=quote(drafter.architecture), num=len(biases), names=quote_some(biases), where=where
         )
     unknown = [name for name in unknown if name not in biases]
     if unknown:
         yield from rules.ruling(
             "tensors-unknown",
-            f"{quote(drafter.architecture)}, as config.json describes it, has no place for tensors ({len(unknown)}): "
-            f"{quote_some(unknown)}.",
+            architecture=quote(drafter.architecture),
+            num=len(unknown),
+            names=quote_some(unknown),
             where=where,
-            fix="Remove or rename them, or correct config.json.",
         )

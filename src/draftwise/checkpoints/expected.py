@@ -1,4 +1,4 @@
-"""Which tensors, of which shapes, a drafter's config asks for: by method, as vLLM names them.
+"""Which tensors, of which shapes, a drafter's config asks for: by layout, as vLLM names them.
 
 Sources: vLLM 0.32 and 0.33, `model_executor/models/` llama_eagle, llama_eagle3, qwen3_eagle3, qwen3_dflash,
 qwen3_dspark, medusa, mlp_speculator and mimo_mtp.
@@ -50,7 +50,7 @@ def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None
         drafter: as recognized.
         target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
     """
-    expect = _EXPECT.get(drafter.method)
+    expect = _LAYOUTS.get(drafter.traits.layout)
     return None if expect is None else expect(drafter, target)
 
 
@@ -60,7 +60,7 @@ def _sizes(drafter: RecognizedDrafter, *architectures: str) -> Sizes | None:
     return Sizes.from_dimensions(Dimensions.from_config(drafter.config))
 
 
-def _expect_eagle(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_layer(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "LlamaForCausalLM", "EagleLlamaForCausalLM")
     if sizes is None:
         return None
@@ -75,7 +75,7 @@ def _expect_eagle(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected
     return Expected(required=required, optional={"embed_tokens.weight": (sizes.vocab, hidden)}, ignored=_ROTARY)
 
 
-def _expect_eagle3(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_fused_layer(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     llama = _sizes(drafter, *_EAGLE3_LLAMA)
     sizes = llama or _sizes(drafter, "Qwen3ForCausalLM", "Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
     if sizes is None:
@@ -121,12 +121,12 @@ def _fusion(drafter: RecognizedDrafter, hidden: int) -> Shapes:
     return shapes
 
 
-def _expect_dflash(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_block(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "DFlashDraftModel")
-    return None if sizes is None else _expect_block(drafter, sizes, target)
+    return None if sizes is None else _expect_block_network(drafter, sizes, target)
 
 
-def _expect_dspark(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_block_markov(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes, rank = _sizes(drafter, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"), get_int(drafter.config, "markov_rank")
     if sizes is None or rank is None:
         return None
@@ -137,7 +137,7 @@ def _expect_dspark(drafter: RecognizedDrafter, target: TargetSizes | None) -> Ex
     }
     reads = sizes.hidden + (rank if drafter.config.get("confidence_head_with_markov") else 0)
     confidence: Shapes = {"confidence_head.proj.weight": (1, reads), "confidence_head.proj.bias": (1,)}
-    block = _expect_block(drafter, sizes, target, may_exceed=True)
+    block = _expect_block_network(drafter, sizes, target, may_exceed=True)
     optional = {**block.optional, **(confidence if drafter.config.get("enable_confidence_head") else {})}
     return Expected(
         required={**block.required, **markov},
@@ -148,7 +148,7 @@ def _expect_dspark(drafter: RecognizedDrafter, target: TargetSizes | None) -> Ex
     )
 
 
-def _expect_block(
+def _expect_block_network(
     drafter: RecognizedDrafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False
 ) -> Expected:
     """Return the tensors of DFlash's network, which dspark shares."""
@@ -183,7 +183,7 @@ def _vocabulary(
     return required, {name: shape for name, shape in (embedding | head).items() if name not in required}
 
 
-def _expect_medusa(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_residual_heads(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     config = drafter.config
     hidden = get_int(config, "hidden_size") or (target.hidden_size if target else None)
     vocab = get_int(config, "vocab_size") or (target.vocab_size if target else None)
@@ -201,7 +201,7 @@ def _expect_medusa(drafter: RecognizedDrafter, target: TargetSizes | None) -> Ex
     return Expected(required=required, silent=_LM_HEADS, refuses_unknown=False, rename=_from_old_medusa)
 
 
-def _expect_mlp_speculator(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_recurrent_heads(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     config = drafter.config
     keys = ("emb_dim", "inner_dim", "vocab_size", "n_predict")
     width, inner, vocab, steps = (get_int(config, key) for key in keys)
@@ -231,7 +231,7 @@ def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected 
     return Expected(required=required, silent=_NONE)
 
 
-def _expect_model(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_decoder(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = Sizes.from_dimensions(Dimensions.from_config(drafter.config))
     shapes = None if sizes is None else decoder_model(drafter.architecture, drafter.config, sizes)
     if shapes is None:
@@ -280,13 +280,14 @@ def _from_old_medusa(name: str) -> str:
     return "lm_heads.0.weight" if name == "lm_head.weight" else name
 
 
-_EXPECT: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expected | None]] = {
-    "eagle": _expect_eagle,
-    "eagle3": _expect_eagle3,
-    "dflash": _expect_dflash,
-    "dspark": _expect_dspark,
-    "medusa": _expect_medusa,
-    "mlp_speculator": _expect_mlp_speculator,
-    "mtp": _expect_mimo,
-    "draft_model": _expect_model,
+_LAYOUTS: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expected | None]] = {
+    "decoder": _expect_decoder,
+    "layer": _expect_layer,
+    "fused_layer": _expect_fused_layer,
+    "block": _expect_block,
+    "block_markov": _expect_block_markov,
+    "residual_heads": _expect_residual_heads,
+    "recurrent_heads": _expect_recurrent_heads,
+    "target_layers": _expect_mimo,
 }
+"""By the column `layout` of the method."""

@@ -39,7 +39,7 @@ def find_head_findings(rules: Rulebook, head: Inspection, target: TargetSizes) -
 def _judge(rules: Rulebook, fault: Finding | None) -> Iterator[Ruling]:
     """Yield what a release makes of a fault."""
     if fault is not None:
-        yield from rules.ruling(fault.code, fault.message, where=fault.where, fix=fault.fix)
+        yield from rules.ruling(fault.code, message=fault.message, where=fault.where, fix=fault.fix)
 
 
 def _find_width(rules: Rulebook, head: Inspection, target: TargetSizes, where: str) -> Iterator[Ruling]:
@@ -65,22 +65,13 @@ def _find_layers(rules: Rulebook, drafter: RecognizedDrafter, target: TargetSize
     yield from _judge(rules, fault)
     if not layers.is_stated:
         if fault is None:
-            yield from rules.ruling(
-                "layer-ids-unstated",
-                f"The head names no {layers.key}, and vLLM takes {list(layers.ids)}.",
-                where=where,
-                fix="If it was trained on other layers, add them: a wrong choice costs acceptance in silence.",
-            )
+            yield from rules.ruling("layer-ids-unstated", key=layers.key, layers=str(list(layers.ids)), where=where)
         return
     if is_chain:
         yield from _find_count(rules, drafter, layers, where)
     if is_chain and layers.ids != default.ids:
         yield from rules.ruling(
-            "layer-ids-ignored",
-            f"The head reads layers {quote(list(layers.ids))}, and this release hands it others.",
-            where=where,
-            fix="Use vLLM 0.11.1 or later.",
-            becomes=f"layers {list(default.ids)}",
+            "layer-ids-ignored", given=quote(list(layers.ids)), default=str(list(default.ids)), where=where
         )
 
 
@@ -91,38 +82,22 @@ def _find_count(rules: Rulebook, drafter: RecognizedDrafter, layers: AuxLayers, 
     nested = get_ints(get_mapping(drafter.config, "eagle_config"), AUX_KEY)
     made_for = stated if stated is not None else len(nested or (0, 0, 0))
     if made_for != count:
-        yield from rules.ruling(
-            "layer-ids-count",
-            f"vLLM makes the head's fc for {made_for} layers, and {layers.key} names {count}.",
-            where=where,
-            fix=f"Add num_aux_hidden_states: {count} to config.json.",
-        )
+        yield from rules.ruling("layer-ids-count", made_for=made_for, key=layers.key, count=count, where=where)
     if count != 3:
-        yield from rules.ruling(
-            "layer-ids-three",
-            f"The head's {layers.key} names {count} layers, and this release makes fc for three.",
-            where=where,
-            fix="Use vLLM 0.22 or later.",
-        )
+        yield from rules.ruling("layer-ids-three", key=layers.key, count=count, where=where)
 
 
 def _find_vocabulary(rules: Rulebook, head: Inspection, target: TargetSizes, where: str) -> Iterator[Ruling]:
     own, tensors = head.dimensions.vocab_size, head.headers.tensors
     yield from _judge(rules, find_vocabulary_fault(own, target.vocab_size, where=where))
     if (d2t := tensors.get("d2t")) is not None and d2t.dtype not in _EXACT:
-        yield from rules.ruling(
-            "vocabulary-map-type",
-            f"The tensor d2t, which leads from draft ids to the target's, is {d2t.dtype}.",
-            where=str(head.directory),
-            fix="Save it as int64: the target's id minus the draft's.",
-        )
+        yield from rules.ruling("vocabulary-map-type", dtype=d2t.dtype, where=head.directory)
     if (t2d := tensors.get("t2d")) is not None and t2d.num_elements not in (own, target.vocab_size):
         yield from rules.ruling(
             "vocabulary-map-size",
-            f"The tensor t2d marks {t2d.num_elements:,} tokens, and the target has {target.vocab_size:,}: the draft "
-            "vocabulary was chosen for another target.",
-            where=str(head.directory),
-            fix="Use a head that was trained for this target.",
+            num_elements=t2d.num_elements,
+            vocab_size=target.vocab_size,
+            where=head.directory,
         )
 
 
@@ -135,13 +110,7 @@ def _find_mask(rules: Rulebook, head: Inspection, where: str) -> Iterator[Ruling
         fault = find_mask_fault(drafter.mask_token_id, head.dimensions.vocab_size, key=key, where=where)
         yield from _judge(rules, fault)
     if is_optional and drafter.layout == "plain" and "norm_before_residual" not in drafter.config:
-        yield from rules.ruling(
-            "norm-before-residual-unstated",
-            "The head does not say norm_before_residual: in this format that means false, in the speculators format "
-            "true.",
-            where=where,
-            fix="If the head was trained with it, add norm_before_residual: true.",
-        )
+        yield from rules.ruling("norm-before-residual-unstated", where=where)
 
 
 def find_base_findings(rules: Rulebook, drafter: Inspection, target: Inspection) -> Iterator[Ruling]:
@@ -162,7 +131,8 @@ def find_base_findings(rules: Rulebook, drafter: Inspection, target: Inspection)
     other = f"the target is {quote(names[0])}" if names else f"nothing in {target.directory} says what the target is"
     yield from rules.ruling(
         "base-model-differs" if certain else "base-model-unconfirmed",
-        f"The head was trained for {quote(recorded.name)}, and {other}.",
-        where=where,
-        fix="Make sure that this is the target: a head for another fine-tune loads, runs and drafts badly.",
+        base=quote(recorded.name),
+        other=other,
+        directory=drafter.directory,
+        source=recorded.source,
     )

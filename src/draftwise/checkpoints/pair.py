@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -49,17 +48,6 @@ class Pair:
     def fits(self) -> bool:
         """Whether nothing is wrong."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "drafter": self.drafter.to_dict(),
-            "target": self.target.to_dict(),
-            "tokenizers": None if self.tokenizers is None else self.tokenizers.to_dict(),
-            "size_ratio": self.size_ratio,
-            "fits": self.fits,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
 
 
 def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
@@ -120,12 +108,7 @@ def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None)
     mtp = found.mtp
     if mtp is None or not (mtp.lost or mtp.incomplete):
         return ()
-    return Rulebook(version).ruling(
-        "mtp-tensors-missing",
-        describe_lost(mtp),
-        where=str(found.directory),
-        fix="Take the original checkpoint, or copy its MTP tensors into this one, or use another method.",
-    )
+    return Rulebook(version).ruling("mtp-tensors-missing", message=describe_lost(mtp), where=found.directory)
 
 
 def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -134,7 +117,7 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     if len(absent) < len(faults):
         return faults
     rule = get_rule("weights-not-inspected")
-    return tuple(rule.ruling(each.message, where=each.where, fix=each.fix) for each in absent)
+    return tuple(rule.ruling(message=each.message, where=each.where, fix=each.fix) for each in absent)
 
 
 def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
@@ -146,12 +129,7 @@ def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     elif target.sizes is not None:
         yield from find_head_findings(rules, drafter, target.sizes)
     if drafter.drafter.traits.weights == "target":
-        yield from rules.ruling(
-            "mtp-modules-alone",
-            "The drafter's checkpoint holds MTP modules only, and vLLM looks for them in the target's own.",
-            where=str(drafter.directory),
-            fix="Join them with their target: draftwise export DRAFTER --target TARGET --out DIR.",
-        )
+        yield from rules.ruling("mtp-modules-alone", where=drafter.directory)
     yield from _find_precision(rules, pair)
 
 
@@ -164,37 +142,17 @@ def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
         yield from _sizes_differ(rules, pair, mine, theirs, where)
     reach, needed = drafter.dimensions.max_position_embeddings, target.dimensions.max_position_embeddings
     if reach and needed and reach < needed:
-        yield from rules.ruling(
-            "draft-context-shorter",
-            f"The draft model reaches {reach:,} tokens, the target {needed:,}.",
-            where=where,
-            fix=f"Serve with --max-model-len {reach}, or accept that longer requests are not drafted for.",
-        )
+        yield from rules.ruling("draft-context-shorter", reach=reach, needed=needed, where=where)
     if drafter.drafter.parallel:
-        yield from rules.ruling(
-            "parallel-drafting-trained",
-            f"The draft model was trained to draft in parallel (mask token {drafter.drafter.mask_token_id}).",
-            where=where,
-            fix='Set "parallel_drafting": true, or it runs as an ordinary draft model.',
-        )
+        yield from rules.ruling("parallel-drafting-trained", mask_token_id=drafter.drafter.mask_token_id, where=where)
     yield from _find_ratio(rules, pair, where)
 
 
 def _sizes_differ(rules: Rulebook, pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Ruling]:
-    yield from rules.ruling(
-        _SIZES,
-        f"The draft model's vocab_size is {mine:,}, the target's {theirs:,}, and vLLM wants them equal.",
-        where=where,
-        fix='Use a drafter of that size, or set "use_heterogeneous_vocab": true (vLLM 0.25 and later).',
-    )
+    yield from rules.ruling(_SIZES, mine=mine, theirs=theirs, where=where)
     if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
         most = max(mine, theirs)
-        yield from rules.ruling(
-            "padded-vocabulary",
-            f"The tokenizers agree by id: of {mine:,} and {theirs:,} only the padding of the embeddings differs.",
-            where=where,
-            fix=f"Pad the smaller model and save it: model.resize_token_embeddings({most}) in transformers.",
-        )
+        yield from rules.ruling("padded-vocabulary", mine=mine, theirs=theirs, most=most, where=where)
 
 
 def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
@@ -202,12 +160,7 @@ def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
     if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
         return
     if ratio <= 1:
-        yield from rules.ruling(
-            "drafter-not-smaller",
-            f"The draft model has as many parameters as the target or more (1:{ratio:.1f}).",
-            where=where,
-            fix="Use a drafter of about a tenth of the target's size.",
-        )
+        yield from rules.ruling("drafter-not-smaller", ratio=ratio, where=where)
     else:
         yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
 
@@ -215,23 +168,8 @@ def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
 def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
     mine, theirs = pair.drafter.quantization, pair.target.quantization
     if theirs is not None and theirs.bits is not None and theirs.bits <= 4:
-        yield from rules.ruling(
-            "target-four-bits",
-            f"The target is quantized ({theirs}).",
-            where=str(pair.target.directory),
-            fix="Measure acceptance on this checkpoint, not on the unquantized one.",
-        )
+        yield from rules.ruling("target-four-bits", theirs=theirs, where=pair.target.directory)
     if mine is not None and theirs is not None and (mine.bits or 8) <= 4 < (theirs.bits or 0):
-        yield from rules.ruling(
-            "drafter-coarser-than-target",
-            f"The drafter is quantized to fewer bits ({mine}) than the target ({theirs}).",
-            where=str(pair.drafter.directory),
-            fix="Measure its acceptance before you rely on it, or use a drafter of 8 bits or more.",
-        )
+        yield from rules.ruling("drafter-coarser-than-target", mine=mine, theirs=theirs, where=pair.drafter.directory)
     if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
-        yield from rules.ruling(
-            "drafter-unquantized",
-            f"The target is quantized ({theirs}), and the drafter is not.",
-            where=str(pair.drafter.directory),
-            fix="Quantize the drafter too: its draft tokens are verified anyhow.",
-        )
+        yield from rules.ruling("drafter-unquantized", theirs=theirs, where=pair.drafter.directory)

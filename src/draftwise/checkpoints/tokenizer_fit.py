@@ -7,10 +7,10 @@ padded to two sizes neither.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.quoting import quote
@@ -46,6 +46,7 @@ class TokenDifference:
 class TokenComparison:
     """Two vocabularies side by side, id by id."""
 
+    JSON_DERIVED = ("verdict",)
     num_equal: int
     num_differing: int
     """Ids that both have, for different tokens."""
@@ -66,10 +67,6 @@ class TokenComparison:
         if self.num_differing:
             return "control tokens differ"
         return "prefix" if self.num_only_drafter or self.num_only_target else "same"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {"verdict": self.verdict} | asdict(self)
 
 
 def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenComparison:
@@ -154,19 +151,15 @@ def find_tokenizer_findings(
     if comparison is None:
         if not drafter.drafter.is_head:
             lacking = [str(each.directory) for each in (drafter, target) if each.vocabulary is None]
-            yield from rules.ruling("tokenizers-not-compared", _describe_lacking(lacking), where=where, fix=_PUT_BESIDE)
+            yield from rules.ruling("tokenizers-not-compared", message=_describe_lacking(lacking), where=where)
         return
     if fault := find_tokens_fault(comparison, where=where):
-        yield from rules.ruling(fault.code, fault.message, where=where, fix=fault.fix)
+        yield from rules.ruling(fault.code, message=fault.message, where=where, fix=fault.fix)
     if comparison.verdict == "different":
         return
     yield from _find_named(rules, drafter, target, where)
     if comparison.splitting:
-        yield from rules.ruling(
-            "text-split-differs",
-            f"The ids mean the same, and texts are split into them differently: {', '.join(comparison.splitting)}.",
-            where=where,
-        )
+        yield from rules.ruling("text-split-differs", splitting=comparison.splitting, where=where)
 
 
 _PUT_BESIDE = "Put the tokenizer that each model was trained with beside its weights."
@@ -188,12 +181,7 @@ def _find_named(rules: Rulebook, drafter: Inspection, target: Inspection, where:
         said = "; ".join(
             f"{name} {_ids(mine, name)} in the drafter, {_ids(theirs, name)} in the target" for name in differing
         )
-        yield from rules.ruling(
-            "named-tokens-differ",
-            f"The tokens that end or pad a text differ: {said}.",
-            where=where,
-            fix="Prefer a drafter that was tuned as the target was: it ends answers in the same way.",
-        )
+        yield from rules.ruling("named-tokens-differ", said=said, where=where)
 
 
 def _ids(named: Mapping[str, tuple[int, ...]], name: str) -> str:

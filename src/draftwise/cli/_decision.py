@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import show_table
-from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
-from draftwise.measure.forecast import Pace
+from draftwise.core import Comparison, Decision, Finding, Run, Severity, Verdict
+from draftwise.core.progress import Silent
 from draftwise.reporting.actions import describe_way_back, list_actions
 from draftwise.reporting.conditions import (
     describe_missing,
@@ -28,9 +28,8 @@ from draftwise.reporting.promql import ALERTS
 from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
 from draftwise.reporting.units import format_change, format_number
-from draftwise.runs.schedule import plan_turns
 
-__all__ = ["ConsoleProgress", "estimate", "show_decision"]
+__all__ = ["ConsoleProgress", "show_decision"]
 
 _COLOURS = {
     Verdict.ADOPT: "bold green",
@@ -48,8 +47,8 @@ _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
 
-class ConsoleProgress:
-    """A bar with the time that is left; a few plain lines where stderr is no terminal."""
+class ConsoleProgress(Silent):
+    """A bar with the time that is left; a few plain lines where stderr is no terminal. Ctrl-C ends a run instead."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -66,9 +65,8 @@ class ConsoleProgress:
         self._task = self._bar.add_task("", total=None)
         self._total = self._done = 0
         self._heard = time.monotonic()
-        self.doing = "starting the servers"
-        """What is under way, for who wonders why nothing happens."""
-        self._status = console.status(self.doing)
+        self._doing = "starting the servers"
+        self._status = console.status(self._doing)
 
     def __enter__(self) -> ConsoleProgress:
         self._status.start()
@@ -78,29 +76,37 @@ class ConsoleProgress:
         self._status.stop()
         self._bar.stop()
 
-    def wait(self, doing: str) -> None:
+    def status(self, text: str) -> None:
         """Show what is under way."""
-        self.doing = doing
-        self._status.update(doing[:_LONGEST_STATUS])
-        self._bar.update(self._task, description=doing)
+        self._doing = text
+        self._status.update(text[:_LONGEST_STATUS])
+        self._bar.update(self._task, description=text)
 
-    def start(self, total: int, done: int) -> None:
+    def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002  (the bar estimates it by itself)
         """Draw the bar."""
         self._status.stop()
-        self._total, self._done = total, done
+        self._total = steps
         self._heard = time.monotonic()
-        self._bar.update(self._task, total=total, completed=done)
+        self._bar.update(self._task, total=steps)
         if self._console.is_terminal:
             self._bar.start()
 
-    def advance(self, requests: int, what: str) -> None:
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
         """Move the bar."""
-        before, self._done = self._done, self._done + requests
-        self.doing, self._heard = f"the last answer was {what}", time.monotonic()
-        self._bar.update(self._task, advance=requests, description=what)
+        before, self._done = self._done, done
+        self._heard = time.monotonic()
+        self._bar.update(self._task, completed=done)
+        if text:
+            self._doing = f"the last answer was {text}"
+            self._bar.update(self._task, description=text)
         step = max(1, self._total // _QUIET_STEPS)
-        if not self._console.is_terminal and before // step != self._done // step:
-            self._console.print(f"{self._done} of {self._total} requests: {what}")
+        if text and not self._console.is_terminal and before // step != done // step:
+            self._console.print(f"{done} of {self._total} requests: {text}")
+
+    def notice(self, finding: Finding) -> None:
+        """Print a finding."""
+        severity = "" if finding.severity is Severity.INFO else f"{finding.severity}: "
+        self._console.print(f"{severity}{finding}", soft_wrap=True, markup=False, highlight=False)
 
     async def remind(self) -> None:
         """Say what is waited for whenever nothing has been measured for a while; until cancelled."""
@@ -110,30 +116,9 @@ class ConsoleProgress:
             if quiet >= _QUIET_S:
                 self._heard += quiet
                 self._console.print(
-                    f"nothing has been measured for {quiet:.0f} s: {self.doing}; Ctrl-C keeps what is measured",
+                    f"nothing has been measured for {quiet:.0f} s: {self._doing}; Ctrl-C keeps what is measured",
                     soft_wrap=True,
                 )
-
-
-def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
-    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
-    workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
-    loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
-    repeats = range(1, plan.repeats + 1)
-    total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
-    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
-    lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
-        f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
-    ]
-    for condition in plan.conditions:
-        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
-        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
-    return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
 
 def show_decision(console: Console, decision: Decision, run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.table import Table
 from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._context import context_option, read_notes
-from draftwise.cli._decision import ConsoleProgress, estimate
+from draftwise.cli._decision import ConsoleProgress
 from draftwise.cli._group import BEGAN
 from draftwise.cli._launching import launch_options, read_launch, split_arguments
 from draftwise.cli._loads import Finite, Numbers
@@ -25,14 +24,12 @@ from draftwise.core import (
     Calibration,
     ClosedLoop,
     Condition,
-    RunPlan,
     SpecConfig,
     StorageError,
 )
 from draftwise.core.documents import to_json
 from draftwise.measure import measurement as measure
 from draftwise.measure.calibrate.build import make_calibration
-from draftwise.measure.forecast import Pace
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
@@ -100,7 +97,7 @@ def calibrate(
         directory = measurement.directory
     else:
         directory = RunDirectory(source)
-    if not (directory.path / "manifest.json").exists() and failure is not None:
+    if not directory.has_run and failure is not None:
         directory.leave()
         raise failure
     calibration = make_calibration(directory.read(), target=given["shape"] or given["target"])
@@ -130,21 +127,13 @@ def _open(ctx: click.Context, resume: Path | None, given: Mapping[str, Any]) -> 
     spec = _read_spec(given)
     if conflict := spec.find_conflict():
         raise click.UsageError(conflict)
-    tell = partial(click.echo, err=True)
-    return measure.prepare(spec, tell, began_s=began_s)
+    return measure.prepare(spec, ConsoleProgress(open_console(stderr=True)), began_s=began_s)
 
 
 def _measure(measurement: measure.Measurement) -> BaseException | None:
     """Measure; return what ended it early."""
-    console = open_console(stderr=True)
-    tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
-    with ConsoleProgress(console) as progress:
-
-        def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
-            tell(estimate(final, pace, seconds))
-
-        session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
-        return run_session(session, progress)
+    with ConsoleProgress(open_console(stderr=True)) as progress:
+        return run_session(measurement.open(progress), progress)
 
 
 def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import click
 from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
-from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
+from draftwise.cli._decision import ConsoleProgress, show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._launching import launch_options, read_launch, split_arguments
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.cli._session import refuse_others, run_session
-from draftwise.core import BackendError, InvalidSetup, RunPlan, StorageError
+from draftwise.core import BackendError, InvalidSetup, StorageError
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.measure import measurement as measure
-from draftwise.measure.forecast import Pace
-from draftwise.measure.planning import explain_sharing
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.reporting.page import write_conclusions
 from draftwise.runs import RunDirectory
@@ -76,8 +73,7 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
     Serves TARGET as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
     report. With --url and --candidate-url it compares servers that run already.
     """
-    console = open_console(stderr=True)
-    tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+    progress = ConsoleProgress(open_console(stderr=True))
     if resume is not None:
         refuse_others(ctx, _OF_REST)
         measurement = measure.resume(
@@ -91,16 +87,9 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
         spec = _read_spec(given)
         if conflict := spec.find_conflict():
             raise click.UsageError(conflict)
-        measurement = measure.prepare(spec, tell, began_s=ctx.meta.get(BEGAN))
-    with ConsoleProgress(console) as progress:
-
-        def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
-            console.print(estimate(final, pace, seconds), soft_wrap=True)
-            if (final.workloads, final.remembering) != (measurement.plan.workloads, measurement.plan.remembering):
-                for line in explain_sharing(final):
-                    tell(line)
-
-        session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
+        measurement = measure.prepare(spec, progress, began_s=ctx.meta.get(BEGAN))
+    with progress:
+        session = measurement.open(progress)
         try:
             failure = run_session(session, progress)
         except InvalidSetup:
@@ -111,7 +100,7 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
 
 def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:
     """Report on what a directory holds, then end as `failure` or the findings demand."""
-    if not (directory.path / "manifest.json").exists():
+    if not directory.has_run:
         directory.leave()
         if isinstance(failure, BackendError | StorageError):
             raise failure

@@ -32,7 +32,7 @@ def export(drafter: Path, out: Path, target: Path, layout: str, k: int | None) -
     the engine's own loader, which rejects incomplete drafters, before it is moved into place.
     """
     try:
-        from draftwise.training.export import export_drafter
+        from draftwise.training.drafter_export import export_drafter
     except ImportError as error:
         raise InvalidSetup.because(
             "engine-not-installed",

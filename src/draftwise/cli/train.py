@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.knowledge.methods import methods_where
+from draftwise.knowledge.methods import all_methods
 from draftwise.training import get_training
 
 __all__ = ["train"]
@@ -74,7 +74,7 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(methods_where(trainable=True))
+        return list(all_methods(trainable=True))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
@@ -109,9 +109,9 @@ def _command(method: str) -> click.Command:
     """Return the command of a method."""
     try:
         options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.training.settings")
-        run = importlib.import_module("draftwise.training.run")
-        loop = importlib.import_module("draftwise.training.loop")
+        settings = importlib.import_module("draftwise.training.run_settings")
+        run = importlib.import_module("draftwise.training.training_run")
+        loop = importlib.import_module("draftwise.training.training_loop")
         progress = importlib.import_module("draftwise.training.progress")
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
@@ -130,8 +130,7 @@ def _command(method: str) -> click.Command:
             if gpus is None or "RANK" in os.environ:
                 result = run.train(method, asked, progress.Reporter(quiet=quiet))
             else:
-                launch = importlib.import_module("draftwise.training.launch")
-                result = launch.train_on_gpus(method, asked, gpus, quiet=quiet)
+                result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
         except loop.Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)

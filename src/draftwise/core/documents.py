@@ -95,6 +95,7 @@ def json_form(
     hidden: bool = False,
     raw: bool = False,
     omit_empty: bool = False,
+    omit_null: bool = False,
     null: Any = None,
     wire: Any = None,
     to_wire: Callable[[Any], Any] | None = None,
@@ -107,13 +108,15 @@ def json_form(
         hidden: neither written nor read; needs a default to be read back.
         raw: written without a look at it: thousands of numbers that are finite, in tuples or lists.
         omit_empty: left out where it is None, empty text, or an empty collection.
+        omit_null: left out where it is None.
         null: value that null stands for, e.g. infinity.
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
     """
-    flags = {"hidden": hidden, "raw": raw, "omit": omit_empty}
+    flags = {"hidden": hidden, "raw": raw}
     given = {"key": key or None, "null": null, "wire": wire, "to_wire": to_wire, "from_wire": from_wire}
+    given["omit"] = _EMPTY if omit_empty else (None,) if omit_null else None
     return {name: True for name, value in flags.items() if value} | {
         name: value for name, value in given.items() if value is not None
     }
@@ -140,7 +143,9 @@ def to_json(value: Any) -> Any:
             return write(value)
     if hasattr(kind, "to_wire"):
         return to_json(value.to_wire())
-    return _write_object(value) if is_dataclass(kind) else to_json(value.item())  # numpy's scalars
+    if is_dataclass(kind):
+        return _write_object(value)
+    return to_json(value.item()) if hasattr(value, "item") else str(value)  # numpy's scalars; versions and the like
 
 
 _WRITERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
@@ -166,7 +171,7 @@ def _write_object(value: Any) -> dict[str, Any]:
     others = getattr(kind, "JSON_OTHERS", None)
     for each in entries_of(kind):
         written = _write_entry(each, getattr(value, each.name))
-        if not (each.omit and (written in _EMPTY)):
+        if written not in each.omit:
             place = row
             for step in each.path[:-1]:
                 place = place.setdefault(step, {})
@@ -196,7 +201,8 @@ class Entry:
     is_required: bool
     """Whether it has no default."""
     is_raw: bool
-    omit: bool
+    omit: Sequence[Any]
+    """What is left out of the JSON."""
     null: Any
     """Value that null stands for; `NO_NULL` where null is not special."""
     to_wire: Callable[[Any], Any] | None
@@ -229,7 +235,7 @@ def _entry(each: Field[Any], kind: Any) -> Entry:
         type=given.get("wire", kind),
         is_required=each.default is MISSING and each.default_factory is MISSING,
         is_raw="raw" in given,
-        omit="omit" in given,
+        omit=given.get("omit", ()),
         null=given.get("null", NO_NULL),
         to_wire=given.get("to_wire"),
         from_wire=given.get("from_wire"),

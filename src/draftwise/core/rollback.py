@@ -44,7 +44,7 @@ class Rollback:
     workload: str
     arm: str
     metric: str
-    """Name of a quantity in `facts.signals`, which says of which metrics of a server it is made."""
+    """Name of a quantity in `knowledge.signals`, which says of which metrics of a server it is made."""
     relation: Relation
     value: float
     """In the quantity's unit."""

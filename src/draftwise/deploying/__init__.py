@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from draftwise.deploying.deployment import deploy
     from draftwise.deploying.files import Folder
-    from draftwise.deploying.layout import read_layout
     from draftwise.deploying.order import Evidence, Mode, Order, Platform, make_order
-    from draftwise.deploying.plan import TARGETS, deploy
+    from draftwise.deploying.targets import TARGETS
+    from draftwise.deploying.weights_layout import read_layout
 
 __all__ = [
     "TARGETS",
@@ -29,8 +30,9 @@ __all__ = [
 
 _MODULES = {
     "files": "Folder",
-    "layout": "read_layout",
+    "weights_layout": "read_layout",
     "order": "Evidence Mode Order Platform make_order",
-    "plan": "TARGETS deploy",
+    "deployment": "deploy",
+    "targets": "TARGETS",
 }
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -12,21 +12,36 @@ from tempfile import mkdtemp
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
 from draftwise.machine.files import replacing
 
-__all__ = ["CHECKSUMS", "Folder", "Step", "digest", "prove", "replace_text", "write_sums"]
+__all__ = [
+    "CANARY",
+    "CHECKSUMS",
+    "MODELCAR",
+    "STAGE",
+    "Folder",
+    "StepFile",
+    "digest",
+    "prove",
+    "replace_text",
+    "write_sums",
+]
 
+CANARY = "canary.yaml"
+"""A change of the running twin that answers a share of its requests with speculation."""
+MODELCAR, STAGE = "Dockerfile.modelcar", "stage-job.yaml"
+"""The image that holds the weights, and the Job that puts them onto a claim."""
 CHECKSUMS = "CHECKSUMS"
 """In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A file that is needed on the way, beside those of the twins."""
+class StepFile:
+    """A file that one step of the rollout needs, in addition to those of the twins."""
 
     text: str
     about: str
-    """What it is."""
+    """Description of the file."""
     does: str
-    """What its command does, as a heading."""
+    """Heading that says what the command does."""
     command: str
 
 

@@ -10,9 +10,9 @@ from math import ceil
 from typing import Literal
 
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
-from draftwise.deploying.layout import Layout, Placement
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
+from draftwise.deploying.weights_layout import Layout, Placement
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
@@ -25,6 +25,7 @@ __all__ = [
     "Order",
     "Platform",
     "Scale",
+    "find_lull_s",
     "make_order",
     "refuse_other_hosts",
 ]
@@ -50,6 +51,8 @@ _SHM_BYTES = 2 * _GIB
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
+_SHORTEST_LULL_S, _LONGEST_LULL_S = 300, 3600
+"""Kubernetes' own bound, and the longest that its autoscalers and Knative's take."""
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
 
 
@@ -209,6 +212,11 @@ class Order:
         """Return the twin: the same server, without speculation."""
         plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
         return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
+
+
+def find_lull_s(order: Order) -> int:
+    """Return the seconds of low load after which a replica is removed: at least as long as its start may take."""
+    return min(max(_SHORTEST_LULL_S, order.startup_s), _LONGEST_LULL_S)
 
 
 def make_order(

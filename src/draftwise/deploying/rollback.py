@@ -10,8 +10,9 @@ from difflib import unified_diff
 from pathlib import Path
 
 from draftwise.core import BackendError, UnreadableSource
-from draftwise.deploying.plan import TARGETS, THEN, fill_in, start_twin
+from draftwise.deploying.deployment import THEN, fill_in, start_twin
 from draftwise.deploying.record import Record, read_record
+from draftwise.deploying.targets import TARGETS
 
 __all__ = ["Rollback", "plan_rollback", "run"]
 

@@ -12,12 +12,11 @@ from math import floor
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.files import Step
+from draftwise.deploying.files import StepFile
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import find_crossover
-from draftwise.deploying.order import Order, Scale
-from draftwise.deploying.render.kubernetes import find_lull_s
-from draftwise.deploying.render.words import dump_yaml
+from draftwise.deploying.order import Order, Scale, find_lull_s
+from draftwise.deploying.templating import dump_yaml
 
 __all__ = ["SCALING", "scale", "settle"]
 
@@ -69,7 +68,7 @@ def _find_threshold(order: Order) -> int:
     return floor(found)
 
 
-def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, Step]:
+def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
     """Return the objects that scale both twins; none where they are not scaled, or Knative does it by their own fields.
 
     Args:
@@ -84,7 +83,7 @@ def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, 
     told = " and ".join(f"{wanted.per_replica} for {each.name}" for each, wanted in scales if wanted is not None)
     most = objects[0]["spec"]["maxReplicaCount"]
     return {
-        SCALING: Step(
+        SCALING: StepFile(
             text=dump_yaml(*objects),
             about=f"KEDA's: up to {most} replicas by requests in flight, a replica for every {told}",
             does="Let both scale (set where Prometheus is reached first)",

@@ -14,15 +14,16 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.proposers.plain import PlainDecoding
-from draftwise.engine.sampling.acceptance import Standard
+from draftwise.engine.proposers.proposer import PlainDecoding, Proposer
+from draftwise.engine.sampling.acceptance import Standard, place
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
 from draftwise.engine.step.confirm import make_confirmations
-from draftwise.engine.step.prompts import prompt_sizes
+from draftwise.engine.step.host_sampler import HostSampler
+from draftwise.engine.step.passes import Passes
+from draftwise.engine.step.prompt_passes import prompt_sizes
 from draftwise.engine.step.runner import Runner
 from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
@@ -197,17 +198,22 @@ class _Site:
             dtype=model.dtype,
             device=model.device,
         )
-        return Runner(
-            model,
-            PagedKV(
-                model.shape, num_pages=num_pages, block_size=config.block_size, dtype=kv_dtype, device=model.device
-            ),
-            table,
-            make_confirmations(proposer, table, uniform=self.lag > 0),
-            acceptance=self.spec.acceptance if self.spec else Standard(),
+        kv = PagedKV(
+            model.shape, num_pages=num_pages, block_size=config.block_size, dtype=kv_dtype, device=model.device
+        )
+        rule, uniform = place(self.spec.acceptance if self.spec else Standard(), model.device), self.lag > 0
+        confirmations = make_confirmations(proposer, table, uniform=uniform)
+        sampler = HostSampler(
+            rule,
             end_ids=tokenizer.end_ids,
             grammars=Grammars(tokenizer.to_json, end_ids=tokenizer.end_ids, vocab_size=model.shape.vocab_size),
-            uniform=self.lag > 0,
+            num_slots=table.padding_slot,
+            vocab_size=model.shape.vocab_size,
+            device=model.device,
+        )
+        return Runner(
+            Passes(model, kv, table, confirmations, rule=rule, uniform=uniform),
+            sampler,
             capture_sizes=capture.sizes,
             prompt_sizes=capture.prompts,
             max_num_rows=self._max_num_rows if self.shares_passes else 0,

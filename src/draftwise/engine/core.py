@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 
-from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.admission import Admission
+from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig, SpecStats
 from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
+from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.logits import check_params, encode_bad_words
 from draftwise.engine.sampling.logprobs import parse
-from draftwise.engine.spec_counter import SpecCounter
+from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
-from draftwise.engine.step.rehearsal import Rehearsal
 from draftwise.engine.step.scheduler import Schedule
-from draftwise.engine.step.sequence import Request, Sequence
-from draftwise.engine.text.stopping import Stop, find_stop
+from draftwise.engine.step.sequence import EngineRequest, Sequence
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
+from draftwise.engine.text.tokenizer import Tokenizer
 
-__all__ = ["Engine", "EngineStats", "Pending", "Request"]
+__all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "SpecCounter"]
 
 Pending = tuple[Launched, ...]
 """What was launched and not collected yet, oldest first."""
@@ -53,7 +54,7 @@ class Engine:
         self.scheduler, self.runner, self.lag = parts.scheduler, parts.runner, parts.lag
         self._confirmations = parts.runner.confirmations
         self.grammars = parts.runner.grammars
-        self._admission = Admission(self.config, self.shape, self.tokenizer, self.grammars)
+        self.admission = Admission(self.config, self.shape, self.tokenizer, self.grammars)
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
@@ -68,17 +69,17 @@ class Engine:
         """Pages of the KV cache."""
         return self.scheduler.pool.num_pages
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request.
 
         Raises:
             InvalidSetup: the prompt is empty or too long, an id is unknown, the request id is in use, or the grammar of
                 structured output cannot be used.
         """
-        findings = list(self._admission.check(request, ids_in_use=self._sequences))
+        findings = list(self.admission.check(request, ids_in_use=self._sequences))
         if findings:
             raise InvalidSetup(findings)
-        sequences = [self._admission.make_sequence(request, index) for index in range(request.params.n)]
+        sequences = [self.admission.make_sequence(request, index) for index in range(request.params.n)]
         self._sequences[request.request_id] = sequences
         self._prompt_tokens += len(request.prompt_token_ids)
         if self.config.enable_prefix_caching and len(sequences) > 1:
@@ -124,16 +125,6 @@ class Engine:
             pending, launched = pending + launched, ()
         return launched, deltas + self._collect(pending)
 
-    def rehearsal(self) -> Rehearsal:
-        """Return all kinds of steps, to be run before the first request."""
-        return Rehearsal(
-            self.runner,
-            self.config,
-            k_for=self.spec.k_for if self.spec else lambda _: 0,
-            make_sequence=lambda request: self._admission.make_sequence(request, 0),
-            kvs=[kv for kv in (self.runner.kv, self.proposer.kv) if kv is not None],
-        )
-
     def stats(self) -> EngineStats:
         """Return a snapshot of counters and gauges."""
         scheduler = self.scheduler
@@ -165,7 +156,7 @@ class Engine:
     def _needs_tokens(self) -> bool:
         """Whether the next step depends on tokens that the host must know first: for drafts, or for logits."""
         return self._confirmations.needs_tokens or any(
-            each.grammar is not None or each.params.needs_history for each in self.scheduler.running
+            each.grammar is not None or each.traits.needs_history for each in self.scheduler.running
         )
 
     def _launch(self, schedule: Schedule) -> Pending:
@@ -253,3 +244,102 @@ class Engine:
 
     def _parse(self, rows: list[RankedRow], k: int | None) -> list[LogprobsOfToken]:
         return parse(rows, k or 0, self.tokenizer.token_text)
+
+
+class Admission:
+    """Checks requests and makes their sequences.
+
+    Args:
+        config: with max_model_len filled in.
+        shape: of the target.
+        tokenizer: the target's.
+        grammars: what compiles the grammars of structured output.
+    """
+
+    def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, grammars: Grammars) -> None:
+        assert config.max_model_len is not None, "`build` fills it in"
+        self._longest, self._seed = config.max_model_len, config.seed
+        self._vocab_size, self._tokenizer, self._grammars = shape.vocab_size, tokenizer, grammars
+
+    def check(self, request: EngineRequest, *, ids_in_use: Container[str]) -> Iterator[Finding]:
+        """Yield what makes a request impossible."""
+        ids, limit = request.prompt_token_ids, self._longest
+        if request.request_id in ids_in_use:
+            yield _error("request-id-in-use", f"Request id {request.request_id!r} is in use.", "Choose another one.")
+        if not ids:
+            yield _error("empty-prompt", "The prompt has no tokens.", "Give at least one token.")
+        elif min(ids) < 0 or max(ids) >= self._vocab_size:
+            message = f"Token ids must lie in 0..{self._vocab_size - 1}."
+            yield _error("unknown-token", message, "Use this model's tokenizer.")
+        if len(ids) >= limit:
+            yield _error(
+                "prompt-too-long",
+                f"The prompt has {len(ids)} tokens, but prompt and output together may have {limit}.",
+                "Shorten the prompt, or raise max_model_len if the model allows it.",
+            )
+        yield from check_params(request.params, self._vocab_size)
+
+    def make_sequence(self, request: EngineRequest, index: int) -> Sequence:
+        """Return completion number `index` of a request, before anything of it is computed.
+
+        Raises:
+            InvalidSetup: a bad word or the grammar of structured output cannot be used.
+        """
+        params, num_prompt = request.params, len(request.prompt_token_ids)
+        if params.seed is None:
+            seed = request_seed(self._seed, request.request_id, index)
+        else:
+            seed = completion_seed(params.seed, index)
+        wanted = self._longest if params.max_tokens is None else num_prompt + params.max_tokens
+        return Sequence(
+            request=request,
+            index=index,
+            seed=seed,
+            max_tokens=min(self._longest, wanted),
+            tokens=list(request.prompt_token_ids),
+            bad_words=encode_bad_words(params.bad_words, lambda text: self._tokenizer.encode(text, False)),
+            grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
+            detokenizer=IncrementalDetokenizer(
+                self._tokenizer,
+                stop_strings=params.stop_strings,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                prompt_token_ids=request.prompt_token_ids,
+            ),
+        )
+
+
+def _error(code: str, message: str, fix: str) -> Finding:
+    return Finding.error(code, message, where="prompt", fix=fix)
+
+
+class SpecCounter:
+    """Mutable twin of `SpecStats`: one cheap addition a draft."""
+
+    def __init__(self) -> None:
+        self._num_drafts = 0
+        self._drafted_per_pos: list[int] = []
+        self._accepted_per_pos: list[int] = []
+
+    def add(self, *, drafted: int, accepted: int, refused: bool = False) -> None:
+        """Count one draft; drafts of length 0 do not count, unless a grammar refused all their tokens (as in vLLM)."""
+        if drafted == 0 and not refused:
+            return
+        self._num_drafts += 1
+        for _ in range(drafted - len(self._drafted_per_pos)):
+            self._drafted_per_pos.append(0)
+            self._accepted_per_pos.append(0)
+        for position in range(drafted):
+            self._drafted_per_pos[position] += 1
+        for position in range(accepted):
+            self._accepted_per_pos[position] += 1
+
+    def stats(self) -> SpecStats:
+        """Return the counts so far."""
+        return SpecStats(
+            num_drafts=self._num_drafts,
+            num_draft_tokens=sum(self._drafted_per_pos),
+            num_accepted_tokens=sum(self._accepted_per_pos),
+            accepted_per_pos=tuple(self._accepted_per_pos),
+            drafted_per_pos=tuple(self._drafted_per_pos),
+        )

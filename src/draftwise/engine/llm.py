@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.models.gguf import unpack_models
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.parallelism import one_gpu_settings
@@ -150,7 +150,7 @@ class LLM:
     def _submit(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         text, ids = self._tokenise(prompt)
         request_id = str(next(self._ids))
-        self.engine.add(Request(request_id=request_id, prompt_token_ids=ids, params=params))
+        self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=ids, params=params))
         return RequestOutput(
             request_id=request_id,
             prompt=text,

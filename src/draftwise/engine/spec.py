@@ -12,7 +12,7 @@ from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
 from draftwise.engine.spec_keys import accepts, describe
-from draftwise.knowledge.methods import Method, find_method, find_placeholder, get_method, methods_where
+from draftwise.knowledge.methods import Method, all_methods, find_method, find_placeholder, get_method, methods_where
 from draftwise.knowledge.spec_keys import find_name_traps, keys_where, read_spec_keys
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
@@ -20,7 +20,7 @@ __all__ = ["ResolvedSpec", "resolve_spec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSpec:
-    """A speculative configuration in which nothing is left open. The keys are explained in `facts.spec_keys`."""
+    """A speculative configuration in which nothing is left open. The keys are explained in `knowledge.spec_keys`."""
 
     method: str
     k: int
@@ -146,18 +146,18 @@ def _infer_method(settings: Mapping[str, Any]) -> str | None:
 
 def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield why the method cannot run here."""
-    name, here = settings["method"], methods_where(embedded=True)
-    choices = ", ".join(here)
-    if name in here:
+    name = settings["method"]
+    choices, method = ", ".join(methods_where(embedded=True)), find_method(name)
+    if method is not None and method.embedded:
         yield from _check_keys_of_method(settings, given)
     elif name is None:
         if "method" not in given and "model" not in given:
             yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
-    elif name in methods_where():
+    elif method is not None:
         predicate = f"is {name}, which this version of the embedded engine does not have."
         yield _error("method", "method-not-here", predicate, f"vLLM runs it; here, choose one of {choices}.")
     else:
-        near = get_close_matches(name, list(methods_where()), n=1)
+        near = get_close_matches(name, list(all_methods()), n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Choose one of {choices}."
         yield _error("method", "unknown-method", f"is {name!r}, which is no method.", fix)
 

@@ -1,40 +1,33 @@
-"""Rules of thumb, priors, published results and measured costs by which a method is chosen, each with its source.
+"""Rules of thumb, kinds of traffic and measured costs by which a method is chosen, each with its source.
 
-The rows are in `data/advice.json`. What a release accepts is in its generated tables; what pays on an operator's
-traffic is for a measurement to decide.
+The rows are in `data/advice.json`; what is known of a single method is in its own row (`knowledge.methods`). What a
+release accepts is in its generated tables; what pays on an operator's traffic is for a measurement to decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from draftwise.core import Finding, Severity
+from draftwise.knowledge.method_advice import DraftingCost, Overlap
+from draftwise.knowledge.methods import find_method, methods_where
 from draftwise.knowledge.stored import read_rows
 
 __all__ = [
-    "AcceptancePrior",
     "AdviceRule",
-    "DraftingCost",
-    "PublishedResult",
-    "SeenAcceptance",
     "StepCosts",
     "TemperatureEffect",
     "TrafficKind",
     "all_advice",
-    "find_prior",
-    "find_published_results",
-    "find_seen_acceptance",
+    "find_drafting_cost",
     "get_advice",
-    "get_guide_rank",
     "read_step_costs",
     "read_temperature_effect",
     "read_traffic_kinds",
 ]
-
-Overlap = Literal["none", "some", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,32 +47,6 @@ class AdviceRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptancePrior:
-    """The acceptance to expect of a method before anything is measured."""
-
-    methods: tuple[str, ...]
-    low: float
-    high: float
-    """Probability that a draft token is accepted, given that those before it were."""
-    source: str
-    overlap: Overlap | None = None
-    """Traffic that it is about; None for every other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenAcceptance:
-    """Tokens per step that somebody measured, on traffic of a kind."""
-
-    methods: tuple[str, ...]
-    traffic: str
-    length: float
-    """Tokens per step, or per verified draft where the drafts of every step are."""
-    k: int
-    conditions: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureEffect:
     """What sampling does to the acceptance of drafts."""
 
@@ -96,16 +63,6 @@ class TemperatureEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedResult:
-    """A published result and the conditions it was measured under."""
-
-    methods: tuple[str, ...]
-    result: str
-    conditions: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficKind:
     """A kind of traffic that operators name."""
 
@@ -117,19 +74,6 @@ class TrafficKind:
     repetitive: bool
     """Whether answers repeat earlier answers."""
     explains: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftingCost:
-    """What drafting adds to a step besides reading the drafter's weights: kernel launches and host work."""
-
-    methods: tuple[str, ...]
-    per_token_s: float
-    per_step_s: float
-    measured: tuple[str, ...]
-    """Those of `methods` that were measured; the others are assumed to cost the same."""
-    runner: str
-    """The model runner on which they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +99,7 @@ class StepCosts:
     """Added to a step without a full CUDA graph."""
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size."""
-    drafting: tuple[DraftingCost, ...]
     source: str
-
-    def get_drafting(self, method: str) -> DraftingCost:
-        """Return the row of a method; KeyError for one that does not draft."""
-        found = next((row for row in self.drafting if method in row.methods), None)
-        if found is None:
-            raise KeyError(method)
-        return found
 
 
 @cache
@@ -177,27 +113,10 @@ def get_advice(code: str) -> AdviceRule:
     return all_advice()[code]
 
 
-def find_prior(method: str, overlap: Overlap | None = None) -> AcceptancePrior | None:
-    """Return the acceptance to expect of a method on such traffic; None for one that does not draft."""
-    rows = (row for row in _load()["priors"] if method in row["methods"])
-    row = next((row for row in rows if row.get("overlap") in (None, overlap)), None)
-    return None if row is None else AcceptancePrior(**row)
-
-
-def find_seen_acceptance(method: str) -> tuple[SeenAcceptance, ...]:
-    """Return what was measured of a method's acceptance."""
-    return tuple(SeenAcceptance(**row) for row in _load()["seen_acceptance"] if method in row["methods"])
-
-
 @cache
 def read_temperature_effect() -> TemperatureEffect:
     """Return what sampling does to acceptance."""
     return TemperatureEffect(**_load()["temperature"])
-
-
-def find_published_results(method: str) -> tuple[PublishedResult, ...]:
-    """Return the published results of a method."""
-    return tuple(PublishedResult(**row) for row in _load()["published_results"] if method in row["methods"])
 
 
 @cache
@@ -206,19 +125,26 @@ def read_traffic_kinds() -> Mapping[str, TrafficKind]:
     return {row["name"]: TrafficKind(**row) for row in _load()["traffic"]}
 
 
-def get_guide_rank(method: str) -> int:
-    """Return a method's rank in the guides' order, from 0; KeyError for one that they do not name."""
-    for place, methods in enumerate(_load()["order"]):
-        if method in methods:
-            return place
-    raise KeyError(method)
+@cache
+def read_step_costs() -> StepCosts:
+    """Return the measured costs of steps."""
+    return StepCosts(**_load()["costs"])
 
 
 @cache
-def read_step_costs() -> StepCosts:
-    """Return the measured costs of steps and of drafting."""
-    row = _load()["costs"]
-    return StepCosts(**{**row, "drafting": tuple(DraftingCost(**each) for each in row["drafting"])})
+def find_drafting_cost(name: str) -> DraftingCost | None:
+    """Return what drafting with a method adds to a step: measured, else that of the first method of the same kind.
+
+    None for a method that draftwise does not know, that drafts nothing, or of whose kind none was measured.
+    """
+    method = find_method(name)
+    if method is None or method.drafts_from in ("own_code", "none"):
+        return None
+    if method.advice.cost is not None:
+        return method.advice.cost
+    alike = methods_where(drafts_from=method.drafts_from, network=method.network).values()
+    cost = next((each.advice.cost for each in alike if each.advice.cost is not None), None)
+    return None if cost is None else replace(cost, measured=False)
 
 
 @cache

@@ -2,19 +2,42 @@
 
 The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them: the most specific
 first. What is true of a method in some releases only is in their generated tables and in the rules.
+
+An installed package adds methods for the embedded engine: each entry point of the group `draftwise.methods` has the
+name of a method and points at its row. Entry points are read only when a name is in no row of the table
+(`find_method`, `get_method`) or when methods are listed (`all_methods`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from draftwise.core import InvalidSetup
+from draftwise.knowledge.method_advice import NO_ADVICE, MethodAdvice
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["Method", "Remembers", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "GROUP",
+    "Method",
+    "Remembers",
+    "all_methods",
+    "find_method",
+    "find_placeholder",
+    "get_method",
+    "methods_where",
+    "read_methods",
+]
+
+GROUP = "draftwise.methods"
+"""Group of the entry points by which packages add methods."""
 
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
@@ -24,6 +47,12 @@ Parallel = Literal["never", "option", "always"]
 Lookahead = Literal["none", "k", "k + 1"]
 DraftLength = Literal["varies", "fixed", "none"]
 Remembers = Literal["nothing", "answers", "unknown"]
+Part = Literal["proposer", "trainer", "recognizer", "layout"]
+_PARTS: tuple[Part, ...] = get_args(Part)
+_LAYOUTS = (
+    *("", "decoder", "layer", "fused_layer", "block", "block_markov"),
+    *("residual_heads", "recurrent_heads", "target_layers"),
+)
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "drafts_from": get_args(DraftsFrom),
     "network": get_args(Network),
@@ -60,6 +89,9 @@ class Method:
     weights: Weights = "none"
     """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
     either of them, or nowhere."""
+    layout: str = ""
+    """Which tensors its drafters have: a layout that `plan.size.drafter` knows, or `module:function`, which describes
+    their memory as the functions there do. Empty: unknown, so that their memory is not estimated."""
     aux_states: AuxStates = "none"
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False
@@ -104,14 +136,20 @@ class Method:
     """Keys of config.json that only its drafters have."""
     tensors: tuple[str, ...] = ()
     """Patterns that the name of a tensor of its drafters, and of no other method's, begins with."""
-    embedded: bool = False
-    """Whether the embedded engine runs it."""
-    trainable: bool = False
-    """Whether `draftwise train` makes its drafters."""
+    recognizer: str = ""
+    """`module:function` (config.json, names of the tensors) -> bool that knows its drafters where no mark does."""
+    proposer: str = ""
+    """`module:function` (resolved spec, engine config, target) -> Proposer; empty if the embedded engine lacks it."""
+    trainer: str = ""
+    """`module:class` of the `DrafterTraining`; empty if `draftwise train` does not make its drafters."""
+    advice: MethodAdvice = NO_ADVICE
+    """What is known of its worth."""
     source: str
     """Paper, change or file that it comes from."""
     checked: str
     """Date on which the row was compared with its sources."""
+    distribution: str = ""
+    """Name and version of the installed package that adds it; empty for a method of the table."""
 
     @property
     def needs_drafter(self) -> bool:
@@ -123,15 +161,53 @@ class Method:
         """Whether it loads weights besides the target's own layers."""
         return self.weights != "none"
 
+    @property
+    def embedded(self) -> bool:
+        """Whether the embedded engine runs it."""
+        return bool(self.proposer)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether `draftwise train` makes its drafters."""
+        return bool(self.trainer)
+
+    def load(self, part: Part) -> Any:
+        """Import and return what a column names as `module:attribute`.
+
+        Raises:
+            InvalidSetup: an installed package adds the method, and its code cannot be imported.
+        """
+        module, _, attribute = str(getattr(self, part)).partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except Exception as fault:
+            if not self.distribution:
+                raise
+            raise _broken(self.distribution, self.name, f"{part} {module}:{attribute}: {fault!r}") from fault
+
 
 def get_method(name: str) -> Method:
-    """Return a method by its name or an alias; KeyError for an unknown one."""
-    return _by_name()[name]
+    """Return a method by its name or an alias; KeyError for an unknown one.
+
+    Raises:
+        KeyError: neither the table nor an installed package has it.
+        InvalidSetup: an installed package adds it, and its row cannot be used.
+    """
+    found = find_method(name)
+    if found is None:
+        raise KeyError(name)
+    return found
 
 
 def find_method(name: str | None) -> Method | None:
-    """Return a method by its name or an alias; None for an unknown one."""
-    return None if name is None else _by_name().get(name)
+    """Return a method by its name or an alias; None for one that neither the table nor an installed package has.
+
+    Raises:
+        InvalidSetup: an installed package adds it, and its row cannot be used.
+    """
+    if name is None:
+        return None
+    return _by_name().get(name) or _find_added(name)
 
 
 def find_placeholder(model: str | None) -> Method | None:
@@ -139,15 +215,30 @@ def find_placeholder(model: str | None) -> Method | None:
     return next((method for method in _rows() if model in method.placeholders), None)
 
 
+def all_methods(**columns: object) -> Mapping[str, Method]:
+    """Return the methods of the table and of installed packages whose columns have these values, by name.
+
+    Raises:
+        AttributeError: there is no such column.
+        InvalidSetup: the row of an installed package cannot be used.
+    """
+    added = [method for name in sorted(_entry_points()) if (method := _find_added(name)) is not None]
+    return _select([*_rows(), *added], columns)
+
+
 def methods_where(**columns: object) -> Mapping[str, Method]:
-    """Return the methods whose columns have these values, by name, in the order of the table.
+    """Return the methods of the table whose columns have these values, by name, in the order of the table.
 
     Raises:
         AttributeError: there is no such column.
     """
+    return _select(_rows(), columns)
+
+
+def _select(methods: Iterable[Method], columns: Mapping[str, object]) -> Mapping[str, Method]:
     return {
         method.name: method
-        for method in _rows()
+        for method in methods
         if all(getattr(method, column) == value for column, value in columns.items())
     }
 
@@ -177,8 +268,64 @@ def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
 
 
 def _read(row: Mapping[str, Any]) -> Method:
-    unknown = sorted(row.keys() - {column.name for column in fields(Method)})
+    unknown = sorted(row.keys() - {column.name for column in fields(Method) if column.name != "distribution"})
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
+    unknown += [part for part in _PARTS if not _names_part(part, row.get(part, ""))]
     if unknown:
         raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
-    return Method(**row)
+    try:
+        return Method(**{**row, "advice": MethodAdvice.from_row(row.get("advice", {}))})
+    except (TypeError, ValueError) as fault:
+        raise ValueError(f"methods.json, {row.get('name')}: {fault}") from fault
+
+
+def _names_part(part: Part, value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    return value in (_LAYOUTS if part == "layout" else ("",)) or all(value.partition(":"))
+
+
+@cache
+def _entry_points() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points that installed packages have for methods, by name; reading them takes milliseconds."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=GROUP)
+    return {name: tuple(found.select(name=name)) for name in found.names}
+
+
+@cache
+def _find_added(name: str) -> Method | None:
+    """Return the method that an installed package adds under a name."""
+    points = _entry_points().get(name, ())
+    if not points:
+        return None
+    point = points[0]
+    dist = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    if len(points) > 1:
+        raise _broken(dist, name, "another installed package adds one of that name")
+    if name in _by_name():
+        raise _broken(dist, name, "draftwise has a method of that name itself")
+    try:
+        method = _read(_freeze(point.load()))
+    except Exception as fault:  # a package's own code runs here
+        raise _broken(dist, name, f"{point.value}: {fault!r}") from fault
+    if method.name != name or method.aliases:
+        raise _broken(dist, name, f"its row must have this name and no aliases, but is of {method.name!r}")
+    return replace(method, distribution=dist)
+
+
+def _freeze(row: Any) -> Any:
+    """Return a row with tuples for lists, as rows of the table have."""
+    if isinstance(row, Mapping):
+        return {key: _freeze(value) for key, value in row.items()}
+    return tuple(map(_freeze, row)) if isinstance(row, list | tuple) else row
+
+
+def _broken(dist: str, name: str, why: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "method-package-broken",
+        f"The package {dist} adds the method {name}, which cannot be used: {why}.",
+        where=f"entry point {name} of the group {GROUP}",
+        fix="Repair, upgrade or uninstall the package.",
+    )

@@ -23,6 +23,7 @@ from draftwise.knowledge.vllm import Release, releases
 __all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "get_doubts", "get_rule", "of_release"]
 
 _PROBES = "probes"
+_TEXTS = ("message", "where", "fix", "becomes")
 _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
 _version = cache(Version)
@@ -49,6 +50,15 @@ class Rule:
     title: str
     explains: str
     """Why it is so and what it means for an operator, in a sentence or two."""
+    message: str = ""
+    """What is said of a configuration that meets it: a whole sentence that names its subject. `{name}` stands for a
+    value of the case, and `{release}` for the release that judges."""
+    where: str = ""
+    """Key, flag or file that the finding is about, with the same placeholders."""
+    fix: str = ""
+    """What to do about it, as a sentence, with the same placeholders."""
+    becomes: str = ""
+    """What runs instead, for `Effect.CHANGED`, with the same placeholders."""
     severity: Severity
     effect: Effect
     stage: Stage
@@ -73,19 +83,31 @@ class Rule:
             _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
         )
 
-    def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:
-        """Return the finding that a configuration has met this rule, whatever the release."""
+    def ruling(self, **values: object) -> Ruling:
+        """Return the finding that a configuration has met this rule, whatever the release.
+
+        Args:
+            values: what the placeholders of the row's texts stand for; a list is written with commas. Values named
+                `message`, `where`, `fix` and `becomes` are whole texts that replace the row's own.
+
+        Raises:
+            KeyError: a placeholder has no value.
+        """
+        spelled = {
+            name: ", ".join(map(str, each)) if isinstance(each, (list, tuple)) else each
+            for name, each in values.items()
+        }
+        texts = {
+            name: str(values[name]) if name in values else getattr(self, name).format_map(spelled) for name in _TEXTS
+        }
         return Ruling(
             code=self.code,
             severity=self.severity,
-            message=message,
-            where=where,
-            fix=fix,
             source=self.source,
             effect=self.effect,
             stage=self.stage,
             exception=self.exception,
-            becomes=becomes,
+            **texts,
         )
 
 
@@ -105,32 +127,20 @@ class Rulebook:
         about = get_rule(code).methods
         return (not about or method in about) and self.holds(code)
 
-    def ruling(
-        self,
-        code: str,
-        message: str,
-        *,
-        where: str = "",
-        fix: str = "",
-        becomes: str = "",
-        method: str | None = None,
-    ) -> tuple[Ruling, ...]:
+    def ruling(self, code: str, *, method: str | None = None, **values: object) -> tuple[Ruling, ...]:
         """Return the finding that a configuration has met a rule, and none where the rule does not hold.
 
         Args:
-            code: of the rule; it decides severity, effect, stage, exception and source.
-            message: a whole sentence that names its subject.
-            where: key, flag or file that the finding is about.
-            fix: what to do about it, as a sentence.
-            becomes: what runs instead, for `Effect.CHANGED`.
+            code: of the rule; it decides severity, effect, stage, exception, source and texts.
             method: that the finding is about: a rule about certain methods is not met by others. None: any.
+            values: what the placeholders of the row's texts stand for, and texts that replace them: see `Rule.ruling`.
 
         Raises:
-            KeyError: there is no such rule.
+            KeyError: there is no such rule, or a placeholder of it has no value.
         """
         if not (self.holds(code) if method is None else self.applies(code, method)):
             return ()
-        return (get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes),)
+        return (get_rule(code).ruling(**{"method": method, "release": self.version, **values}),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Keys of `--speculative-config`: their meaning, their values, and whether the embedded engine acts on them.
 
-Type, default and bounds are those of the newest vLLM release that has the key (`facts.vllm`); the rest lies in
+Type, default and bounds are those of the newest vLLM release that has the key (`knowledge.vllm`); the rest lies in
 `data/spec_keys.json`.
 """
 

@@ -1,4 +1,4 @@
-"""Reads the data files of the package, under `facts/data`."""
+"""Reads the data files of the package, under `knowledge/data`."""
 
 from __future__ import annotations
 

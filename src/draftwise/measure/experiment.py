@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, TurnRecord
+from draftwise.core import Answer, ClientHealth, Progress, RunPlan, StorageError, TurnRecord
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
@@ -17,43 +17,11 @@ from draftwise.measure.load.worker_pool import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Experiment", "NoProgress", "Progress", "no_device"]
+__all__ = ["Experiment", "no_device"]
 
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were cancelled."""
 _DRAIN_POLL_S = 0.005
-
-
-class Progress(Protocol):
-    """Receives how far a run is."""
-
-    doing: str
-    """What is under way."""
-
-    def wait(self, doing: str) -> None:
-        """Take what is under way, e.g. `warming up plain at c=16`."""
-
-    def start(self, total: int, done: int) -> None:
-        """Take how many requests there are, and how many are answered; called again whenever the plan changes."""
-
-    def advance(self, requests: int, what: str) -> None:
-        """Take how many more have been answered."""
-
-
-class NoProgress:
-    """Shows no progress."""
-
-    doing = "starting"
-
-    def wait(self, doing: str) -> None:
-        """Note what is under way."""
-        self.doing = doing
-
-    def start(self, total: int, done: int) -> None:
-        """Do nothing."""
-
-    def advance(self, requests: int, what: str) -> None:
-        """Do nothing."""
 
 
 async def no_device() -> Mapping[str, Any]:
@@ -67,7 +35,7 @@ class Experiment:
 
     Args:
         clients: of every arm, by name.
-        progress: updated as requests are answered.
+        progress: receives each measured request as a step.
         read_device: reads clocks and temperatures after a turn.
         processes: of the load generator; None for as many as the load needs.
         cold: arms whose servers had not become steady in the warm-up, until they have.
@@ -81,7 +49,7 @@ class Experiment:
     processes: int | None = None
     cold: set[str] = field(default_factory=set)
     num_answers: int = field(default=0, init=False)
-    """Measured requests of finished turns."""
+    """Measured requests that were answered."""
     _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
     _asked: set[tuple[str, str, str]] = field(default_factory=set, init=False)
     """Arm, workload and id of the prompts that a server that could remember them has been asked."""
@@ -161,7 +129,6 @@ class Experiment:
         )
         self.directory.finish_turn(record)
         self._measured.add(turn.key)
-        self.num_answers += len(turn.prompts)
         if self.directory.is_full:
             raise StorageError(
                 f"{self.directory.path}: the disk is full. Everything measured is kept: make room, then go on with: "
@@ -189,8 +156,9 @@ class Experiment:
     def _keep(self, turn: Turn, answer: Answer) -> None:
         self.directory.add_answer(answer)
         if answer.measured:
+            self.num_answers += 1
             what = f"repetition {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}"
-            self.progress.advance(1, what)
+            self.progress.step(self.num_answers, text=what)
 
 
 async def _drain(backend: Backend, *, down_to: float) -> None:

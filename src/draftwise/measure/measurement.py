@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from draftwise.backends.vllm_command import find_version, split_command
-from draftwise.core import Arm, Expectation, InvalidSetup, LaunchOptions, Omission, RunContext, RunPlan
+from draftwise.core import Arm, Expectation, InvalidSetup, LaunchOptions, Omission, Progress, RunContext, RunPlan
 from draftwise.measure.access import Header, check_headers
 from draftwise.measure.context import build_context, runs_here
 from draftwise.measure.device_state import DeviceWatch
-from draftwise.measure.experiment import Progress
 from draftwise.measure.planning import make_plan
 from draftwise.measure.screening import screen
 from draftwise.measure.servers import build_backends, judge_backends, line_up
-from draftwise.measure.session import Announce, Session
+from draftwise.measure.session import Session
 from draftwise.measure.spec import DEFAULT_MINUTES, MeasurementSpec
 from draftwise.runs import RunDirectory
 
@@ -42,21 +41,12 @@ class Measurement:
     began_s: float = field(default_factory=time.monotonic)
     """When it was asked for, on the monotonic clock."""
 
-    def open(
-        self,
-        progress: Progress,
-        *,
-        tell: Callable[[str], None],
-        announce: Announce,
-        on_wait: Callable[[str], None] | None = None,
-    ) -> Session:
+    def open(self, progress: Progress) -> Session:
         """Return the session that measures it; its servers are not started yet.
 
         Args:
-            progress: updated as requests are answered.
-            tell: called with what `check` warns of in the setups, and what is noticed or left out later.
-            announce: as `Session` has it.
-            on_wait: called with what a server does while it starts.
+            progress: receives what `check` warns of in the setups, what the servers do while they start, and what
+                the session reports.
 
         Raises:
             InvalidSetup: a server cannot be started so, or its release would refuse its setup.
@@ -65,10 +55,10 @@ class Measurement:
         try:
             single, joined = self.plan.one_at_a_time, None
             backends = build_backends(
-                arms, self.context, self.directory, headers=self.headers, on_wait=on_wait, one_at_a_time=single
+                arms, self.context, self.directory, headers=self.headers, on_wait=progress.status, one_at_a_time=single
             )
             for finding in judge_backends(backends):
-                tell(f"{finding.severity}: {finding}")
+                progress.notice(finding)
             if single:
                 backends, joined = line_up(backends, arms, self.context.launch)
         except InvalidSetup:
@@ -81,33 +71,31 @@ class Measurement:
             context=self.context,
             progress=progress,
             read_device=DeviceWatch(gpus=all(map(runs_here, arms))).read,
-            announce=announce,
             processes=self.processes,
             resume=self.is_resumed,
             expected=self.expected,
             omissions=self.omissions,
-            tell=tell,
             line_up=joined,
             budget_s=self.budget_s,
             spent_s=time.monotonic() - self.began_s,
         )
 
 
-def prepare(spec: MeasurementSpec, tell: Callable[[str], None], *, began_s: float | None = None) -> Measurement:
+def prepare(spec: MeasurementSpec, progress: Progress, *, began_s: float | None = None) -> Measurement:
     """Plan a new run and claim its directory.
 
     Args:
         spec: what to measure.
-        tell: called with what was chosen, and what weakens it.
+        progress: receives what was chosen, and what weakens it.
         began_s: when it was asked for, on the monotonic clock; None for now.
 
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
     """
     began_s = time.monotonic() if began_s is None else began_s
-    plan = make_plan(spec, tell)
+    plan = make_plan(spec, progress)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
-    screened = screen(plan, spec, context, tell)
+    screened = screen(plan, spec, context, progress)
     return Measurement(
         plan=screened.plan,
         expected=screened.expected,

@@ -7,20 +7,21 @@ arm, and every server then answers few prompts, one at a time and each server ot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product, zip_longest
 from statistics import median
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, Condition, Counters, Prompt, RunPlan, Workload
-from draftwise.measure.forecast import Forecast, TextPace
+from draftwise.core import Answer, Condition, Counters, Progress, Prompt, RunPlan, Workload
+from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
+from draftwise.measure.time_estimate import TextPace, TimeEstimate
 from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_forecast", "spare_prompts"]
+__all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_estimate", "spare_prompts"]
 
 _LOOKED_AT = 2
 """Prompts of each workload that every server is asked one at a time."""
@@ -71,7 +72,7 @@ def spare_prompts(plan: RunPlan) -> tuple[RunPlan, dict[str, tuple[Prompt, ...]]
 
 
 async def look_at_lengths(
-    roster: Roster, plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
+    roster: Roster, plan: RunPlan, *, ends_at: float, progress: Progress
 ) -> dict[tuple[str, str], int]:
     """Return how long the baseline's answers are, by workload and prompt id: those of the first prompts, which are in
     the run however it is cut.
@@ -80,7 +81,7 @@ async def look_at_lengths(
         roster: of the session.
         plan: of the run.
         ends_at: on the clock of the event loop: after it no further prompts are asked.
-        wait: called with what is under way.
+        progress: receives what is asked; the look ends when it asks to stop.
 
     Raises:
         BackendError: the baseline's server broke.
@@ -90,7 +91,8 @@ async def look_at_lengths(
     open_ended = ([(w.name, each) for each in w.prompts if not each.ignore_eos] for w in plan.workloads)
     left = filter(None, chain.from_iterable(zip_longest(*open_ended)))
     found: dict[tuple[str, str], int] = {}
-    wait(f"looking at how long {arm}'s answers are")
+    check_stop(progress)
+    progress.status(f"looking at how long {arm}'s answers are")
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
         # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
@@ -111,7 +113,7 @@ async def look_at_paces(
     spared: Mapping[str, tuple[Prompt, ...]],
     *,
     ends_at: float,
-    wait: Callable[[str], None],
+    progress: Progress,
 ) -> dict[tuple[str, str], Pilot]:
     """Return what servers make of a few prompts, one at a time, by arm and workload.
 
@@ -125,7 +127,7 @@ async def look_at_paces(
         plan: of the run.
         spared: prompts that are in no turn, by workload.
         ends_at: on the clock of the event loop: after it no one is asked.
-        wait: called with what is under way.
+        progress: receives what is asked; the look ends when it asks to stop.
     """
     clock, arms = asyncio.get_running_loop().time, [arm.name for arm in plan.arms]
     spread = {each.name: _spread(each, _LOOKED_AT * len(arms)) for each in plan.workloads}
@@ -135,7 +137,8 @@ async def look_at_paces(
         own = spread[workload.name][arms.index(arm) :: len(arms)]
         prompts = spared.get(workload.name, ()) if arm in plan.remembering else own
         if client is not None and number < len(prompts) and clock() < ends_at:
-            wait(f"looking at {arm}'s answers to {workload.name}")
+            check_stop(progress)
+            progress.status(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
             await roster.attempt(backend, _ask(client, workload, _disguise(prompts[number]), plan, pilot))
     return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
@@ -177,9 +180,9 @@ def _disguise(prompt: Prompt) -> Prompt:
     return replace(prompt, messages=({**first, "content": disguised}, *rest))
 
 
-def make_forecast(
+def make_estimate(
     plan: RunPlan, warm: WarmUp, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot], overhead_s: float
-) -> Forecast:
+) -> TimeEstimate:
     """Return how long turns take, going by what was seen before the first of them."""
     texts = {}
     times_longer = {each.name: _compare_length(each) for each in plan.workloads}
@@ -194,7 +197,7 @@ def make_forecast(
                 alone = condition.concurrency == 1
                 prompt_s = first_s if alone else min(first_s, warm.prompt_s(*place) * times_longer[workload])
                 texts[arm, workload, condition.label] = TextPace(first_s=prompt_s, per_token_s=per_token_s)
-    return Forecast(
+    return TimeEstimate(
         pace=warm.pace,
         lengths=lengths,
         shares={workload.name: _find_share(workload, lengths, pilots) for workload in plan.workloads},

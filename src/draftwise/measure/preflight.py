@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
+from draftwise.core.finding import join_names
 from draftwise.deciding.validity.servers import ON_PURPOSE, find_same_servers
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.server_metrics import counts_drafts
+from draftwise.runs.blocks import count_needed, share_out
 
-__all__ = ["check_addresses", "check_drafting"]
+__all__ = ["check_addresses", "check_drafting", "explain_sharing"]
 
 
 def check_addresses(arms: Sequence[Arm]) -> None:
@@ -20,6 +22,31 @@ def check_addresses(arms: Sequence[Arm]) -> None:
     """
     if found := list(find_same_servers(arms)):
         raise InvalidSetup(found)
+
+
+def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
+    """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
+    for name, reason in plan.remembering.items():
+        text = f"{name} is asked no prompt twice, as it could remember answers: {reason}."
+        yield Finding.info("measurement-planned", text)
+    yield from _check_shares(plan)
+
+
+def _check_shares(plan: RunPlan) -> Iterator[Finding]:
+    """Yield the workloads that are too short for every load, where a candidate is asked no prompt twice."""
+    for workload in plan.workloads if plan.remembering else ():
+        carried = {label for label, _ in share_out(plan, workload)}
+        if short := [each for each in plan.conditions if each.label not in carried]:
+            needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
+            at = [each.label for each in plan.conditions if each.label in carried]
+            measured = f"measured at {join_names(at)}" if at else "not measured"
+            yield Finding.warning(
+                "too-few-to-ask-once",
+                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
+                f"of them once: {measured}; {needed} prompts of its own.",
+                where=workload.name,
+                fix="Give more prompts, fewer loads, or a config that remembers nothing.",
+            )
 
 
 def check_drafting(plan: RunPlan, counters: Mapping[str, Counters], engines: Mapping[str, str | None]) -> list[Finding]:

@@ -10,7 +10,7 @@ from math import log
 from draftwise.core import Omission, Run, RunPlan, TurnRecord
 from draftwise.core.comparison import ALL
 from draftwise.deciding.conclusions import gather_evidence
-from draftwise.measure.forecast import Forecast, name_repetitions
+from draftwise.measure.time_estimate import TimeEstimate, name_repetitions
 from draftwise.runs.schedule import Turn
 from draftwise.statistics import FEWEST_PROMPTS
 
@@ -61,11 +61,11 @@ def interleave(turns: Iterable[Turn]) -> list[list[Turn]]:
     return [block for _, block in sorted(placed, key=lambda each: each[0])]
 
 
-def find_promising(blocks: Iterable[Sequence[Turn]], forecast: Forecast, baseline: str) -> Place | None:
+def find_promising(blocks: Iterable[Sequence[Turn]], estimate: TimeEstimate, baseline: str) -> Place | None:
     """Return where a candidate is expected to gain most, going by what was seen before the first turn."""
     gains: dict[Place, float] = {}
     for block in blocks:
-        seconds = {turn.arm: forecast.expect(turn) for turn in block}
+        seconds = {turn.arm: estimate.expect(turn) for turn in block}
         plain_s = seconds.pop(baseline, 0.0)
         if fastest_s := min(seconds.values(), default=0.0):
             gains[block[0].place] = max(gains.get(block[0].place, 0.0), plain_s / fastest_s)
@@ -131,7 +131,7 @@ def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
 
 
 def fit_repetition(
-    ahead: Mapping[int, Sequence[Turn]], forecast: Forecast, left_s: float, ranking: Sequence[tuple[str, str]]
+    ahead: Mapping[int, Sequence[Turn]], estimate: TimeEstimate, left_s: float, ranking: Sequence[tuple[str, str]]
 ) -> Fitted:
     """Return what fits of the next repetition.
 
@@ -140,12 +140,12 @@ def fit_repetition(
 
     Args:
         ahead: what is missing of the next repetition and those after it.
-        forecast: of the turns.
+        estimate: of the turns.
         left_s: time for all of them.
         ranking: candidates that may be left out, the least promising one first, each with what that rests on.
     """
     repeat, last = min(ahead), max(ahead)
-    needed = {number: forecast.sum(turns) for number, turns in ahead.items()}
+    needed = {number: estimate.sum(turns) for number, turns in ahead.items()}
     while last > max(repeat - 1, _FEWEST_REPEATS) and sum(needed[n] for n in range(repeat, last + 1)) > left_s:
         last -= 1
     if last < repeat:
@@ -156,7 +156,7 @@ def fit_repetition(
 
     def share() -> float:
         """Return the share of each repetition that fits."""
-        first_s = forecast.sum(turns)
+        first_s = estimate.sum(turns)
         whole = first_s + later_s * (first_s / needed[repeat] if needed[repeat] else 1.0)
         return min(1.0, max(0.0, left_s) / whole) if whole else 1.0
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import isfinite
 from typing import TypeVar
 
 from draftwise.backends import Backend
-from draftwise.core import BackendError, InvalidSetup, Omission, Prompt
+from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
+from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
 
 __all__ = ["Roster"]
 
+_STOP_POLL_S = 1.0
+"""Interval at which a session that waits for servers looks whether it should stop."""
 T = TypeVar("T")
 Failure = BackendError | InvalidSetup
 
@@ -25,13 +27,13 @@ class Roster:
 
     Args:
         backends: the baseline's first.
-        tell: called with every candidate that is left out.
+        progress: receives every candidate that is left out; starting servers ends when it asks to stop.
         may_leave_out: whether the session goes on without a candidate whose server fails.
         is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
     """
 
     backends: Sequence[Backend]
-    tell: Callable[[str], None]
+    progress: Progress
     may_leave_out: bool = True
     is_one_at_a_time: bool = False
     clients: dict[str, Client] = field(default_factory=dict, init=False)
@@ -78,6 +80,7 @@ class Roster:
 
         Raises:
             BackendError, InvalidSetup: as `attempt`.
+            Stopped: the progress asked to stop.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -85,8 +88,9 @@ class Roster:
         try:
             while starting:
                 left_s = ends_at - clock()
-                timeout = left_s if isfinite(left_s) and left_s > 0 else None
+                timeout = min(left_s, _STOP_POLL_S) if left_s > 0 else _STOP_POLL_S
                 done, _ = await asyncio.wait(starting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                check_stop(self.progress)
                 for task in done:
                     del starting[task]
                     task.result()
@@ -127,7 +131,8 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        self.tell(f"Left out: candidate {backend.name}: its server failed, and the others are measured. {error}")
+        text = f"Left out: candidate {backend.name}: its server failed, and the others are measured. {error}"
+        self.progress.notice(Finding.info("left-out", text))
 
 
 def _too_late(backend: Backend, seconds: float) -> BackendError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,13 @@ from draftwise.core import (
     Condition,
     Exactness,
     Expectation,
+    Finding,
     Forecast,
     ForecastCell,
     Interval,
     Omission,
     Profile,
+    Progress,
     RunContext,
     RunPlan,
     Setup,
@@ -56,7 +58,7 @@ class Screened:
     omissions: tuple[Omission, ...] = ()
 
 
-def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Callable[[str], None]) -> Screened:
+def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: Progress) -> Screened:
     """Return a plan without the candidates that cannot come out best, at loads around the forecast crossover.
 
     With a replay alone, a candidate's tokens a step are the most that it can gain; with a calibration alone, what it
@@ -66,7 +68,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Call
         plan: everything that is asked for.
         spec: names the files; loads are placed where it asks for none.
         context: what is known of the machine.
-        tell: called with a line on what was chosen, or why nothing was.
+        progress: receives what was chosen, or why nothing was.
 
     Raises:
         InvalidSetup: a file cannot be read, or is something else.
@@ -74,23 +76,21 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, tell: Call
     profile = None if spec.profile is None else read_profile(spec.profile)
     calibration = None if spec.calibration is None else read_calibration(spec.calibration)
     if calibration is not None and (differences := list(_compare(calibration, plan, context))):
-        tell(f"warning: {spec.calibration} is of another deployment, and nothing is screened by it: "
-             f"{'; '.join(differences)}.")  # fmt: skip
+        text = f"{spec.calibration} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
+        progress.notice(Finding.warning("not-screened", text))
         return Screened(plan=plan)
     if calibration is None:
         if profile is None:
             return Screened(plan=plan)
-        return replace(_leave_out(plan, tuple(_bound(plan, profile)), spec, tell), expected=())
+        return replace(_leave_out(plan, tuple(_bound(plan, profile)), spec, progress), expected=())
     forecasts = _Forecasts(plan, calibration, profile)
     if profile is not None and spec.places_loads:
-        plan = forecasts.place_loads(tell)
-    found = _leave_out(plan, tuple(forecasts.expect(plan)), spec, tell)
+        plan = forecasts.place_loads(progress)
+    found = _leave_out(plan, tuple(forecasts.expect(plan)), spec, progress)
     return found if profile is not None else replace(found, expected=())
 
 
-def _leave_out(
-    plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, tell: Callable[[str], None]
-) -> Screened:
+def _leave_out(plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, progress: Progress) -> Screened:
     evidence = " and ".join(str(path) for path in (spec.profile, spec.calibration) if path is not None)
     names = [arm.name for arm in plan.arms[1:]]
     cells = len(plan.workloads) * len(plan.conditions)
@@ -102,11 +102,12 @@ def _leave_out(
         for name, why in hopeless.items()
     )
     for each in omissions:
-        tell(f"Left out: {each.what}: {each.reason}.")
+        progress.notice(Finding.info("left-out", f"Left out: {each.what}: {each.reason}."))
     unknown = [name for name in names if sum(each.candidate == name for each in expected) < cells]
     if unknown:
-        tell(f"Not screened, as {evidence} {'does' if len(unknown) == 1 else 'do'} not cover all of it: "
-             f"{', '.join(unknown)}.")  # fmt: skip
+        does = "does" if len(unknown) == 1 else "do"
+        text = f"Not screened, as {evidence} {does} not cover all of it: {', '.join(unknown)}."
+        progress.notice(Finding.info("not-screened", text))
     kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
     return Screened(plan=kept, expected=tuple(expected), omissions=omissions)
 
@@ -171,7 +172,7 @@ class _Forecasts:
                     best = max((each.speedup for each in cells), key=lambda speedup: speedup.high)
                     yield _expect(arm, workload, condition, best, is_bound=self._is_bound)
 
-    def place_loads(self, tell: Callable[[str], None]) -> RunPlan:
+    def place_loads(self, progress: Progress) -> RunPlan:
         """Return the plan at one request in flight and around the load from which the best candidate stops paying."""
         most = int(_REACH * min(CalibratedCosts(self._calibration).reach(e.name) for e in self._calibration.settings))
         loads = sorted({*(2**power for power in range(most.bit_length())), most})
@@ -179,10 +180,11 @@ class _Forecasts:
         if not found:
             return self._plan
         chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
-        tell(
+        text = (
             f"Measured with {', '.join(map(str, chosen))} requests in flight: around the load from which the best "
             "candidate is forecast to stop paying. --concurrency asks for others."
         )
+        progress.notice(Finding.info("measurement-planned", text))
         temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
         conditions = tuple(
             Condition(load=ClosedLoop(concurrency=load), temperature=temperature)

@@ -26,12 +26,13 @@ def build_backends(
     directory: RunDirectory,
     *,
     headers: Sequence[Header] = (),
-    on_wait: Callable[[str], None] | None = None,
+    on_wait: Callable[[str], None],
     one_at_a_time: bool = False,
 ) -> list[Backend]:
     """Return the server of every arm, not started yet.
 
     Args:
+        on_wait: called with what a server does while it starts.
         headers: of the requests to servers that run already.
         one_at_a_time: whether each has all the GPUs, as the others are down then.
 
@@ -101,9 +102,8 @@ def _place(arms: Sequence[Arm], context: RunContext) -> list[Placement | None]:
     return list(place_arms(len(arms), gpus, arms[0].setup.args)) if gpus else [None] * len(arms)
 
 
-def _report(on_wait: Callable[[str], None] | None, arm: str, line: str) -> None:
-    if on_wait is not None:
-        on_wait(f"{arm}: {line}")
+def _report(on_wait: Callable[[str], None], arm: str, line: str) -> None:
+    on_wait(f"{arm}: {line}")
 
 
 def _must_start_in_turn(setup: Setup, placements: Sequence[Placement | None]) -> bool:

@@ -5,41 +5,80 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from draftwise.backends import Backend, LineUp
-from draftwise.core import BackendError, Expectation, InvalidSetup, Omission, Prompt, RunContext, RunPlan, Severity
+from draftwise.core import (
+    BackendError,
+    Expectation,
+    Finding,
+    InvalidSetup,
+    Omission,
+    Progress,
+    Prompt,
+    RunContext,
+    RunPlan,
+    Severity,
+    Stopped,
+)
 from draftwise.core.documents import to_json
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.servers import find_differences
-from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
-from draftwise.measure.experiment import Experiment, Progress, no_device
-from draftwise.measure.forecast import Forecast, Pace, fit_plan
+from draftwise.measure.experiment import Experiment, no_device
 from draftwise.measure.load.client import Client
-from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_forecast, spare_prompts
-from draftwise.measure.preflight import check_addresses, check_drafting
+from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_estimate, spare_prompts
+from draftwise.measure.preflight import check_addresses, check_drafting, explain_sharing
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
+from draftwise.measure.time_budget import TimeBudget
+from draftwise.measure.time_estimate import TimeEstimate, describe_plan, fit_plan
 from draftwise.measure.warm_up import WarmUp, make_greeting, presume_warm_prefixes, settle, warm_up
 from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 
-__all__ = ["Announce", "Session"]
+__all__ = ["Session"]
 
 _TIMED = 5
 """Readings of counters and of the machine of which the median tells how long they take."""
 _PLANNED = 0.98
 """Share of the time that is left for turns which these are planned to take: something comes between them, too."""
-Announce = Callable[[RunPlan, Pace, float], None]
-"""Called before the first measured request: with the plan, the seconds per output token of each arm under each
-condition, and the seconds that all of it will take."""
+
+
+class _TrackedProgress:
+    """Forwards to a Progress and keeps what is under way."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.doing = "starting the servers"
+
+    def status(self, text: str) -> None:
+        self.doing = text
+        self._progress.status(text)
+
+    def plan(self, steps: int, seconds: float | None) -> None:
+        self._progress.plan(steps, seconds)
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
+        if text:
+            self.doing = f"the last answer was {text}"
+        self._progress.step(done, seconds_left, text)
+
+    def notice(self, finding: Finding) -> None:
+        self._progress.notice(finding)
+
+    def update(self, result: object) -> None:
+        self._progress.update(result)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._progress.stop_requested
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,12 +91,11 @@ class Session:
         read_device: reads the state of the machine after every turn.
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
-        expected: what was forecast of its cells.
+        expected: the forecasts of its cells.
         omissions: what was left out of the plan beforehand.
         budget_s: time for all of it, the report included; None for as long as it takes.
         spent_s: time that had passed since the command was given.
-        announce: called with what is going to be measured, and how long that takes.
-        tell: called with what was noticed or left out, one sentence each.
+        progress: receives what is going to be measured, how long that takes, and what was noticed or left out.
         line_up: of the backends, where one is up at a time; None where all are.
     """
 
@@ -66,8 +104,6 @@ class Session:
     directory: RunDirectory
     context: RunContext
     progress: Progress
-    announce: Announce
-    tell: Callable[[str], None]
     line_up: LineUp | None = None
     read_device: DeviceReader = no_device
     processes: int | None = None
@@ -76,46 +112,53 @@ class Session:
     omissions: Sequence[Omission] = ()
     budget_s: float | None = None
     spent_s: float = 0.0
+    is_stopped: bool = field(default=False, init=False)
+    """Whether the session ended because the progress asked to stop: the rest can be measured later."""
+    _tracked: _TrackedProgress = field(init=False)
     _returned: set[str] = field(default_factory=set, init=False)
     """Candidates that the run was measured without before it was continued."""
 
     async def run(self) -> None:
-        """Measure.
+        """Measure until everything is measured, the time is over or the progress asks to stop.
 
         Raises:
             BackendError: a server failed, or had not answered when the time was over.
             InvalidSetup: the run is resumed on other hardware or software, or a server is not what it should be.
         """
+        self._tracked = _TrackedProgress(self.progress)
         began = asyncio.get_running_loop().time() - self.spent_s
-        budget = Budget(seconds=math.inf if self.budget_s is None else self.budget_s, began=began)
+        budget = TimeBudget(seconds=math.inf if self.budget_s is None else self.budget_s, began=began)
         try:
             async with asyncio.timeout_at(budget.cut_at) as cut:
                 await self._measure(budget, cut)
+        except Stopped:
+            self.is_stopped = True
         except TimeoutError:
             if not cut.expired():
                 raise
             raise BackendError(
-                f"The time was over while something was still under way: {self.progress.doing}. What is measured "
+                f"The time was over while something was still under way: {self._tracked.doing}. What is measured "
                 "counts; give more --minutes, or see what the server's log says."
             ) from None
         finally:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
-    async def _measure(self, budget: Budget, cut: asyncio.Timeout) -> None:
+    async def _measure(self, budget: TimeBudget, cut: asyncio.Timeout) -> None:
         if self.line_up is None:
             check_addresses(self.plan.arms)
         roster = self._make_roster()
-        warm, forecast = await self._prepare(roster, budget)
+        given = self.plan
+        warm, estimate = await self._prepare(roster, budget)
         cut.reschedule(budget.cut_at)
         roster.may_leave_out = False
         asked = None if self.resume else self.plan
-        await self._begin(roster, forecast, budget)
+        await self._begin(roster, estimate, budget)
         self.directory.reserve()
         if self.line_up is not None:
             self._keep_warm(self.line_up, roster, budget)
-        sweep = self._make_sweep(roster, warm, forecast, budget, asked)
-        self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
+        sweep = self._make_sweep(roster, warm, estimate, budget, asked)
+        self._report_plan(given, self._list_present(roster), warm, sweep.expect_seconds())
         try:
             await sweep.run()
         finally:
@@ -125,42 +168,49 @@ class Session:
     def _make_roster(self) -> Roster:
         return Roster(
             backends=self.backends,
-            tell=self.tell,
+            progress=self._tracked,
             # Where a command replaces servers, nobody knows which one is up once it has failed.
             may_leave_out=self.line_up is None or self.plan.arms[0].url is None,
             is_one_at_a_time=self.line_up is not None,
         )
 
     def _make_sweep(
-        self, roster: Roster, warm: WarmUp, forecast: Forecast, budget: Budget, asked: RunPlan | None
+        self, roster: Roster, warm: WarmUp, estimate: TimeEstimate, budget: TimeBudget, asked: RunPlan | None
     ) -> Sweep:
         experiment = Experiment(
             plan=self.plan,
             directory=self.directory,
             clients=roster.clients,
-            progress=self.progress,
+            progress=self._tracked,
             read_device=self.read_device,
             processes=self.processes,
             cold=set(warm.unsteady),
         )
         return Sweep(
             experiment=experiment,
-            forecast=forecast,
+            estimate=estimate,
             budget=budget,
-            tell=self.tell,
             without=set(roster.left_out),
             returned=self._returned,
             asked=asked,
         )
 
+    def _report_plan(self, given: RunPlan, plan: RunPlan, warm: WarmUp, seconds: float) -> None:
+        """Report what is going to be measured, and what the warm-up changed in the plan that was given."""
+        for line in describe_plan(plan, warm.pace, seconds):
+            self.progress.notice(Finding.info("measurement-planned", line))
+        if (plan.workloads, plan.remembering) != (given.workloads, given.remembering):
+            for finding in explain_sharing(plan):
+                self.progress.notice(finding)
+
     def _list_present(self, roster: Roster) -> RunPlan:
         """Return the plan without the candidates whose servers failed."""
         return self.plan.keep_arms([backend.name for backend in roster.present])
 
-    async def _prepare(self, roster: Roster, budget: Budget) -> tuple[WarmUp, Forecast]:
+    async def _prepare(self, roster: Roster, budget: TimeBudget) -> tuple[WarmUp, TimeEstimate]:
         """Start and warm up all servers, or one after the other, see to it that they are what they should be, and look
         at a few of their outputs."""
-        clock, wait, greeting = asyncio.get_running_loop().time, self.progress.wait, make_greeting(self.plan)
+        clock, progress, greeting = asyncio.get_running_loop().time, self._tracked, make_greeting(self.plan)
         groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
         warm, pilots = WarmUp(pace={}, decoding={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
@@ -170,51 +220,56 @@ class Session:
         unrest: str | None = None
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
-            wait("starting the servers")
+            progress.status("starting the servers")
             await roster.start(group, ends_at=budget.start_end(began))
             budget.start_s = clock() - began
             await roster.greet(group, greeting, salt=salt)
             if not self.resume:
                 self.plan = presume_warm_prefixes(self.plan, roster.clients)
             warm_up_end = budget.warm_up_end(clock(), share)
-            warm = warm.join(await warm_up(roster, group, self.plan, ends_at=warm_up_end, wait=wait))
+            warm = warm.join(await warm_up(roster, group, self.plan, ends_at=warm_up_end, progress=progress))
             starts.append(clock() - began)
-            unrest = await settle(self.read_device, ends_at=budget.settle_end(clock(), share), wait=wait) or unrest
+            unrest = (
+                await settle(self.read_device, ends_at=budget.settle_end(clock(), share), progress=progress) or unrest
+            )
             if spared is None:
                 spared = self._spare(budget)
-                lengths = await look_at_lengths(roster, self.plan, ends_at=budget.lengths_end(clock()), wait=wait)
+                lengths = await look_at_lengths(
+                    roster, self.plan, ends_at=budget.lengths_end(clock()), progress=progress
+                )
             paces_end = budget.paces_end(clock(), share)
-            pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, wait=wait)
+            pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, progress=progress)
         await self._check_warm_up(roster, warm, unrest)
         overhead_s = await self._time_readings(roster)
-        forecast = make_forecast(self._list_present(roster), warm, lengths, pilots, overhead_s)
+        estimate = make_estimate(self._list_present(roster), warm, lengths, pilots, overhead_s)
         if self.line_up is not None:
-            forecast.switch_s = median(starts)
-            self._say_cost(forecast.switch_s)
-        return warm, forecast
+            estimate.switch_s = median(starts)
+            self._report_switch_cost(estimate.switch_s)
+        return warm, estimate
 
-    def _spare(self, budget: Budget) -> Mapping[str, tuple[Prompt, ...]]:
+    def _spare(self, budget: TimeBudget) -> Mapping[str, tuple[Prompt, ...]]:
         """Return prompts that are in no turn, for a look at outputs."""
         if not budget.is_bounded or self.resume:
             return {}
         self.plan, spared = spare_prompts(self.plan)
         return spared
 
-    def _say_cost(self, switch_s: float) -> None:
+    def _report_switch_cost(self, switch_s: float) -> None:
         """Say what it costs that one server is up at a time."""
         starts = self.plan.repeats * (len(self.plan.arms) - 1)
-        self.tell(
+        text = (
             f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about {switch_s:.0f} s each, "
             f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
         )
+        self.progress.notice(Finding.info("measurement-planned", text))
 
-    def _keep_warm(self, line_up: LineUp, roster: Roster, budget: Budget) -> None:
+    def _keep_warm(self, line_up: LineUp, roster: Roster, budget: TimeBudget) -> None:
         """See to it that a server that comes up again is warm before it is measured."""
 
         async def warm(arm: str) -> None:
             ends_at = budget.warm_up_end(asyncio.get_running_loop().time(), 1 / len(self.backends))
             group = [roster.clients[arm].backend]
-            await warm_up(roster, group, self.plan, ends_at=ends_at, wait=self.progress.wait)
+            await warm_up(roster, group, self.plan, ends_at=ends_at, progress=self._tracked)
 
         line_up.warm = warm
 
@@ -222,13 +277,12 @@ class Session:
         """See to it that servers are what they should be, and say which are not steady or not at rest."""
         engines = {each.name: (await each.describe()).metric_names for each in roster.present}
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
-            self.tell(f"{finding.severity}: {finding}")
+            self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            self.tell(
-                f"{arm}: its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
-            )
+            text = f"its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
+            self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
         if unrest is not None:
-            self.tell(f"The machine did not come to rest: {unrest}.")
+            self.progress.notice(Finding.info("machine-busy", f"The machine did not come to rest: {unrest}."))
 
     async def _time_readings(self, roster: Roster) -> float:
         """Return the seconds that each turn takes beside its requests."""
@@ -245,12 +299,12 @@ class Session:
             taken.append(clock() - began)
         return median(taken)
 
-    async def _begin(self, roster: Roster, forecast: Forecast, budget: Budget) -> None:
+    async def _begin(self, roster: Roster, estimate: TimeEstimate, budget: TimeBudget) -> None:
         """Settle what is measured, and write it down."""
         omissions: list[Omission] = []
         if budget.is_bounded and not self.resume:
             left_s = budget.turns_end - asyncio.get_running_loop().time()
-            fitted, omissions = fit_plan(self._list_present(roster), forecast, _PLANNED * left_s)
+            fitted, omissions = fit_plan(self._list_present(roster), estimate, _PLANNED * left_s)
             # Whose server failed stays in the plan: it is tried again when the run is continued.
             kept = {*(arm.name for arm in fitted.arms), *roster.left_out}
             whole = replace(fitted, arms=self.plan.arms, remembering=self.plan.remembering)
@@ -259,7 +313,7 @@ class Session:
         servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
         for finding in find_differences([each.name for each in planned], servers):
             if finding.severity is Severity.ERROR:
-                self.tell(f"{finding.severity}: {finding}")
+                self.progress.notice(finding)
         context = replace(self.context, servers=servers)
         if self.resume:
             self._go_on(context)
@@ -270,7 +324,8 @@ class Session:
             for omission in self.omissions:
                 self.directory.add_omission(omission)
         for line in describe_omissions(omissions):
-            self.tell(f"Left out: {line}. Give more --minutes, or ask for less.")
+            text = f"Left out: {line}."
+            self.progress.notice(Finding.info("left-out", text, fix="Give more --minutes, or ask for less."))
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)
 
@@ -285,9 +340,9 @@ class Session:
         self._returned = left_out & context.servers.keys()
         self.directory.strike_omissions()
 
-    async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
+    async def _examine_differences(self, clients: Mapping[str, Client], budget: TimeBudget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
-        self.progress.wait("looking at outputs that differ")
+        self._tracked.status("looking at outputs that differ")
         run = self.directory.read()
         await examine(
             list_differences(set_aside_disturbed(run, get_thresholds(run)), clients),

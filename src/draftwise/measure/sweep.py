@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 
-from draftwise.core import Condition, Estimate, Omission, RunPlan, Settled
+from draftwise.core import Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
+from draftwise.core.progress import check_stop
 from draftwise.measure.adaptive import (
     FIRST_ANALYSIS,
     describe_first_verdict,
@@ -16,9 +17,7 @@ from draftwise.measure.adaptive import (
     find_settled,
     next_conditions,
 )
-from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
-from draftwise.measure.forecast import Forecast, expect_seconds, fill_plan, name_missing
 from draftwise.measure.replan import (
     Place,
     find_promising,
@@ -29,6 +28,8 @@ from draftwise.measure.replan import (
     rank_candidates,
 )
 from draftwise.measure.retakes import find_lost, plan_retakes
+from draftwise.measure.time_budget import TimeBudget
+from draftwise.measure.time_estimate import TimeEstimate, expect_seconds, fill_plan, name_missing
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, join_stretches, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
@@ -48,18 +49,16 @@ class Sweep:
     """Measures everything that a plan asks for and its time allows.
 
     Args:
-        forecast: how long turns take; learns from those that are measured.
+        estimate: how long turns take; learns from those that are measured.
         budget: in which everything has to end.
-        tell: called with what is left out for lack of time, and with the result so far.
         without: candidates that are left out; those that the time is too short for are added.
         returned: candidates that the run was measured without before it was continued.
         asked: the plan before loads and repetitions were left out that the time was expected to be too short for.
     """
 
     experiment: Experiment
-    forecast: Forecast
-    budget: Budget
-    tell: Callable[[str], None]
+    estimate: TimeEstimate
+    budget: TimeBudget
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
     asked: RunPlan | None = None
@@ -72,7 +71,7 @@ class Sweep:
     """Turns of the repetitions after it, as far as they fit."""
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
-    _has_told: bool = field(default=False, init=False)
+    _has_reported: bool = field(default=False, init=False)
     """Whether any result was shown."""
     _word_due: float = field(default=math.inf, init=False)
     """When one is shown at the latest, on the clock of the event loop; later where nothing counts by then."""
@@ -90,6 +89,7 @@ class Sweep:
         Raises:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
+            Stopped: the progress asked to stop; what was measured is on disk.
         """
         self._number, self._word_due = self._directory.next_number(), self.budget.first_word
         await self._measure_all()
@@ -113,14 +113,14 @@ class Sweep:
     def expect_seconds(self) -> float:
         """Return how long everything takes that is not measured yet, if nothing is stopped early."""
         missing = (self._missing(self._plan.conditions, repeat) for repeat in range(1, self._plan.repeats + 1))
-        return self.forecast.sum(chain(*missing))
+        return self.estimate.sum(chain(*missing))
 
     def _expect_first(self, conditions: Sequence[Condition]) -> float:
         """Return the seconds of one repetition under conditions that are not added yet."""
         run = self._directory.read()
         added = (*run.added, *conditions)
         turns = plan_turns(self._plan, conditions, 1, added=added, settled=run.settled)
-        return self.forecast.sum(leave_out(turns, self.without))
+        return self.estimate.sum(leave_out(turns, self.without))
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
@@ -149,7 +149,7 @@ class Sweep:
                 conditions, repeat = self._plan.conditions, 0
                 continue
             if ahead[repeat] and repeat < self._plan.repeats:
-                self._tell_lead()
+                self._report_lead()
             if ahead[repeat] and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
@@ -165,8 +165,8 @@ class Sweep:
             return False
         plan = self._plan.keep_arms([arm.name for arm in self._plan.arms if arm.name not in self.without])
         first, missing = self._plan_repetition(plan.conditions, 1), self._missing(plan.conditions, 1)
-        measured_s = self.forecast.sum(first) - self.forecast.sum(missing)
-        fuller = fill_plan(plan, asked, self.forecast, measured_s + self._left_s())
+        measured_s = self.estimate.sum(first) - self.estimate.sum(missing)
+        fuller = fill_plan(plan, asked, self.estimate, measured_s + self._left_s())
         if fuller == plan:
             return False
         run = self._directory.read()
@@ -175,8 +175,9 @@ class Sweep:
         self._directory.begin(self._plan, run.context)
         for what in (*name_missing(plan, asked), *prompts):
             self._directory.strike_omissions(what)
-        self.tell(f"There is time for {' and '.join(name_missing(plan, fuller))} after all.")
-        whole_s = expect_seconds(replace(plan, conditions=asked.conditions, repeats=asked.repeats), self.forecast)
+        text = f"There is time for {' and '.join(name_missing(plan, fuller))} after all."
+        self._progress.notice(Finding.info("plan-changed", text))
+        whole_s = expect_seconds(replace(plan, conditions=asked.conditions, repeats=asked.repeats), self.estimate)
         reason = f"with all of it {whole_s - measured_s:.0f} s are needed, and {self._left_s():.0f} s are left"
         for what in name_missing(fuller, asked):
             self._leave_out(Omission(what=what, reason=reason, is_final=True))
@@ -195,16 +196,17 @@ class Sweep:
 
     def _fit(self, ahead: Mapping[int, Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
         """Return the blocks to measure now; what does not fit is left out and said."""
-        is_short = self.forecast.sum(chain(*ahead.values())) > self._left_s()
+        is_short = self.estimate.sum(chain(*ahead.values())) > self._left_s()
         run = self._directory.read()
         ranking = rank_candidates(run) if is_short and run.turns else []
-        fitted = fit_repetition(ahead, self.forecast, self._left_s(), ranking)
+        fitted = fit_repetition(ahead, self.estimate, self._left_s(), ranking)
         for omission in fitted.omissions:
             self._leave_out(omission)
         self.without |= fitted.without
         self._is_over = fitted.last < min(ahead)
         if fitted.last not in (self._last, max(ahead)) and not self._is_over:
-            self.tell(f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions.")
+            text = f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions."
+            self._progress.notice(Finding.info("plan-changed", text))
         self._last = fitted.last
         self._ahead = fitted.blocks
         self._later = [turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number]]
@@ -214,12 +216,12 @@ class Sweep:
 
     async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
         """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
-        self.experiment.progress.wait(doing)
+        self._progress.status(doing)
         if self._plan.one_at_a_time and blocks:
             # The server that was warmed up last is up still: it begins.
             blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
         for place, block in enumerate(blocks):
-            expected = self.forecast.sum(block)
+            expected = self.estimate.sum(block)
             if expected > self._left_s():
                 self._is_over = True
                 reason = f"the next one would take {expected:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
@@ -229,51 +231,53 @@ class Sweep:
             await self._take(block)
             self._ahead = blocks[place + 1 :]
             self._look_at_lead(block)
-            if not self._has_told and asyncio.get_running_loop().time() > self._word_due:
-                self._tell_lead()
+            if not self._has_reported and asyncio.get_running_loop().time() > self._word_due:
+                self._report_lead()
 
     def _lead(self, blocks: Sequence[Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
         """Return the blocks with those first that are likely to bring the first verdict."""
-        self._leading = find_promising(blocks, self.forecast, self._plan.arms[0].name)
+        self._leading = find_promising(blocks, self.estimate, self._plan.arms[0].name)
         return blocks if self._leading is None else put_first(blocks, self._leading)
 
     def _look_at_lead(self, block: Sequence[Turn]) -> None:
         """Say the first verdict as soon as there is one."""
-        if self._has_told or not block or block[0].place != self._leading:
+        if self._has_reported or not block or block[0].place != self._leading:
             return
         self._num_led += len(block[0].prompts)
         if self._num_led >= self._next_look:
             self._next_look = math.ceil(_LOOK_AGAIN * self._num_led)
             verdict = describe_first_verdict(self._directory.read(), self._leading)
             if verdict is not None:
-                self._has_told = True
-                self._tell_result(verdict)
+                self._has_reported = True
+                self._report_result(verdict)
 
-    def _tell_lead(self) -> None:
+    def _report_lead(self) -> None:
         """Say what the result is so far."""
         clock = asyncio.get_running_loop().time
         began = clock()
         lead = describe_lead(self._directory.read())
         self.budget.look_s = clock() - began
-        self._has_told |= lead is not None
+        self._has_reported |= lead is not None
         self._word_due += self.budget.patience_s
         if lead is not None:
-            self._tell_result(lead)
+            self._report_result(lead)
 
-    def _tell_result(self, text: str) -> None:
+    def _report_result(self, text: str) -> None:
         """Say a result, and how long the rest is going to take by now."""
         left_s = self._note_estimate()
-        self.tell(f"{text} {left_s / 60:.1f} min are left to measure." if left_s else text)
+        text = f"{text} {left_s / 60:.1f} min are left to measure." if left_s else text
+        self._progress.notice(Finding.info("result-so-far", text))
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""
         clock = asyncio.get_running_loop().time
         for turn in block:
+            check_stop(self._progress)
             await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
-            expected_s = self.forecast.expect_first(turn)
+            expected_s = self.estimate.expect_first(turn)
             if await self.experiment.take(replace(turn, number=self._number), expected_s=expected_s):
-                self.forecast.learn(turn, clock() - began)
+                self.estimate.learn(turn, clock() - began)
                 self._done += 1
             self._number += 1
 
@@ -290,7 +294,7 @@ class Sweep:
         allowed = math.ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
         while allowed > 0 and not self._is_over:
             blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
-            while is_once and blocks and self.forecast.sum(chain(*blocks)) > self._left_s():
+            while is_once and blocks and self.estimate.sum(chain(*blocks)) > self._left_s():
                 blocks.pop()
             if not blocks:
                 return
@@ -302,7 +306,7 @@ class Sweep:
     def _leave_out(self, omission: Omission) -> None:
         """Record and say what is not measured for lack of time."""
         self._directory.add_omission(omission)
-        self.tell(f"Left out: {omission.what}: {omission.reason}.")
+        self._progress.notice(Finding.info("left-out", f"Left out: {omission.what}: {omission.reason}."))
 
     def _left_s(self) -> float:
         return self.budget.turns_end - asyncio.get_running_loop().time()
@@ -310,15 +314,20 @@ class Sweep:
     def _note_estimate(self) -> float:
         """Write down how many seconds the turns ahead are going to take, and return them."""
         ahead = [*chain(*self._ahead), *self._later]
-        at_s, left_s = asyncio.get_running_loop().time() - self.budget.began, self.forecast.sum(ahead)
+        at_s, left_s = asyncio.get_running_loop().time() - self.budget.began, self.estimate.sum(ahead)
         if ahead or self._done:
             self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=len(ahead), left_s=left_s))
         return left_s
 
     def _report_progress(self, turns: Iterable[Turn]) -> None:
         """Report how much there is to do."""
-        done = self.experiment.num_answers
-        self.experiment.progress.start(done + sum(len(turn.prompts) for turn in turns), done)
+        turns, done = list(turns), self.experiment.num_answers
+        self._progress.plan(done + sum(len(turn.prompts) for turn in turns), self.estimate.sum(turns))
+        self._progress.step(done)
+
+    @property
+    def _progress(self) -> Progress:
+        return self.experiment.progress
 
     @property
     def _plan(self) -> RunPlan:

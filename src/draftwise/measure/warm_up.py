@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, BackendError, Condition, Counters, Prompt, RunPlan
+from draftwise.core import Answer, BackendError, Condition, Counters, Progress, Prompt, RunPlan
+from draftwise.core.progress import check_stop
 from draftwise.measure.device_state import DeviceReader
-from draftwise.measure.forecast import Pace
 from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
+from draftwise.measure.time_estimate import Pace
 from draftwise.runs.schedule import Turn
 
 __all__ = ["WARM_UP_LENGTH", "WarmUp", "make_greeting", "presume_warm_prefixes", "settle", "warm_up"]
@@ -91,7 +92,7 @@ def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPl
 
 
 async def warm_up(
-    roster: Roster, group: Sequence[Backend], plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
+    roster: Roster, group: Sequence[Backend], plan: RunPlan, *, ends_at: float, progress: Progress
 ) -> WarmUp:
     """Warm servers up under every load, in turns, until the pace of all of them is steady.
 
@@ -103,7 +104,7 @@ async def warm_up(
         group: those to warm up.
         plan: of the run.
         ends_at: on the clock of the event loop: after it no round begins but the first of each server and load.
-        wait: called with what is under way.
+        progress: receives which server is warmed up; the warm-up ends when it asks to stop.
 
     Raises:
         BackendError: a server does not answer that the session cannot do without.
@@ -115,7 +116,8 @@ async def warm_up(
     for number in range(_MOST_ROUNDS):
         for name, condition in pending:
             if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
-                wait(f"warming up {name} at {condition.label}")
+                check_stop(progress)
+                progress.status(f"warming up {name} at {condition.label}")
                 taken = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
                 rounds[name, condition] += [] if taken is None else [taken]
         pending = [
@@ -180,17 +182,18 @@ async def _take_round(client: Client, condition: Condition, plan: RunPlan, numbe
     return _Round(pace=pace, decoding=decoding)
 
 
-async def settle(read_device: DeviceReader, *, ends_at: float, wait: Callable[[str], None]) -> str | None:
+async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progress) -> str | None:
     """Wait until the servers leave the machine alone while they are asked nothing; return what they still do then.
 
     Args:
         read_device: of this machine; where it reads nothing there is nothing to wait for.
         ends_at: on the clock of the event loop.
-        wait: called with what is under way.
+        progress: receives that the servers are waited for.
     """
     clock = asyncio.get_running_loop().time
     while True:
-        wait("waiting for the servers to come to rest")
+        check_stop(progress)
+        progress.status("waiting for the servers to come to rest")
         before, began = await read_device(), clock()
         if "own_s" not in before.get("cpu", {}):
             return None

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from draftwise.core import InvalidSetup
-from draftwise.lookup.ngram import NgramIndex
+from draftwise.lookup.ngram_index import NgramIndex
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest, count_accepted
 from draftwise.replaying.transcripts import Transcript
 
 if TYPE_CHECKING:
-    from draftwise.lookup.suffix import SuffixCache
+    from draftwise.lookup.suffix_cache import SuffixCache
 
 __all__ = ["NgramReplayer", "SuffixReplayer"]
 
@@ -88,7 +88,7 @@ class SuffixReplayer:
 
     Args:
         ks: the k to replay.
-        options: of `lookup.suffix.SuffixCache`.
+        options: of `lookup.suffix_cache.SuffixCache`.
         in_flight: requests that are decoded together, in a closed loop.
         warm: earlier requests, which the trees hold when the first one begins.
 
@@ -104,7 +104,7 @@ class SuffixReplayer:
 
     def __post_init__(self) -> None:
         try:
-            import draftwise.lookup.suffix  # noqa: F401 - to fail before anything is replayed
+            import draftwise.lookup.suffix_cache  # noqa: F401 - to fail before anything is replayed
         except ModuleNotFoundError as error:
             raise InvalidSetup.because(
                 "suffix-needs-numba",
@@ -125,7 +125,7 @@ class SuffixReplayer:
 
     def _replay(self, requests: Sequence[Transcript], k: int) -> Iterator[tuple[str, DraftRows]]:
         """Yield requests as they end, `in_flight` of them at a time: as a server that is never idle takes them."""
-        from draftwise.lookup.suffix import SuffixCache
+        from draftwise.lookup.suffix_cache import SuffixCache
 
         cache = SuffixCache(**self.options)  # type: ignore[arg-type]
         waiting = deque(enumerate((*self.warm, *requests)))

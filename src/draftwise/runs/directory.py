@@ -104,6 +104,11 @@ class RunDirectory:
             ) from None
         return cls(path)
 
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was begun here: its plan is known, and it can be read and resumed."""
+        return (self.path / _MANIFEST).exists()
+
     def log_of(self, arm: str) -> Path:
         """Return the file for what the server of an arm prints."""
         return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"

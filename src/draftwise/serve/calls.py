@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.answers import Call
 from draftwise.serve.defaults import Defaults
@@ -37,7 +37,7 @@ class Model:
     """For calls at the model's own choice; None: there are none."""
 
 
-async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, list[Request]]:
+async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, list[EngineRequest]]:
     """Return a /v1/completions call and its requests, one a prompt.
 
     Raises:
@@ -69,7 +69,7 @@ async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, 
     return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
 
 
-async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[Request]]:
+async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[EngineRequest]]:
     """Return a /v1/chat/completions call and its request.
 
     Raises:
@@ -143,7 +143,7 @@ def _call(
     *,
     logprobs: int | None,
     max_tokens: int | None,
-) -> tuple[Call, list[Request]]:
+) -> tuple[Call, list[EngineRequest]]:
     options = fields.get("stream_options")
     if options is not None and not fields.get("stream"):
         raise RequestError(400, "stream_options needs stream: true.", param="stream_options")
@@ -160,7 +160,7 @@ def _call(
     )
     sampling = model.defaults.sampling | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     requests = [
-        Request(
+        EngineRequest(
             request_id=f"{call_id}-{index}",
             prompt_token_ids=ids,
             params=SamplingParams(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from draftwise.engine.outputs import Delta
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 
 __all__ = ["Generation"]
 
@@ -15,7 +15,7 @@ __all__ = ["Generation"]
 class Generation:
     """Increments of the requests of one HTTP call; leaving its `with` block aborts unfinished ones."""
 
-    def __init__(self, requests: Sequence[Request], abort: Callable[[Generation], None]) -> None:
+    def __init__(self, requests: Sequence[EngineRequest], abort: Callable[[Generation], None]) -> None:
         self.requests = requests
         self._abort = abort
         self._num_unfinished = sum(request.params.n for request in requests)

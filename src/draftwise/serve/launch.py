@@ -76,7 +76,7 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
         try:
             with startup.phase("import torch"):
                 from draftwise.engine.core import Engine
-                from draftwise.engine.warm_up import warm_up
+                from draftwise.engine.rehearsal import warm_up
         except ModuleNotFoundError as error:
             raise make_missing_error(error) from None
         if may_use_gpu:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from draftwise.core import Finding
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 
 __all__ = ["Abort", "Accepted", "Add", "Broke", "Invalid", "Phase", "Ready", "Refused", "StepResult"]
 
@@ -19,7 +19,7 @@ class Add(NamedTuple):
     """To the engine: queue these requests, all or none; the reply is `Accepted` or `Refused` with the same number."""
 
     number: int
-    requests: Sequence[Request]
+    requests: Sequence[EngineRequest]
 
 
 class Abort(NamedTuple):

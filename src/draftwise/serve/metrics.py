@@ -1,4 +1,4 @@
-"""Fills the rows of `facts.metrics`: engine counters at scrape time, request histograms as requests end."""
+"""Fills the rows of `knowledge.metrics`: engine counters at scrape time, request histograms as requests end."""
 
 from __future__ import annotations
 

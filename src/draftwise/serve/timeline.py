@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwise.engine.outputs import Delta
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.metrics import ServerMetrics
 
 __all__ = ["Timeline"]
@@ -26,7 +26,7 @@ class Timeline:
     two increments, whatever their number of tokens.
     """
 
-    def __init__(self, metrics: ServerMetrics, request: Request, *, arrived: float, queued: float) -> None:
+    def __init__(self, metrics: ServerMetrics, request: EngineRequest, *, arrived: float, queued: float) -> None:
         self._metrics = metrics
         self._request = request
         self._arrived = arrived

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.step.sequence import Request
+from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.channel import ChannelProtocol
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
@@ -101,7 +101,7 @@ class EngineWorker:
         self._launched.channel.socket.close()
         self._launched.join(patient=self._is_built)
 
-    async def submit(self, requests: Sequence[Request], *, arrived: float) -> Generation:
+    async def submit(self, requests: Sequence[EngineRequest], *, arrived: float) -> Generation:
         """Queue requests, all or none; `arrived` is the time of their HTTP call on the monotonic clock.
 
         Raises:
@@ -125,7 +125,7 @@ class EngineWorker:
             raise
         return generation
 
-    def _check_room(self, requests: Sequence[Request]) -> None:
+    def _check_room(self, requests: Sequence[EngineRequest]) -> None:
         """Refuse requests for which the queue has no room."""
         wanted = sum(request.params.n for request in requests)
         places = self.about.config.max_num_seqs

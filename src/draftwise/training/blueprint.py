@@ -1,20 +1,24 @@
-"""What a drafter's decoder layers have in common with the target, and their part of config.json."""
+"""What a drafter takes over from its target: dimensions, rotations, the states that it reads, its mask token."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.rope import Rope
+from draftwise.training.frozen_target import FrozenTarget
 
 if TYPE_CHECKING:
-    from draftwise.training.target import Target
+    from draftwise.training.frozen_target import FrozenTarget
 
-__all__ = ["Blueprint"]
+__all__ = ["Blueprint", "check_aux_layers", "choose_mask_token", "even_aux_layers", "usual_aux_layers"]
 
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
 """Keys of the target's config.json that its drafters share."""
@@ -34,7 +38,7 @@ class Blueprint:
 
     @classmethod
     def for_target(
-        cls, target: Target, *, num_layers: int, intermediate_size: int = 0, num_key_value_heads: int = 0
+        cls, target: FrozenTarget, *, num_layers: int, intermediate_size: int = 0, num_key_value_heads: int = 0
     ) -> Blueprint:
         """Return the blueprint of a drafter.
 
@@ -97,3 +101,51 @@ class Blueprint:
             "tie_word_embeddings": False,
             **self.carried,
         }
+
+
+_MASK_OPTION = "mask_token_id"
+
+
+def usual_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Return EAGLE-3's 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these."""
+    usual = usual_layers(num_layers)
+    return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)
+
+
+def even_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Return DFlash's five layers, evenly from the second to the third from the end."""
+    first = min(2, num_layers)
+    last = max(num_layers - 2, first)
+    return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
+
+
+def check_aux_layers(wanted: tuple[int, ...], target: FrozenTarget) -> tuple[int, ...]:
+    """Return the layers in ascending order without doubles, as vLLM hands their states over.
+
+    Args:
+        wanted: numbered as `Proposer.aux_layers`, up to the target's L layers.
+        target: whose states they are.
+
+    Raises:
+        InvalidSetup: the target has no such state.
+    """
+    layers = AuxLayers.named(wanted, key="target_layers")
+    if fault := find_layers_fault(layers, target.num_layers, where="target_layers"):
+        raise InvalidSetup(replace(fault, fix=f"Name layers up to {target.num_layers}."))
+    return layers.ids
+
+
+def choose_mask_token(wanted: int, target: FrozenTarget) -> int:
+    """Return the mask token, which marks positions to draft.
+
+    Args:
+        wanted: -1: the target's padding token, or its last token if it has none.
+        target: whose vocabulary it is from.
+
+    Raises:
+        InvalidSetup: there is no such token.
+    """
+    if wanted >= 0 and (fault := find_mask_fault(wanted, target.vocab_size, key=_MASK_OPTION, where=_MASK_OPTION)):
+        raise InvalidSetup(replace(fault, fix="Name one that texts do not contain."))
+    padding = target.config.get("pad_token_id")
+    return wanted if wanted >= 0 else int(padding) if padding is not None else target.vocab_size - 1

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.training.batch import Batch
-from draftwise.training.reading import Sample
+from draftwise.training.frozen_target import TokenBatch
+from draftwise.training.samples import TextSample
 
-__all__ = ["Corpus", "Feed", "Order", "Position", "Rows", "bucket_lengths", "split"]
+__all__ = ["BatchRows", "Corpus", "Feed", "Position", "SampleOrder", "bucket_lengths", "split"]
 
 _FIRST_LEARNT = 2
 """A draft needs a known token and a state before it: no method can predict an earlier one."""
@@ -36,7 +36,7 @@ class Corpus:
     starts_S: NDArray[np.int64]
 
     @classmethod
-    def from_samples(cls, samples: Iterable[Sample]) -> Corpus:
+    def from_samples(cls, samples: Iterable[TextSample]) -> Corpus:
         """Return the corpus of samples, without those that have nothing to learn."""
         kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNT)]
         lengths = np.array([0, *(len(each.tokens) for each in kept)], np.int64)
@@ -72,7 +72,7 @@ class Corpus:
         return np.bincount(self.tokens_N[learnt_N], minlength=vocab_size)
 
 
-def split(samples: list[Sample], share: float, *, most_tokens: int) -> tuple[list[Sample], list[Sample]]:
+def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple[list[TextSample], list[TextSample]]:
     """Return the samples to learn and those held out: about `share` of them, at least one.
 
     A hash of the prompt decides (of the whole text where there is none), so a sample stays on its side when others
@@ -97,7 +97,7 @@ def split(samples: list[Sample], share: float, *, most_tokens: int) -> tuple[lis
     return learnt, held_out
 
 
-def _place(sample: Sample) -> float:
+def _place(sample: TextSample) -> float:
     """Return a number in [0, 1) that depends on the prompt only."""
     content = sample.tokens[: sample.num_prompt or None]
     return int.from_bytes(hashlib.sha256(content.tobytes()).digest()[:8], "big") / 2**64
@@ -120,7 +120,7 @@ def bucket_lengths(lengths_S: NDArray[np.int64], count: int, multiple: int) -> l
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class BatchRows:
     """Which samples make up one batch."""
 
     samples_B: NDArray[np.int64]
@@ -141,7 +141,7 @@ class Position:
     """Number of samples taken so far, by bucket."""
 
 
-class Order:
+class SampleOrder:
     """The order in which samples are learnt: a function of the seed and the position, and of nothing else.
 
     Samples of about the same length share batches of `batch_tokens` tokens. Each step takes its batches from one bucket
@@ -186,7 +186,7 @@ class Order:
         """Return the position before the first step."""
         return Position(taken=(0,) * len(self.lengths))
 
-    def take_step(self, position: Position) -> tuple[list[Rows], Position]:
+    def take_step(self, position: Position) -> tuple[list[BatchRows], Position]:
         """Return the batches of the step at a position, and the position after it."""
         bucket = int(np.random.default_rng((self._seed, 0, position.step)).choice(len(self.lengths), p=self._shares))
         size, first = self._sizes[bucket], position.taken[bucket]
@@ -195,7 +195,7 @@ class Order:
         parts = np.split(samples, self._accumulate)
         return [self._rows(part, bucket) for part in parts], Position(step=position.step + 1, taken=taken)
 
-    def iterate_once(self) -> Iterator[Rows]:
+    def iterate_once(self) -> Iterator[BatchRows]:
         """Yield batches that hold each sample once, padded with empty rows to the shapes of `take_step`."""
         for bucket, members in enumerate(self._members):
             size = self._sizes[bucket] // self._accumulate
@@ -213,10 +213,10 @@ class Order:
             first, size = first + len(parts[-1]), size - len(parts[-1])
         return np.concatenate(parts)
 
-    def _rows(self, samples_B: NDArray[np.int64], bucket: int) -> Rows:
+    def _rows(self, samples_B: NDArray[np.int64], bucket: int) -> BatchRows:
         used = samples_B[samples_B >= 0]
         num_learnt, num_tokens = self._num_learnt_S[used].sum(), self._lengths_S[used].sum()
-        return Rows(samples_B, self.lengths[bucket], int(num_learnt), int(num_tokens))
+        return BatchRows(samples_B, self.lengths[bucket], int(num_learnt), int(num_tokens))
 
 
 class Feed:
@@ -235,7 +235,7 @@ class Feed:
         self._lengths_S = torch.from_numpy(corpus.lengths).to(home)
         self._starts_S = torch.from_numpy(corpus.starts_S).to(home)
 
-    def make_batch(self, rows: Rows) -> Batch:
+    def make_batch(self, rows: BatchRows) -> TokenBatch:
         """Return a batch."""
         chosen_B = _send(torch.from_numpy(rows.samples_B), self._tokens_N.device)
         places_T = torch.arange(rows.length, device=chosen_B.device)
@@ -245,7 +245,7 @@ class Feed:
         tokens_BT = torch.where(valid_BT, self._tokens_N[places_BT].long(), 0)
         learnt_BT = valid_BT & (places_T >= self._starts_S[chosen_B][:, None])
         parts = (_send(part, self._device) for part in (tokens_BT, valid_BT, learnt_BT))
-        return Batch(**dict(zip(("tokens_BT", "valid_BT", "learnt_BT"), parts, strict=True)))
+        return TokenBatch(**dict(zip(("tokens_BT", "valid_BT", "learnt_BT"), parts, strict=True)))
 
 
 def _fits(corpus: Corpus, device: torch.device) -> bool:

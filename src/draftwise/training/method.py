@@ -1,4 +1,4 @@
-"""What every trainable drafter offers to the training loop.
+"""What every trainable drafter offers to the training loop: options, the loss of a batch, a checkpoint.
 
 Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size of the target, V vocabulary.
 """
@@ -6,19 +6,115 @@ Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidd
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from draftwise.training.batch import Batch, DraftLoss, States
-from draftwise.training.options import Option
+from draftwise.core import InvalidSetup
+from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 
-if TYPE_CHECKING:
-    from draftwise.training.target import Target
+__all__ = ["DraftLoss", "DrafterTraining", "Option", "learn_from", "resolve_options"]
 
-__all__ = ["DrafterTraining", "Option"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLoss:
+    """Loss and correct predictions of one batch."""
+
+    loss: Tensor
+    """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
+    hits: tuple[Tensor, ...]
+    """For each draft position j: bool [B, T], whether the drafter, given the tokens up to t, predicts token t + 1 + j
+    correctly, whether or not the earlier draft positions are correct. Teacher forcing along the batch's own text, which
+    is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
+    acceptance rate of draft position j at temperature 0.
+
+    Only read without gradient: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
+    counted: tuple[Tensor, ...]
+    """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""
+
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting; its type is that of its default."""
+
+    name: str
+    default: bool | int | float | str | tuple[int, ...]
+    """A tuple is given as text with commas."""
+    help: str
+    """What it does, and the source of its default."""
+    least: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, value: Any) -> Any:
+        """Return a value, or the text of one, in the option's type.
+
+        Raises:
+            ValueError: its type or value is not allowed; the message says what is.
+        """
+        parsed = self._parse(value)
+        if self.choices and parsed not in self.choices:
+            raise ValueError(f"must be one of {', '.join(self.choices)}")
+        numbers = parsed if isinstance(parsed, tuple) else (parsed,)
+        if self.least is not None and min(numbers, default=self.least) < self.least:
+            raise ValueError(f"must be at least {self.least:g}")
+        return parsed
+
+    def _parse(self, value: Any) -> Any:
+        if isinstance(self.default, bool):
+            if str(value).lower() not in _WORDS:
+                raise ValueError("must be true or false")
+            return _WORDS[str(value).lower()]
+        if isinstance(self.default, tuple):
+            parts = value.replace(",", " ").split() if isinstance(value, str) else value
+            return tuple(int(part) for part in parts)
+        try:
+            return type(self.default)(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"must be of type {type(self.default).__name__}") from None
+
+
+def learn_from(text: str) -> Option:
+    """Return the option on what heads learn that the papers taught with the text alone; `text` says how theirs do."""
+    return Option(
+        name="learn_from",
+        default="distribution",
+        choices=("distribution", "tokens"),
+        help=f"What is learnt: the target's distribution, or {text}.",
+    )
+
+
+def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, method: str) -> dict[str, Any]:
+    """Return a value for every declared option.
+
+    Args:
+        declared: the method's.
+        given: values by name, as text or in their own type.
+        method: named in messages.
+
+    Raises:
+        InvalidSetup: a name is not declared, or a value is not allowed.
+    """
+    options = {option.name: option for option in declared}
+    values = {name: option.default for name, option in options.items()}
+    for name, value in given.items():
+        if name not in options:
+            near = get_close_matches(name, options, 1)
+            fix = f"Did you mean {near[0]}?" if near else f"It has {', '.join(options) or 'none'}."
+            raise InvalidSetup.because("unknown-option", f"{method} has no option {name!r}.", where=name, fix=fix)
+        try:
+            values[name] = options[name].read(value)
+        except ValueError as error:
+            raise InvalidSetup.because(
+                "bad-option", f"{name} {error}, got {value!r}.", where=name, fix=options[name].help
+            ) from None
+    return values
 
 
 class DrafterTraining(ABC):
@@ -46,7 +142,7 @@ class DrafterTraining(ABC):
     _compiled: bool = False
 
     @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> Self:
+    def build(cls, target: FrozenTarget, options: Mapping[str, Any]) -> Self:
         """Return an untrained drafter.
 
         Args:
@@ -62,7 +158,7 @@ class DrafterTraining(ABC):
         """Use the number of times that each token occurs in the answers to learn; called once, after `build`."""
 
     @abstractmethod
-    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+    def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
         """Return loss and hits; called under autocast, with gradient while training and without while evaluating.
 
         It never waits for the device.

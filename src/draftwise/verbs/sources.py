@@ -222,8 +222,7 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str) -> tuple[SpecConfig, 
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
     return SpecConfig.keep(found.value), tuple(
-        get_rule("flag-json-duplicate").ruling(f"{key[:60]} is written twice; only the last one counts.", where=where)
-        for key in found.duplicates
+        get_rule("flag-json-duplicate").ruling(key=key[:60], where=where) for key in found.duplicates
     )
 
 

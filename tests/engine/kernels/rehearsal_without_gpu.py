@@ -29,9 +29,9 @@ from draftwise.engine.kernels.cuda import CudaKernels, matmul, sampling
 from draftwise.engine.kernels.cuda.ahead import recording
 from draftwise.engine.models import decoder, dflash, draft_head
 from draftwise.engine.proposers import ngram_gpu
+from draftwise.engine.rehearsal import Rehearsal
 from draftwise.engine.sampling import tempering, verify
 from draftwise.engine.step import launched
-from draftwise.engine.step.rehearsal import Rehearsal
 from draftwise.engine.step.scheduler import Chunk
 
 STEPS = 6
@@ -100,9 +100,9 @@ def record(config: EngineConfig, spec: str) -> dict[str, Any]:
     rehearsed: list[Job] = []
     later: list[Job] = []
     with recording(rehearsed.append):
-        engine.rehearsal().run(briefly=True)
+        Rehearsal(engine).run(briefly=True)
     with recording(later.append):
-        run_random_steps(engine.rehearsal(), engine, random.Random(3))
+        run_random_steps(Rehearsal(engine), engine, random.Random(3))
     missed = [f"{job.name} {json.loads(job.form)['key']}" for job in later if job not in rehearsed]
     return {"rehearsed": Counter(job.name for job in rehearsed), "later": len(later), "missed": missed}
 

@@ -23,7 +23,7 @@ from draftwise.engine.kernels.cuda.launch import interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Device
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.step.prompts import Decoding, PromptBatch, PromptSize
+from draftwise.engine.step.prompt_passes import MixedDraft, PromptBatch, PromptSize
 from draftwise.engine.step.scheduler import Chunk
 
 NAN = float("nan")
@@ -335,9 +335,9 @@ def test_prompts_beside_decoding_sequences(counts_in_graph, num_decodes, width, 
     position_B = torch.tensor([7, 2, 11, 30], device=device)
     draft = Draft.empty(4, width - 1, device=device)
     slots = list(range(num_decodes)) if num_decodes < 4 else [0, 1, 2, 0]
-    decoding = Decoding(torch.arange(4, device=device), width - 1)
-    decoding.set(SimpleNamespace(last_B=torch.ones_like(position_B), position_B=position_B), draft)
-    batch.set(chunks, slots, decoding)
+    mixed = MixedDraft(torch.arange(4, device=device), width - 1)
+    mixed.set(SimpleNamespace(last_B=torch.ones_like(position_B), position_B=position_B), draft)
+    batch.set(chunks, slots, mixed)
     host = [(start, width) for start in position_B[:num_decodes].tolist()] + [(0, 0)] * (4 - num_decodes)
     more = 3 if counts_in_graph else 0
     spans = replace(batch.spans, host=(*host, (0, 9), (5, 20 + more)))

@@ -12,8 +12,8 @@ from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.kernels.cuda import experts as code
 from draftwise.engine.kernels.cuda.launch import interpreted
 from draftwise.engine.models.decoder import GatedMlp
-from draftwise.engine.models.experts import CpuExperts, CudaExperts, ExpertsMlp, run_all
 from draftwise.engine.models.linear import make_linear, quantize
+from draftwise.engine.models.mixture import CpuExperts, CudaExperts, ExpertsMlp, run_all
 from draftwise.engine.models.rope import Rope
 
 EXACT = Kernels(None, None, 1e-5, torch.float64)

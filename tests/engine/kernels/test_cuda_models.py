@@ -20,10 +20,10 @@ from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, decoder, dflash, draft_head, load_model
-from draftwise.engine.models.dflash import load_dflash
-from draftwise.engine.models.eagle import load_eagle
-from draftwise.engine.models.eagle3 import load_eagle3
-from draftwise.engine.models.mtp import load_mtp
+from draftwise.engine.proposers.dflash import load_dflash
+from draftwise.engine.proposers.eagle import load_eagle
+from draftwise.engine.proposers.eagle3 import load_eagle3
+from draftwise.engine.proposers.mtp import load_mtp
 
 TOKENS, BLOCK, PAGES = [5, 7, 250, 0, 9, 31], 4, [[2, 0]]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from draftwise.core import InvalidSetup
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.models import load_model
-from draftwise.engine.models.experts import CpuExperts, run_all
+from draftwise.engine.models.mixture import CpuExperts, run_all
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35]
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}

@@ -10,10 +10,10 @@ from tests.support.confirming import confirm, plan
 
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.mask import Mask
-from draftwise.engine.proposers.base import Confirmed
-from draftwise.engine.proposers.chain import ChainProposer
+from draftwise.engine.models.draft_head import Mask
 from draftwise.engine.proposers.draft_model import DraftModel
+from draftwise.engine.proposers.paged import ChainProposer
+from draftwise.engine.proposers.proposer import Confirmed
 
 VOCAB = 200
 BLOCK = 4

@@ -17,8 +17,8 @@ from tests.support.dflash_checkpoint import write_dflash
 from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.proposers.base import Confirmed
-from draftwise.engine.proposers.dflash import DFlashProposer
+from draftwise.engine.proposers.dflash import DFlashProposer, load_dflash
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 
 BLOCK_SIZE, NUM_PAGES, MAX_MODEL_LEN, K = 4, 80, 96, 3
@@ -132,8 +132,9 @@ def confirmed(new_tokens: list[tuple[Story, int, int]], width: int | None = None
     )
 
 
-def start(path: Path, target: CausalLM, **options: bool | int) -> DFlashProposer:
-    proposer = DFlashProposer.load(path, target, max_model_len=MAX_MODEL_LEN, **options)
+def start(path: Path, target: CausalLM, *, k: int | None = None, probabilistic: bool = False) -> DFlashProposer:
+    network = load_dflash(path, target, max_model_len=MAX_MODEL_LEN, k=k)
+    proposer = DFlashProposer(network, max_model_len=MAX_MODEL_LEN, probabilistic=probabilistic)
     proposer.allocate(num_pages=NUM_PAGES, block_size=BLOCK_SIZE)
     return proposer
 

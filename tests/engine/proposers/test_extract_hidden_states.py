@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tests.support.confirming import confirm
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer, hidden_states_path
+from draftwise.engine.proposers.proposer import Confirmed
 
 AUX_LAYERS, WIDTH = (0, 2, 3), 4
 

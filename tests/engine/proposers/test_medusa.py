@@ -11,7 +11,7 @@ from tests.support.hidden_state_cases import last_rows, random_news, save_drafte
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.proposers.medusa import MedusaProposer
+from draftwise.engine.proposers.medusa import MedusaProposer, load_medusa
 
 HEADS = 4
 
@@ -19,6 +19,10 @@ HEADS = 4
 @pytest.fixture(scope="module")
 def target(tiny_target: Path):
     return load_model(tiny_target, dtype="float32", device="cpu")
+
+
+def load(path: Path, target, *, k: int | None = None, probabilistic: bool = False) -> MedusaProposer:
+    return MedusaProposer(load_medusa(path, target, k=k), target, probabilistic=probabilistic)
 
 
 def make_tensors(target, *, num_layers: int = 1, bias: bool = False, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -81,7 +85,7 @@ def check_greedy(proposer, target, tensors, limits, k, *, translate=None, **opti
 
 def refusal(path, target, **options) -> str:
     with pytest.raises(InvalidSetup) as caught:
-        MedusaProposer.load(path, target, **options)
+        load(path, target, **options)
     return str(caught.value)
 
 
@@ -91,7 +95,7 @@ def test_vllms_layout(tmp_path, target, num_layers, bias, prefix):
     tensors = make_tensors(target, num_layers=num_layers, bias=bias)
     config = make_config(target, num_hidden_layers=num_layers, medusa_fc_bias=bias)
     path = save_drafter(tmp_path / "d", config, {prefix + name: tensor for name, tensor in tensors.items()})
-    proposer = MedusaProposer.load(path, target)
+    proposer = load(path, target)
     check_greedy(proposer, target, tensors, [4, 4, 4, 4], 4, num_layers=num_layers)
 
 
@@ -100,14 +104,14 @@ def test_fasterdecodings_layout(tmp_path, target, bias):
     tensors = make_tensors(target, num_layers=2, bias=bias)
     config = {"medusa_num_heads": HEADS, "medusa_num_layers": 2, "hidden_size": target.shape.hidden_size}
     path = save_drafter(tmp_path / "d", config, to_old(tensors, 2))
-    check_greedy(MedusaProposer.load(path, target), target, tensors, [4, 4], 4, num_layers=2)
+    check_greedy(load(path, target), target, tensors, [4, 4], 4, num_layers=2)
 
 
 def test_limits_and_k_shorten_drafts(tmp_path, target):
     tensors = make_tensors(target)
     path = save_drafter(tmp_path / "d", make_config(target), tensors)
-    check_greedy(MedusaProposer.load(path, target), target, tensors, [0, 4, 2, 1], 3)
-    fewer = MedusaProposer.load(path, target, k=2)
+    check_greedy(load(path, target), target, tensors, [0, 4, 2, 1], 3)
+    fewer = load(path, target, k=2)
     check_greedy(fewer, target, tensors, [2, 1, 2], 2)
     nothing = fewer.propose(random_news(target.shape.hidden_size, 9, [0, 0]), 2)
     assert nothing.lengths_B.tolist() == [0, 0]
@@ -115,7 +119,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
 
 
 def test_heads_read_the_state_after_the_final_norm(tmp_path, target):
-    proposer = MedusaProposer.load(save_drafter(tmp_path / "d", make_config(target), make_tensors(target)), target)
+    proposer = load(save_drafter(tmp_path / "d", make_config(target), make_tensors(target)), target)
     assert proposer.aux_layers == (target.shape.num_layers + 1,)
     assert proposer.kv_bytes_per_token == 0
 
@@ -126,7 +130,7 @@ def test_one_head_for_all_draft_tokens(tmp_path, target, stored):
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_heads.")}
     tensors[stored] = kept[stored] = tensors["lm_heads.0.weight"]
     path = save_drafter(tmp_path / "d", make_config(target, original_lm_head=True), kept)
-    check_greedy(MedusaProposer.load(path, target), target, tensors, [4, 3, 4], 4, head=stored)
+    check_greedy(load(path, target), target, tensors, [4, 3, 4], 4, head=stored)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -141,7 +145,7 @@ def test_a_truncated_vocabulary(tmp_path, target, shared, cut):
     stored = tensors if cut else whole
     config = make_config(target, truncated_vocab_size=40, original_lm_head=shared)
     path = save_drafter(tmp_path / "d", config, stored | {"token_map": ids})
-    proposer = MedusaProposer.load(path, target)
+    proposer = load(path, target)
     head = "lm_heads.0.weight" if shared else None
     check_greedy(proposer, target, tensors, [4, 4, 2], 4, translate=ids.tolist(), head=head)
 
@@ -150,7 +154,7 @@ def test_drawn_draft_tokens_come_with_the_distribution_of_their_head(tmp_path, t
     tensors, ids = make_tensors(target), torch.arange(10, 50)
     config = make_config(target, truncated_vocab_size=40, logit_scale=3.0)
     path = save_drafter(tmp_path / "d", config, tensors | {"token_map": ids})
-    proposer = MedusaProposer.load(path, target, probabilistic=True)
+    proposer = load(path, target, probabilistic=True)
     num_samples = 600
     state, vocab = torch.randn(1, target.shape.hidden_size), target.shape.vocab_size
     new = random_news(target.shape.hidden_size, vocab, [3] * num_samples, temperature=0.8)
@@ -170,7 +174,7 @@ def test_drawn_draft_tokens_come_with_the_distribution_of_their_head(tmp_path, t
 def test_the_noise_of_a_draft_token_belongs_to_its_position(tmp_path, target):
     tensors = {name: torch.zeros_like(tensor) for name, tensor in make_tensors(target).items()}
     path = save_drafter(tmp_path / "d", make_config(target), tensors)  # all heads draw uniformly
-    proposer = MedusaProposer.load(path, target, probabilistic=True)
+    proposer = load(path, target, probabilistic=True)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [4] * 9, temperature=1.0)
     drafts = proposer.propose(new, 4).tokens_BK
     later = dataclasses.replace(new, spans=new.spans.shift(1))
@@ -184,8 +188,8 @@ def test_greedy_requests_get_certain_drafts_when_drafting_by_chance(tmp_path, ta
     tensors = make_tensors(target)
     path = save_drafter(tmp_path / "d", make_config(target), tensors)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [3, 3])
-    plain = MedusaProposer.load(path, target).propose(new, 3)
-    drawn = MedusaProposer.load(path, target, probabilistic=True).propose(new, 3)
+    plain = load(path, target).propose(new, 3)
+    drawn = load(path, target, probabilistic=True).propose(new, 3)
     assert torch.equal(drawn.tokens_BK, plain.tokens_BK)
     assert torch.equal(drawn.probs_BKV, torch.nn.functional.one_hot(plain.tokens_BK, target.shape.vocab_size).float())
 
@@ -197,7 +201,7 @@ def test_missing_tensors_are_named(tmp_path, target):
     path = save_drafter(tmp_path / "d", make_config(target), kept)
     message = refusal(path, target)
     assert all(name in message for name in gone)
-    MedusaProposer.load(path, target, k=2)  # the heads that are left serve two draft tokens
+    load(path, target, k=2)  # the heads that are left serve two draft tokens
     assert "token_map" in refusal(save_drafter(path, make_config(target, truncated_vocab_size=9), tensors), target)
 
 
@@ -224,4 +228,4 @@ def test_half_precision_heads_run(tmp_path, tiny_target):
     path = save_drafter(tmp_path / "d", make_config(target), make_tensors(target))
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [4, 4])
     halved = dataclasses.replace(new, features_NF=new.features_NF.bfloat16())
-    assert MedusaProposer.load(path, target).propose(halved, 4).tokens_BK.shape == (2, 4)
+    assert load(path, target).propose(halved, 4).tokens_BK.shape == (2, 4)

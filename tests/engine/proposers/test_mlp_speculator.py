@@ -11,7 +11,7 @@ from tests.support.hidden_state_cases import last_rows, random_news, save_drafte
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
+from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer, load_mlp_speculator
 
 STAGES, INNER = 3, 48
 
@@ -19,6 +19,10 @@ STAGES, INNER = 3, 48
 @pytest.fixture(scope="module")
 def target(tiny_target: Path):
     return load_model(tiny_target, dtype="float32", device="cpu")
+
+
+def load(path: Path, target, *, k: int | None = None, probabilistic: bool = False) -> MlpSpeculatorProposer:
+    return MlpSpeculatorProposer(load_mlp_speculator(path, target, k=k), target, probabilistic=probabilistic)
 
 
 def make_tensors(target, *, inner: int = INNER, tied: bool = False) -> dict[str, torch.Tensor]:
@@ -98,7 +102,7 @@ def check_greedy(proposer, target, tensors, limits, k, **options) -> None:
 
 def refusal(path, target, **options) -> str:
     with pytest.raises(InvalidSetup) as caught:
-        MlpSpeculatorProposer.load(path, target, **options)
+        load(path, target, **options)
     return str(caught.value)
 
 
@@ -106,7 +110,7 @@ def refusal(path, target, **options) -> str:
 def test_untied_stages(tmp_path, target, scale_input):
     tensors = make_tensors(target)
     path = save(tmp_path / "d", make_config(target, scale_input=scale_input), tensors)
-    proposer = MlpSpeculatorProposer.load(path, target)
+    proposer = load(path, target)
     assert proposer.aux_layers == (target.shape.num_layers + 1,)
     check_greedy(proposer, target, tensors, [3] * 8, 3, scale_input=scale_input)
 
@@ -114,7 +118,7 @@ def test_untied_stages(tmp_path, target, scale_input):
 def test_names_without_the_prefix_and_an_inner_size_of_its_own(tmp_path, target):
     tensors = make_tensors(target, inner=target.shape.hidden_size)
     path = save_drafter(tmp_path / "d", make_config(target, inner_dim=0), tensors)
-    check_greedy(MlpSpeculatorProposer.load(path, target), target, tensors, [3] * 4, 3)
+    check_greedy(load(path, target), target, tensors, [3] * 4, 3)
 
 
 @pytest.mark.parametrize("written", ["every name", "each weight once", "heads of their own"])
@@ -127,15 +131,15 @@ def test_tied_stages(tmp_path, target, written):
         keep_heads = written == "heads of their own"
         stored = {n: t for n, t in tensors.items() if owner(n) == n or (keep_heads and n.startswith("head."))}
     path = save(tmp_path / "d", make_config(target, tie_weights=True), stored)
-    check_greedy(MlpSpeculatorProposer.load(path, target), target, tensors, [3] * 4, 3)
+    check_greedy(load(path, target), target, tensors, [3] * 4, 3)
 
 
 def test_limits_and_k_shorten_drafts(tmp_path, target):
     tensors = make_tensors(target)
     path = save(tmp_path / "d", make_config(target), tensors)
-    check_greedy(MlpSpeculatorProposer.load(path, target), target, tensors, [0, 3, 1, 2], 2)
+    check_greedy(load(path, target), target, tensors, [0, 3, 1, 2], 2)
     # The weight of a token depends on how many stages were trained, not on how many run.
-    check_greedy(MlpSpeculatorProposer.load(path, target, k=2), target, tensors, [2, 2, 0], 2)
+    check_greedy(load(path, target, k=2), target, tensors, [2, 2, 0], 2)
     assert "at most 3 tokens, num_speculative_tokens is 4" in refusal(path, target, k=4)
 
 
@@ -143,7 +147,7 @@ def test_drawn_draft_tokens_come_with_the_distribution_they_were_drawn_from(tmp_
     tensors, num_samples = make_tensors(target), 400
     tensors |= {name: tensor / 3 for name, tensor in tensors.items() if name.startswith("head.")}
     path = save(tmp_path / "d", make_config(target), tensors)
-    proposer = MlpSpeculatorProposer.load(path, target, probabilistic=True)
+    proposer = load(path, target, probabilistic=True)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [2] * num_samples, temperature=0.6)
     rows_B = new.spans.last_row_B
     new.features_NF[rows_B] = new.features_NF[rows_B[0]].clone()

@@ -7,9 +7,9 @@ from tests.support.lookup_cases import Confirming, drafts, repetitive_texts
 from tests.support.uniform_rows import NoHostRead
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from draftwise.engine.proposers.base import Proposer
 from draftwise.engine.proposers.ngram import NgramProposer
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
+from draftwise.engine.proposers.proposer import Proposer
 
 
 def pair(shortest: int, longest: int, max_model_len: int, num_slots: int = 3) -> tuple[Proposer, Proposer]:

@@ -11,7 +11,7 @@ from tests.support.suffix_model import SuffixModel
 from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.suffix import SuffixProposer
 from draftwise.lookup import suffix_nodes
-from draftwise.lookup.suffix import SuffixCache
+from draftwise.lookup.suffix_cache import SuffixCache
 
 DEFAULTS = {"max_tree_depth": 24, "max_cached_requests": 10_000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
 SLOTS = range(3)

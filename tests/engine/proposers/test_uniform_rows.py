@@ -16,7 +16,7 @@ from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import resolve_spec
 

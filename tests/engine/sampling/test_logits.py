@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling import logits as logits_of
-from draftwise.engine.sampling.logits import SamplingRow, check_params, encode_bad_words, needs_adjusting
+from draftwise.engine.sampling.logits import SamplingRow, check_params, encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.tempering import Tempering, temper_and_truncate
@@ -232,7 +232,7 @@ def test_what_needs_no_adjusting_is_not_adjusted() -> None:
     raw, draft = torch.randn(1, 3, VOCAB), torch.zeros(1, 2, dtype=torch.long)
     for case in GOLDEN:
         row = row_of(case)
-        if not needs_adjusting(row.params) and not row.bad_words:
+        if not row.params.needs_adjusting and not row.bad_words:
             assert adjust(raw, [row], draft) is raw
     needing = (
         {"bad_words": ["x"]},
@@ -242,8 +242,8 @@ def test_what_needs_no_adjusting_is_not_adjusted() -> None:
         {"presence_penalty": 0.5},
         {"frequency_penalty": -0.5},
     )
-    assert all(needs_adjusting(SamplingParams(**given)) for given in needing)
-    assert not needs_adjusting(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=2, seed=3))
+    assert all(SamplingParams(**given).needs_adjusting for given in needing)
+    assert not SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=2, seed=3).needs_adjusting
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU cannot be waited for")

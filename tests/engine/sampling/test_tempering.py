@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draftwise.engine.proposers.choice import choose
+from draftwise.engine.proposers.draft_builder import choose
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling.acceptance import Rule, Standard, Synthetic, Typical, place
 from draftwise.engine.sampling.draft import Draft
@@ -192,10 +192,15 @@ def test_flags_may_promise_less_than_is_true() -> None:
 
 
 def test_flags_of_requests() -> None:
-    assert Tempering.flags([GREEDY, GREEDY]) == (True, False)
-    assert Tempering.flags([GREEDY, SamplingParams()]) == (False, False)
+    def flags(*params: SamplingParams) -> tuple[bool, bool]:
+        made = Tempering.of(params, "cpu")
+        return made.all_greedy, made.truncates
+
+    assert flags(GREEDY, GREEDY) == (True, False)
+    assert flags(GREEDY, SamplingParams()) == (False, False)
+    assert not SamplingParams(temperature=0, top_k=2).truncates
     for given in ({"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert Tempering.flags([SamplingParams(**given), SamplingParams()]) == (False, True)
+        assert flags(SamplingParams(**given), SamplingParams()) == (False, True)
     made = Tempering.of([GREEDY, SamplingParams(top_k=-1, top_p=0.5, min_p=0.2)], "cpu")
     assert made.temperature_B.tolist() == [0, 1]
     assert made.top_k_B.tolist() == [3, 0]

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.engine.step.capture import bucket_of, capture_sizes, plan_capture
-from draftwise.engine.step.prompts import PromptSize
+from draftwise.engine.step.capture import capture_sizes, plan_capture
+from draftwise.engine.step.passes import bucket_of
+from draftwise.engine.step.prompt_passes import PromptSize
 
 PLAIN = {"ks": (0,), "kernels_per_graph": 300, "activation_bytes_per_seq": 2**20}
 

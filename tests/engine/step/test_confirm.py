@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.confirm import DeviceConfirmations
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
-from draftwise.engine.step.sequence import Request, Sequence
+from draftwise.engine.step.sequence import EngineRequest, Sequence
 
 BLOCK = 4
 
 
 def make_sequence(name: str, prompt: list[int], *, salt: str = "", max_tokens: int = 1000, **params: Any) -> Sequence:
-    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**params), cache_salt=salt)
+    request = EngineRequest(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**params), cache_salt=salt)
     return Sequence(
         request=request, index=0, seed=0, max_tokens=max_tokens, tokens=list(prompt), detokenizer=SimpleNamespace()
     )

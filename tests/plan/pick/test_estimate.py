@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.requirements import QWEN, advise, candidate
 
-from draftwise.knowledge.advice import find_prior, find_seen_acceptance, read_temperature_effect
+from draftwise.knowledge.advice import read_temperature_effect
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.forecast.acceptance import compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.estimate import Estimate
 from draftwise.plan.pick.expectation import Expectation
@@ -45,7 +46,9 @@ def expected_of(method: str, **asked: object) -> Expectation:
 
 @pytest.mark.parametrize("kind", ["chat", "code", "math"])
 def test_what_was_measured_on_such_traffic_is_expected(kind: str) -> None:
-    seen = [find_acceptance(row.length, row.k) for row in find_seen_acceptance("eagle3") if row.traffic == kind]
+    seen = [
+        find_acceptance(row.length, row.k) for row in get_method("eagle3").advice.seen_acceptance if row.traffic == kind
+    ]
     found = expected_of("eagle3", kind=kind)
     assert (found.low, found.high) == (min(seen), max(seen))
     assert found.low <= found.expected <= found.high
@@ -55,7 +58,7 @@ def test_what_was_measured_on_such_traffic_is_expected(kind: str) -> None:
 @pytest.mark.parametrize("kind", [None, "chat", "rag", "summarisation", "code-editing", "agentic", "extraction"])
 @pytest.mark.parametrize("method", ["dflash", "eagle3"])
 def test_nothing_is_expected_that_nobody_measured(method: str, kind: str | None) -> None:
-    most = max(find_acceptance(row.length, row.k) for row in find_seen_acceptance(method))
+    most = max(find_acceptance(row.length, row.k) for row in get_method(method).advice.seen_acceptance)
     found = expected_of(method, kind=kind)
     assert found.expected <= found.high <= most
 
@@ -69,7 +72,7 @@ def test_a_drafter_that_was_trained_for_one_kind_is_not_expected_to_do_better_on
 
 
 def test_copied_answers_raise_what_is_expected_of_lookup() -> None:
-    some, high = find_prior("ngram", "some"), find_prior("ngram", "high")
+    some, high = get_method("ngram").advice.find_prior("some"), get_method("ngram").advice.find_prior("high")
     assert some is not None
     assert high is not None
     assert expected_of("ngram", kind="rag").expected < some.high <= expected_of("ngram", kind="code-editing").expected

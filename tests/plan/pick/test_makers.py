@@ -1,6 +1,37 @@
+"""Every method of a release is proposed or refused, once: also one of which little is known."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.requirements import advise
+
+from draftwise.knowledge import methods
+from draftwise.knowledge.method_advice import NO_ADVICE
 from draftwise.knowledge.methods import methods_where
-from draftwise.plan.pick.methods import _MAKERS
+from draftwise.knowledge.vllm import Release
 
 
 def test_every_method_of_the_table_is_proposed_or_refused() -> None:
-    assert set(_MAKERS) == set(methods_where())
+    advice = advise(kind="code-editing")
+    named = [each.method for each in (*advice.ranked, *advice.refused)]
+    assert sorted(named) == sorted(methods_where())
+
+
+def test_a_method_of_which_only_the_name_is_known_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Release.table
+
+    def with_another(release: Release, topic: str) -> object:
+        return {**table(release, topic), "warp": {}} if topic == "methods" else table(release, topic)
+
+    monkeypatch.setattr(Release, "table", with_another)
+    refused = {each.method: each.reasons[0].code for each in advise().refused}
+    assert refused["warp"] == "method-not-described"
+
+
+def test_a_method_without_advice_is_proposed_and_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [replace(each, advice=NO_ADVICE) if each.name == "ngram" else each for each in methods_where().values()]
+    monkeypatch.setattr(methods, "_rows", lambda: tuple(rows))
+    monkeypatch.setattr(methods, "_by_name", lambda: {name: row for row in rows for name in (row.name, *row.aliases)})
+    (ngram,) = [each for each in advise(kind="code-editing").ranked if each.method == "ngram"]
+    assert ngram.estimate is None
+    assert "acceptance-unknown" in {each.code for each in ngram.caveats}

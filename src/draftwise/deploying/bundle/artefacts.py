@@ -11,7 +11,7 @@ from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
 from draftwise.core import Finding, InvalidSetup, Setup
-from draftwise.deploying.layout import Checkpoint, find_drafter, name_upstream
+from draftwise.deploying.weights_layout import Checkpoint, find_drafter, name_upstream
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
 

@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.deploying.bundle.artefacts import Artefact, find_artefacts, judge, list_checkpoints, list_files
 from draftwise.deploying.bundle.copying import copy_all
-from draftwise.deploying.files import CHECKSUMS, digest, prove, write_sums
-from draftwise.deploying.kserve import MODELCAR, STAGE
+from draftwise.deploying.files import CHECKSUMS, MODELCAR, STAGE, digest, prove, write_sums
 from draftwise.deploying.record import SETUP
-from draftwise.deploying.render.words import dump_yaml
 from draftwise.deploying.secrets import refuse_secrets
+from draftwise.deploying.templating import dump_yaml
 from draftwise.deploying.verify.manifests import read_setup
 from draftwise.knowledge.methods import find_method
 from draftwise.setups.write import write_json

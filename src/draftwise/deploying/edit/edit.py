@@ -14,6 +14,7 @@ from draftwise.deploying.edit.yaml_lists import find_list_changes
 from draftwise.deploying.order import make_order, refuse_other_hosts
 from draftwise.deploying.read_back import read_back
 from draftwise.deploying.secrets import without_secrets
+from draftwise.deploying.targets import name_targets
 from draftwise.deploying.verify.manifests import verify_text
 from draftwise.knowledge.models import names_directory
 from draftwise.setups.read import SourceText, read_setups
@@ -53,7 +54,7 @@ def edit_as(source: SourceText, setup: Setup) -> Edited:
             where=source.name,
             fix="Give a setup of the model that the file serves.",
         )
-    refuse_other_hosts(before, fix="Write the files anew: --to leaderworkerset.")
+    refuse_other_hosts(before, fix=f"Write the files anew: --to {name_targets('spans_hosts')}.")
     # Secrets that stand in the file stay where they are.
     bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
     spec = make_order(bare).setup.spec

@@ -19,7 +19,7 @@ from draftwise.deploying.observe.promise import Promise, find_promise
 from draftwise.deploying.observe.routes import make_routes
 from draftwise.deploying.observe.rules import RuleSet, make_rules
 from draftwise.deploying.order import Order
-from draftwise.deploying.render.words import dump_yaml
+from draftwise.deploying.templating import dump_yaml
 
 __all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.deploying.proxies.policy import POOL_HEADER, Policy
 from draftwise.deploying.proxies.pools import Pools
-from draftwise.deploying.render.words import dump_yaml
+from draftwise.deploying.templating import dump_yaml
 
 __all__ = ["render", "set_share"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from draftwise.core import Finding
-from draftwise.deploying.files import Step
+from draftwise.deploying.files import StepFile
 
 __all__ = ["Front", "Pools", "ProxyKind", "Wanted"]
 
@@ -45,7 +45,7 @@ class Wanted:
 class Front:
     """What stands in front of both twins."""
 
-    steps: Mapping[str, Step] = field(default_factory=dict)
+    steps: Mapping[str, StepFile] = field(default_factory=dict)
     """Its files by name."""
     commands: Mapping[str, str] = field(default_factory=dict)
     """What changes it while it runs, by what that does."""

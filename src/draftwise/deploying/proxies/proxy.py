@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.files import Step
+from draftwise.deploying.files import StepFile
 from draftwise.deploying.order import Order
 from draftwise.deploying.proxies import cluster, envoy, haproxy
 from draftwise.deploying.proxies.classes import judge_split
@@ -74,7 +74,7 @@ def put_in_front(order: Order, wanted: Wanted, address: str, policy: Policy) -> 
         InvalidSetup: where the pools are is not known.
     """
     proxy, pools = PROXIES[wanted.kind], _find_pools(order, wanted, address)
-    step = Step(
+    step = StepFile(
         text=proxy.render(policy, pools),
         about=f"{wanted.kind} in front of both: {pools.share} % of the requests to the pool that speculates, and none "
         "that it must not get",

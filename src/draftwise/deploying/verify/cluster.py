@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
-from draftwise.deploying.layout import MODEL_ROOTS, name_upstream
 from draftwise.deploying.twin import without_speculation
+from draftwise.deploying.weights_layout import MODEL_ROOTS, name_upstream
 from draftwise.setups.read import NoServer, SourceText, read_setups
 from draftwise.setups.read.manifests.parts import get_mapping
 from draftwise.setups.read.manifests.yaml_text import read_yaml

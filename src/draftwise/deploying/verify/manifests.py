@@ -8,11 +8,11 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploying.files import prove
-from draftwise.deploying.layout import rename_upstream
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.record import DEPLOYMENT, SETUP, read_record
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.validate import validate_text
+from draftwise.deploying.weights_layout import rename_upstream
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup

@@ -18,8 +18,8 @@ from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.experts import MixtureShape
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.mixture import MixtureShape
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["CausalLM", "GatedMlp", "Layer", "Weights", "decoder_layer"]

@@ -1,12 +1,13 @@
-"""What EAGLE, EAGLE-3, MTP and DFlash heads have in common when they run: layers, reading and naming tokens.
+"""Drafting networks: what proposers know of them, and what heads over the target's states have in common.
 
 Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, X width of the first
-layer's attention input, V the target's vocabulary, U tokens that the head can name.
+layer's attention input, V the target's vocabulary, U tokens that the network can name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +18,73 @@ from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.mask import Mask
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["DraftHead", "DraftLayers", "Vocabulary"]
+__all__ = ["ChainDrafter", "DraftHead", "DraftLayers", "DraftNetwork", "HeadVocabulary", "Mask"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mask:
+    """Stands in for a token that is not known yet when several tokens are drafted in one pass."""
+
+    token_id: int
+    features_F: Tensor | None = None
+    """What the drafter reads in place of the target's states; None for a network that reads no states."""
+
+
+class DraftNetwork(Protocol):
+    """What proposers must know of every network that keeps keys and values."""
+
+    aux_layers: tuple[int, ...]
+    """Hidden states of the target that it reads (see `Proposer.aux_layers`); none for a draft model."""
+    kv_shape: ModelShape
+    """Its own cache: layers, key-value heads, head dimension; max_position_embeddings bounds how far it drafts."""
+    vocab_size: int
+    """V."""
+    target_ids_U: Tensor | None
+    """int64, the target's id of each token it can name; None: they are the target's own."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights, activations and cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Return logits_RU in the dtype of the network's head."""
+
+
+class ChainDrafter(DraftNetwork, Protocol):
+    """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
+
+    mask: Mask | None
+    """For drafting in parallel; None: it was not trained to."""
+
+    def enter(self, features_NF: Tensor) -> Tensor:
+        """Return what `forward` gets, [N, H], for the target's states."""
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run rows of (token, state before it).
+
+        Args:
+            tokens_N: int64 token ids.
+            carry_NH: from `enter` or from the row before; None for a network that reads no states.
+            positions_N: int64 position of each row.
+            kv: its pages.
+            plan: for these rows.
+
+        Returns:
+            hidden_NH for `logits`, and what the row for the next draft token gets; both of the rows that `plan` wants.
+        """
 
 
 class DraftLayers:
@@ -65,7 +129,7 @@ class DraftLayers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Vocabulary:
+class HeadVocabulary:
     """How a head reads tokens, and how it names them."""
 
     embedding_VH: Tensor
@@ -76,18 +140,18 @@ class Vocabulary:
 
 
 class DraftHead:
-    """The part of a drafter (see `drafter.Drafter`) that does not depend on its kind.
+    """The part of a drafter (see `ChainDrafter`) that does not depend on its kind.
 
     Attributes:
         aux_layers: hidden states of the target that it reads.
         kv_shape: what its own pages hold.
         vocab_size: V.
-        target_ids_U: as in `Vocabulary`.
+        target_ids_U: as in `HeadVocabulary`.
         mask: for drafting in parallel; None: it was not trained to.
     """
 
     def __init__(
-        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, mask: Mask | None = None
+        self, aux_layers: tuple[int, ...], shape: ModelShape, vocabulary: HeadVocabulary, mask: Mask | None = None
     ) -> None:
         self.aux_layers: tuple[int, ...] = aux_layers
         self.kv_shape: ModelShape = shape
@@ -104,7 +168,7 @@ class DraftHead:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: beside the target."""
+        """Where it runs: with the target."""
         return self._embedding_VH.device
 
     def enter(self, features_NF: Tensor) -> Tensor:

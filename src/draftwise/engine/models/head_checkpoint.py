@@ -1,4 +1,4 @@
-"""Opens the checkpoint of an EAGLE, EAGLE-3, MTP or DFlash head and checks that it fits its target.
+"""Opens the checkpoint of a drafting head, checks that it fits its target and that all of it is read.
 
 Shape letters: H hidden size, V the target's vocabulary, U tokens that the head can name.
 """
@@ -18,13 +18,13 @@ from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.decoder import CausalLM, Layer
-from draftwise.engine.models.draft_head import DraftLayers, Vocabulary
-from draftwise.engine.models.families import Family
+from draftwise.engine.models.draft_head import DraftLayers, HeadVocabulary
+from draftwise.engine.models.families import FAMILIES, Family
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["HeadCheckpoint"]
+__all__ = ["HeadCheckpoint", "LayeredHead"]
 
 _NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Ends of names that old exporters wrote and every loader computes itself."""
@@ -33,6 +33,70 @@ _NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos
 class HeadCheckpoint:
     """The directory of a head, opened for one target; its weights are read in the target's dtype to its device.
 
+    Heads without decoder layers use this class as it is, heads with such layers `LayeredHead`.
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that the head was trained for.
+        width_key: key of config.json for the width of the state that the head reads.
+
+    Attributes:
+        config: the parsed config.json.
+        where: path of config.json, for messages.
+        files: its tensors.
+        reader: of its weights.
+
+    Raises:
+        InvalidSetup: the config names another width or vocabulary than the target's.
+    """
+
+    def __init__(self, path: str | Path, target: CausalLM, *, width_key: str = "hidden_size") -> None:
+        self._open(path, target)
+        width, vocab_size = self.config.get(width_key), self.config.get("vocab_size")
+        _refuse(
+            find_width_fault(width_key, width, target.shape.hidden_size, where=self.where),
+            find_vocabulary_fault(vocab_size, target.shape.vocab_size, where=self.where),
+        )
+        # Without decoder layers it does not matter of which family they would be.
+        self.reader = WeightReader(self.files, target.shape, FAMILIES["llama"], target.dtype, target.device)
+
+    def _open(self, path: str | Path, target: CausalLM) -> None:
+        self.files, self._target = Checkpoint(path), target
+        self.where, self.config = str(Path(path) / "config.json"), self.files.config
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files.files)
+
+    def check_read(self, ignored: Callable[[str], bool] | None = None) -> None:
+        """Check that every tensor was there, and that none is left over.
+
+        vLLM 0.32 loads most heads with tensors missing, which costs acceptance in silence, but refuses extra ones.
+
+        Args:
+            ignored: says of a name that the head may bring such a tensor for nothing.
+
+        Raises:
+            InvalidSetup: some are missing, or some are unknown.
+        """
+        self.files.check_complete()
+        unread = [name for name in self.files.unread() if not name.endswith(_NEVER_READ)]
+        unknown = [name for name in unread if ignored is None or not ignored(name)]
+        if unknown:
+            shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
+            raise InvalidSetup.because(
+                "tensors-unknown",
+                f"{self.files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
+                where=str(self.files.path),
+                fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
+            )
+
+
+class LayeredHead(HeadCheckpoint):
+    """The directory of a head with decoder layers: EAGLE, EAGLE-3, MTP, DFlash.
+
     Args:
         path: directory with config.json and safetensors.
         target: the model that the head was trained for.
@@ -40,11 +104,10 @@ class HeadCheckpoint:
 
     Attributes:
         config: config.json in vLLM's plain format.
-        where: path of config.json, for messages.
         shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894), unless
             a sliding window of theirs is shorter.
         rope: its rotation.
-        reader: of its weights.
+        eps: epsilon of its norms.
 
     Raises:
         InvalidSetup: the config is incomplete, of another architecture or quantized, or its vocabulary is not as
@@ -52,9 +115,8 @@ class HeadCheckpoint:
     """
 
     def __init__(self, path: str | Path, target: CausalLM, families: Mapping[str, Family]) -> None:
-        self._files, self._target = Checkpoint(path), target
-        self.where = str(Path(path) / "config.json")
-        self._files.config = self.config = to_plain(self._files.config, where=self.where)
+        self._open(path, target)
+        self.files.config = self.config = to_plain(self.config, where=self.where)
         shape = ModelShape.from_hf_config(self.config, where=self.where)
         family = self._family(families)
         self._refuse_quantized()
@@ -65,20 +127,14 @@ class HeadCheckpoint:
         self.rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device))
         limit = min(target.shape.max_position_embeddings, self._window() or reach)
         self.shape = dataclasses.replace(shape, max_position_embeddings=limit)
-        self.reader = WeightReader(self._files, self.shape, family, target.dtype, target.device)
+        self.reader = WeightReader(self.files, self.shape, family, target.dtype, target.device)
         self.eps = float(self.config.get("rms_norm_eps") or 1e-6)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files.files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files.files)
 
     def layers(self, *layers: Layer) -> DraftLayers:
         """Return the layers ready to run."""
         return DraftLayers(self.shape, layers, self.rope, self.eps, self._target.weights.embedding_VH)
 
-    def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> Vocabulary:
+    def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> HeadVocabulary:
         """Return what a head with these weights reads and names.
 
         It reads the target's own embedding, not a copy, if the directory holds none or an equal one.
@@ -89,9 +145,9 @@ class HeadCheckpoint:
             embedding_VH = embedding_VH if torch.equal(own_VH, embedding_VH) else own_VH
         scale = self.config.get("logit_scale")
         scale = 1.0 if scale is None else float(scale)
-        return Vocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
+        return HeadVocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
 
-    def own_vocabulary(self) -> Vocabulary:
+    def own_vocabulary(self) -> HeadVocabulary:
         """Return what a head that may have an `lm_head` of its own, for all tokens or for `d2t`'s, reads and names.
 
         Raises:
@@ -105,32 +161,9 @@ class HeadCheckpoint:
 
     def flat(self, name: str, size: int) -> Tensor:
         """Return a tensor of `size` values in whatever shape as [size], in the target's dtype."""
-        shape = self._files.shape_of(name) or ()
-        tensor = self._files.read(name, shape if math.prod(shape) == size else (size,))
+        shape = self.files.shape_of(name) or ()
+        tensor = self.files.read(name, shape if math.prod(shape) == size else (size,))
         return tensor.flatten().to(self.reader.device, self.reader.dtype)
-
-    def check_read(self, ignored: Callable[[str], bool] | None = None) -> None:
-        """Check that every tensor was there, and that none is left over.
-
-        vLLM 0.32 loads most heads with tensors missing, which costs acceptance in silence, but refuses extra ones.
-
-        Args:
-            ignored: says of a name that the head may bring such a tensor for nothing.
-
-        Raises:
-            InvalidSetup: some are missing, or some are unknown.
-        """
-        self._files.check_complete()
-        unread = [name for name in self._files.unread() if not name.endswith(_NEVER_READ)]
-        unknown = [name for name in unread if ignored is None or not ignored(name)]
-        if unknown:
-            shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
-            raise InvalidSetup.because(
-                "tensors-unknown",
-                f"{self._files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
-                where=str(self._files.path),
-                fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
-            )
 
     def check_width(self, *, may_differ: bool) -> None:
         """Check that the head reads states as wide as the target's.
@@ -147,7 +180,7 @@ class HeadCheckpoint:
 
     def _target_ids(self, num_named: int) -> Tensor:
         """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
-        offsets_U = self._files.read("d2t", (num_named,)).to(self.reader.device, torch.long)
+        offsets_U = self.files.read("d2t", (num_named,)).to(self.reader.device, torch.long)
         ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
         if ids_U.min() < 0 or ids_U.max() >= self.shape.vocab_size or len(ids_U.unique()) < num_named:
             raise InvalidSetup.because(
@@ -185,7 +218,7 @@ class HeadCheckpoint:
         return self.config.get("sliding_window") if "sliding_attention" in kinds else None
 
 
-def _refuse(fault: Finding | None) -> None:
+def _refuse(*faults: Finding | None) -> None:
     """Raise InvalidSetup where there is a fault."""
-    if fault is not None:
-        raise InvalidSetup(fault)
+    if any(faults):
+        raise InvalidSetup(filter(None, faults))

@@ -14,9 +14,9 @@ from torch import Tensor
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.decoder import CausalLM, GatedMlp, Layer, Weights
-from draftwise.engine.models.experts import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.families import Family, get_family
 from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.rope import Rope
 

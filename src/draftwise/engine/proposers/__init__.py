@@ -1,177 +1,24 @@
-"""The drafting methods of the embedded engine, by vLLM's names."""
+"""The drafting methods of the embedded engine: a module for each, whose `build` is named by the method's row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
-from draftwise.checkpoints.identity import check_identity
-from draftwise.checkpoints.tokenizer_fit import check_same_tokens
-from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.models import CausalLM
+from draftwise.engine.proposers.proposer import Builder, Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
-from draftwise.machine.cache import one_at_a_time
+from draftwise.knowledge.methods import get_method
 
-if TYPE_CHECKING:
-    from draftwise.engine.models.drafter import Drafter
-
-__all__ = ["Confirmed", "Draft", "Proposer", "make_proposer"]
-
-
-def _ngram(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    """On a GPU it is `ngram_gpu` too: both draft the same, and the host would have to wait for each step's tokens."""
-    if target.device.type == "cuda":
-        return _ngram_gpu(spec, config, target)
-    from draftwise.engine.proposers.ngram import NgramProposer
-
-    return NgramProposer(**_lookup(spec, config))
-
-
-def _ngram_gpu(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
-
-    return NgramGpuProposer(**_lookup(spec, config), device=target.device)
-
-
-def _lookup(spec: ResolvedSpec, config: EngineConfig) -> dict:
-    return {
-        "prompt_lookup_min": spec.prompt_lookup_min,
-        "prompt_lookup_max": spec.prompt_lookup_max,
-        "max_num_seqs": config.max_num_seqs,
-        "max_model_len": config.max_model_len,
-    }
-
-
-def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
-    with one_at_a_time("suffix-kernels"):  # importing them compiles them, once for all processes
-        from draftwise.engine.proposers.suffix import SuffixProposer
-        from draftwise.lookup.suffix import SuffixCache
-
-        cache = SuffixCache(
-            max_tree_depth=spec.suffix_decoding_max_tree_depth,
-            max_cached_requests=spec.suffix_decoding_max_cached_requests,
-            max_spec_factor=spec.suffix_decoding_max_spec_factor,
-            min_token_prob=spec.suffix_decoding_min_token_prob,
-        )
-    return SuffixProposer(cache)
-
-
-def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.draft_model import DraftModel
-
-    path = _drafter(spec, config)
-    if not config.skip_tokenizer_init:
-        check_same_tokens(Path(path), Path(config.model))
-    return _chain(
-        DraftModel(load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)),
-        spec,
-        config,
-        target,
-    )
-
-
-def _eagle(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.models.eagle import load_eagle
-
-    return _chain(load_eagle(_drafter(spec, config), target), spec, config, target)
-
-
-def _eagle3(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.models.eagle3 import load_eagle3
-
-    return _chain(load_eagle3(_drafter(spec, config), target), spec, config, target)
-
-
-def _mtp(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.models.mtp import check_k, load_mtp
-
-    drafter = load_mtp(_drafter(spec, config), target)
-    check_k(drafter.n_predict, spec.k)
-    return _chain(drafter, spec, config, target)
-
-
-def _chain(drafter: Drafter, spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.chain import ChainProposer
-
-    if spec.parallel_drafting and drafter.mask is None:
-        raise InvalidSetup.because(
-            "parallel-drafting-needs-mask-token",
-            "The drafter's config.json names no mask token, so it cannot draft in parallel.",
-            where="speculative_config.parallel_drafting",
-            fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
-        )
-    return ChainProposer(
-        drafter,
-        max_model_len=_max_model_len(config, target),
-        probabilistic=spec.probabilistic,
-        parallel=spec.parallel_drafting,
-    )
-
-
-def _medusa(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.medusa import MedusaProposer
-
-    return MedusaProposer.load(_drafter(spec, config), target, k=spec.k, probabilistic=spec.probabilistic)
-
-
-def _mlp_speculator(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
-
-    return MlpSpeculatorProposer.load(_drafter(spec, config), target, k=spec.k, probabilistic=spec.probabilistic)
-
-
-def _dflash(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.dflash import DFlashProposer
-
-    return DFlashProposer.load(
-        _drafter(spec, config),
-        target,
-        max_model_len=_max_model_len(config, target),
-        k=spec.k,
-        probabilistic=spec.probabilistic,
-    )
-
-
-def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer
-
-    return ExtractHiddenStatesProposer(aux_layers=spec.layer_ids, folder=config.hidden_states_folder)
-
-
-def _drafter(spec: ResolvedSpec, config: EngineConfig) -> str:
-    """Return the directory of the drafter's weights, after checking that they were trained for this target."""
-    path = spec.model or config.model
-    check_identity(path, config.model)
-    return path
-
-
-def _max_model_len(config: EngineConfig, target: CausalLM) -> int:
-    return config.max_model_len or target.shape.max_position_embeddings
-
-
-_BUILDERS: dict[str, Callable[[ResolvedSpec, EngineConfig, CausalLM], Proposer]] = {
-    "ngram": _ngram,
-    "ngram_gpu": _ngram_gpu,
-    "suffix": _suffix,
-    "draft_model": _draft_model,
-    "medusa": _medusa,
-    "mlp_speculator": _mlp_speculator,
-    "eagle": _eagle,
-    "eagle3": _eagle3,
-    "mtp": _mtp,
-    "dflash": _dflash,
-    "extract_hidden_states": _extract_hidden_states,
-}
+__all__ = ["Builder", "Confirmed", "Draft", "Proposer", "make_proposer"]
 
 
 def make_proposer(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
     """Return the proposer that a resolved speculative config asks for.
 
     Raises:
-        InvalidSetup: the drafter's files are missing or do not fit the target.
+        InvalidSetup: the drafter's files are missing or do not fit the target, or the method is of an installed
+            package whose code cannot be imported.
     """
-    return _BUILDERS[spec.method](spec, config, target)
+    return cast("Builder", get_method(spec.method).load("proposer"))(spec, config, target)

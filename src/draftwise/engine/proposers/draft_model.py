@@ -5,20 +5,27 @@ Shape letters: N rows of a pass, R rows that need logits, H hidden size, V vocab
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.tokenizer_fit import check_same_tokens
 from draftwise.engine.attention.pass_rows import AttentionPlan
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models import CausalLM
-from draftwise.engine.models.mask import Mask
+from draftwise.engine.models import CausalLM, load_model
+from draftwise.engine.models.draft_head import Mask
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["DraftModel"]
+__all__ = ["DraftModel", "build"]
 
 
 class DraftModel:
-    """A causal language model as a `Drafter`: it reads tokens only.
+    """A causal language model as a `ChainDrafter`: it reads tokens only.
 
     Attributes:
         mask: from the model's config.json, for models trained to draft in parallel (PARD, arXiv 2504.18583).
@@ -62,3 +69,12 @@ class DraftModel:
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return logits_RV."""
         return self._model.logits(hidden_RH)
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of a draft model, whose tokens must be the target's."""
+    path = find_weights(spec, config)
+    if not config.skip_tokenizer_init:
+        check_same_tokens(Path(path), Path(config.model))
+    model = load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)
+    return build_chain(DraftModel(model), spec, config, target)

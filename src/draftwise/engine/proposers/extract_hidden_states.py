@@ -21,11 +21,14 @@ from torch import Tensor
 
 from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import InvalidSetup
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import write_tensors
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["ExtractHiddenStatesProposer", "hidden_states_path"]
+__all__ = ["ExtractHiddenStatesProposer", "build", "hidden_states_path"]
 
 
 def hidden_states_path(folder: str | Path, prompt_token_ids: Sequence[int]) -> Path:
@@ -122,6 +125,11 @@ class ExtractHiddenStatesProposer(Proposer):
             partial.replace(prompt.path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
+    """Return what writes the hidden states of the layers that the speculative config names."""
+    return ExtractHiddenStatesProposer(aux_layers=spec.layer_ids, folder=config.hidden_states_folder)
 
 
 def _make_folder(folder: str | Path) -> Path:

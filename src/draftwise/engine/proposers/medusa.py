@@ -10,7 +10,7 @@ Shape letters: B sequences, H hidden size, U tokens that the heads can name, V t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear, make_linear
-from draftwise.engine.models.loading import WeightReader
-from draftwise.engine.proposers.stateless import StatelessProposer, make_reader, pick_count
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["MedusaHeads", "MedusaProposer"]
+__all__ = ["MedusaHeads", "MedusaProposer", "build", "load_medusa"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,23 +57,6 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
     def __init__(self, heads: MedusaHeads, target: CausalLM, *, probabilistic: bool = False) -> None:
         super().__init__(target, probabilistic=probabilistic, target_ids_U=heads.target_ids_U)
         self._heads = heads
-
-    @classmethod
-    def load(
-        cls, path: str | Path, target: CausalLM, *, k: int | None = None, probabilistic: bool = False
-    ) -> MedusaProposer:
-        """Return the proposer of a checkpoint directory.
-
-        Args:
-            path: directory with config.json and safetensors, in either layout.
-            target: the model to draft for.
-            k: draft tokens a step at most: the first k heads are loaded; None: all.
-            probabilistic: see `StatelessProposer`.
-
-        Raises:
-            InvalidSetup: the checkpoint is incomplete, has fewer than k heads or does not fit the target.
-        """
-        return cls(_load_heads(Checkpoint(path), target, k), target, probabilistic=probabilistic)
 
     def begin(self, features_BH: Tensor, num_drafted: int) -> list[Tensor]:
         """Return the logits of all draft tokens: none depends on a chosen token."""
@@ -104,7 +90,7 @@ class _Names:
     num_layers: int
 
     @classmethod
-    def of(cls, files: Mapping[str, Path], num_layers: int) -> _Names:
+    def of(cls, files: Iterable[str], num_layers: int) -> _Names:
         prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files) else ""
         return cls(prefix, any(re.match(r"\d+\.\d+\.", name.removeprefix(prefix)) for name in files), num_layers)
 
@@ -119,14 +105,29 @@ class _Names:
         return f"{self.prefix}{i}.{self.num_layers}" if self.is_old else f"{self.prefix}lm_heads.{i}"
 
 
-def _load_heads(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> MedusaHeads:
-    config, where = checkpoint.config, str(checkpoint.path / "config.json")
-    reader = make_reader(checkpoint, target, hidden_key="hidden_size")
-    num_heads = pick_count(_number(config, ("num_heads", "medusa_num_heads"), 5), k, where=where)
-    names = _Names.of(checkpoint.files, _number(config, ("num_hidden_layers", "medusa_num_layers", "num_layers"), 1))
-    hidden = target.shape.hidden_size
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of Medusa heads."""
+    heads = load_medusa(find_weights(spec, config), target, k=spec.k)
+    return MedusaProposer(heads, target, probabilistic=spec.probabilistic)
+
+
+def load_medusa(path: str | Path, target: CausalLM, *, k: int | None = None) -> MedusaHeads:
+    """Return the heads of a checkpoint directory.
+
+    Args:
+        path: directory with config.json and safetensors, in either layout.
+        target: the model that they were trained for.
+        k: draft tokens a step at most: the first k heads are loaded; None: all.
+
+    Raises:
+        InvalidSetup: the checkpoint is incomplete, has fewer than k heads or does not fit the target.
+    """
+    checkpoint = HeadCheckpoint(path, target)
+    config, reader, hidden = checkpoint.config, checkpoint.reader, target.shape.hidden_size
+    num_heads = pick_count(_number(config, ("num_heads", "medusa_num_heads"), 5), k, where=checkpoint.where)
+    names = _Names.of(checkpoint, _number(config, ("num_hidden_layers", "medusa_num_layers", "num_layers"), 1))
     # FasterDecoding's layers have a bias that its config.json does not mention; vLLM then leaves it out.
-    bias = bool(config.get("medusa_fc_bias")) or (names.is_old and f"{names.layer(0, 0)}.bias" in checkpoint.files)
+    bias = bool(config.get("medusa_fc_bias")) or (names.is_old and f"{names.layer(0, 0)}.bias" in checkpoint)
     blocks = tuple(
         tuple(reader.linear("", [names.layer(i, j)], [hidden], hidden, bias=bias) for j in range(names.num_layers))
         for i in range(num_heads)
@@ -135,10 +136,10 @@ def _load_heads(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> Medu
     own = [names.head(i) for i in range(num_heads)]
     shared = f"{names.prefix}lm_head"
     if config.get("original_lm_head"):
-        own = [shared] if f"{shared}.weight" in checkpoint.files else own[:1]
-    heads = tuple(_read_head(checkpoint, reader, f"{name}.weight", target, target_ids_U) for name in own)
-    checkpoint.check_complete()
-    _check_nothing_lost(checkpoint, names, num_heads)
+        own = [shared] if f"{shared}.weight" in checkpoint else own[:1]
+    heads = tuple(_read_head(checkpoint, f"{name}.weight", target, target_ids_U) for name in own)
+    checkpoint.files.check_complete()
+    _check_nothing_lost(checkpoint.files, names, num_heads)
     scale = float(config.get("logit_scale") or 1.0)
     return MedusaHeads(blocks=blocks, heads=heads, logit_scale=scale, target_ids_U=target_ids_U)
 
@@ -148,31 +149,29 @@ def _number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> i
     return next((int(config[key]) for key in keys if config.get(key) is not None), default)
 
 
-def _read_token_map(checkpoint: Checkpoint, target: CausalLM, prefix: str) -> Tensor | None:
+def _read_token_map(checkpoint: HeadCheckpoint, target: CausalLM, prefix: str) -> Tensor | None:
     """Return the target ids of a truncated draft vocabulary; vLLM ignores `token_map` where none is truncated."""
     vocab_size, size = target.shape.vocab_size, checkpoint.config.get("truncated_vocab_size")
     if size is None or size == vocab_size:
         return None
-    name = f"{prefix}token_map" if f"{prefix}token_map" in checkpoint.files else "token_map"
-    token_map_U = checkpoint.read(name, (size,)).to(device=target.device, dtype=torch.long)
+    name = f"{prefix}token_map" if f"{prefix}token_map" in checkpoint else "token_map"
+    token_map_U = checkpoint.files.read(name, (size,)).to(device=target.device, dtype=torch.long)
     if token_map_U.min() < 0 or token_map_U.max() >= vocab_size:
         raise InvalidSetup.because(
             "unknown-token",
             f"token_map names token {int(token_map_U.max())}, and the target's vocabulary has 0..{vocab_size - 1}.",
-            where=str(checkpoint.path),
+            where=str(checkpoint.files.path),
             fix="Use a drafter that was trained for this very target.",
         )
     return token_map_U
 
 
-def _read_head(
-    checkpoint: Checkpoint, reader: WeightReader, name: str, target: CausalLM, target_ids_U: Tensor | None
-) -> Linear:
+def _read_head(checkpoint: HeadCheckpoint, name: str, target: CausalLM, target_ids_U: Tensor | None) -> Linear:
     """Return a head; of one for the whole vocabulary the rows of a truncated one are taken."""
-    hidden, vocab_size = target.shape.hidden_size, target.shape.vocab_size
+    reader, hidden, vocab_size = checkpoint.reader, target.shape.hidden_size, target.shape.vocab_size
     if target_ids_U is None:
         return make_linear(reader.fused([name], [vocab_size], hidden))
-    if checkpoint.shape_of(name) == (vocab_size, hidden):
+    if checkpoint.files.shape_of(name) == (vocab_size, hidden):
         return make_linear(reader.fused([name], [vocab_size], hidden)[target_ids_U])
     return make_linear(reader.fused([name], [len(target_ids_U)], hidden))
 

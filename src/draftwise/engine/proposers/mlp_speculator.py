@@ -18,19 +18,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.proposers.stateless import StatelessProposer, make_reader, pick_count
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["MlpSpeculator", "MlpSpeculatorProposer", "Stage", "token_weight"]
+__all__ = ["MlpSpeculator", "MlpSpeculatorProposer", "SpeculatorStage", "build", "load_mlp_speculator", "token_weight"]
 
 _EPS = 1e-6
 _Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class SpeculatorStage:
     """Weights of one draft token."""
 
     embedding_VI: Tensor
@@ -45,9 +48,9 @@ class Stage:
 class MlpSpeculator:
     """The stages, and what they have in common."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[SpeculatorStage, ...]
     token_weight: float
-    """How much the embedding of a token weighs beside the state before it."""
+    """How much the embedding of a token weighs compared with the state before it."""
     scale_input: bool = False
     """Whether the target's state is normed to half a unit of variance first."""
 
@@ -67,23 +70,6 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
         super().__init__(target, probabilistic=probabilistic)
         self._network = network
 
-    @classmethod
-    def load(
-        cls, path: str | Path, target: CausalLM, *, k: int | None = None, probabilistic: bool = False
-    ) -> MlpSpeculatorProposer:
-        """Return the proposer of a checkpoint directory.
-
-        Args:
-            path: directory with config.json and safetensors.
-            target: the model to draft for.
-            k: draft tokens a step at most: the first k stages are loaded; None: all.
-            probabilistic: see `StatelessProposer`.
-
-        Raises:
-            InvalidSetup: the checkpoint is incomplete, has fewer than k stages or does not fit the target.
-        """
-        return cls(_load_network(Checkpoint(path), target, k), target, probabilistic=probabilistic)
-
     def begin(self, features_BH: Tensor, num_drafted: int) -> Tensor:
         """Return the state that enters the first stage."""
         assert num_drafted <= len(self._network.stages)
@@ -102,7 +88,7 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
 
 
 def token_weight(inner: int, num_stages: int) -> float:
-    """Return how much the embedding of a token weighs beside the state before it.
+    """Return how much the embedding of a token weighs compared with the state before it.
 
     The state's own weight is left out: the norm that follows takes care of the scale.
 
@@ -114,13 +100,30 @@ def token_weight(inner: int, num_stages: int) -> float:
     return math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
 
 
-def _load_network(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> MlpSpeculator:
-    """Read the first k stages; what config.json leaves out has the defaults of vLLM's MLPSpeculatorConfig."""
-    config, where = checkpoint.config, str(checkpoint.path / "config.json")
-    reader = make_reader(checkpoint, target, hidden_key="emb_dim")
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of an MLP speculator."""
+    network = load_mlp_speculator(find_weights(spec, config), target, k=spec.k)
+    return MlpSpeculatorProposer(network, target, probabilistic=spec.probabilistic)
+
+
+def load_mlp_speculator(path: str | Path, target: CausalLM, *, k: int | None = None) -> MlpSpeculator:
+    """Return the stages of a checkpoint directory.
+
+    What config.json leaves out has the defaults of vLLM's MLPSpeculatorConfig.
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that it was trained for.
+        k: draft tokens a step at most: the first k stages are loaded; None: all.
+
+    Raises:
+        InvalidSetup: the checkpoint is incomplete, has fewer than k stages or does not fit the target.
+    """
+    checkpoint = HeadCheckpoint(path, target, width_key="emb_dim")
+    config, reader = checkpoint.config, checkpoint.reader
     hidden, vocab_size = target.shape.hidden_size, target.shape.vocab_size
     inner, num_stages = int(config.get("inner_dim") or hidden), int(config.get("n_predict") or 3)
-    names = _Names(checkpoint, range(pick_count(num_stages, k, where=where)))
+    names = _Names(checkpoint, range(pick_count(num_stages, k, where=checkpoint.where)))
     embeddings = _read_each(names.of("emb"), lambda name: reader.fused([f"{name}.weight"], [vocab_size], inner))
     first, *later = names.of("proj")
     projections = [reader.linear("", [first], [inner], hidden)]
@@ -128,10 +131,10 @@ def _load_network(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> Ml
     norm_weights = _read_each(names.of("ln"), lambda name: reader.vector(f"{name}.weight", inner))
     norm_biases = _read_each(names.of("ln"), lambda name: reader.vector(f"{name}.bias", inner))
     heads = _read_each(names.of("head"), lambda name: reader.linear("", [name], [vocab_size], inner))
-    checkpoint.check_complete()
+    checkpoint.files.check_complete()
     parts = zip(embeddings, projections, norm_weights, norm_biases, heads, strict=True)
     return MlpSpeculator(
-        stages=tuple(Stage(*part) for part in parts),
+        stages=tuple(SpeculatorStage(*part) for part in parts),
         token_weight=token_weight(inner, num_stages),
         scale_input=bool(config.get("scale_input")),
     )
@@ -140,8 +143,8 @@ def _load_network(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> Ml
 class _Names:
     """How a checkpoint calls the weights of its stages."""
 
-    def __init__(self, checkpoint: Checkpoint, stages: range) -> None:
-        self._files, self._stages = checkpoint.files, stages
+    def __init__(self, checkpoint: HeadCheckpoint, stages: range) -> None:
+        self._files, self._stages = checkpoint, stages
         self._tied = bool(checkpoint.config.get("tie_weights"))
         self._prefix = "speculator." if any(name.startswith("speculator.") for name in self._files) else ""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import CausalLM
+from draftwise.engine.proposers import ngram_gpu
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
-from draftwise.lookup.ngram import NgramIndex
+from draftwise.engine.spec import ResolvedSpec
+from draftwise.lookup.ngram_index import NgramIndex
 
-__all__ = ["NgramProposer"]
+__all__ = ["NgramProposer", "build"]
 
 
 class NgramProposer(Proposer):
@@ -47,3 +51,13 @@ class NgramProposer(Proposer):
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
         self._indices.pop(slot, None)
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer; on a GPU that of `ngram_gpu`, since here the host would wait for each step's tokens.
+
+    Both draft the same.
+    """
+    if target.device.type == "cuda":
+        return ngram_gpu.build(spec, config, target)
+    return NgramProposer(**ngram_gpu.read_options(spec, config))

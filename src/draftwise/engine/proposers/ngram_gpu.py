@@ -6,13 +6,18 @@ K draft tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import CausalLM
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.spec import ResolvedSpec
 
-__all__ = ["NgramGpuProposer"]
+__all__ = ["NgramGpuProposer", "build", "read_options"]
 
 NO_TOKEN = -1
 
@@ -113,3 +118,18 @@ class NgramGpuProposer(Proposer):
         best_B1 = longest_BL.amax(dim=1, keepdim=True).clamp(min=self._shortest)
         ends_BL = torch.where(longest_BL == best_B1, positions_L + 1, lengths_B[:, None].int())
         return ends_BL.amin(dim=1).long()
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer."""
+    return NgramGpuProposer(**read_options(spec, config), device=target.device)
+
+
+def read_options(spec: ResolvedSpec, config: EngineConfig) -> dict[str, Any]:
+    """Return what both implementations of prompt lookup are made with."""
+    return {
+        "prompt_lookup_min": spec.prompt_lookup_min,
+        "prompt_lookup_max": spec.prompt_lookup_max,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": config.max_model_len,
+    }

@@ -11,17 +11,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_fault
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.families import FAMILIES
-from draftwise.engine.models.loading import WeightReader
-from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.proposers.draft_builder import DraftBuilder
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["StatelessProposer", "make_reader", "pick_count"]
+__all__ = ["StatelessProposer", "pick_count"]
 
 Carry = TypeVar("Carry")
 """What a network hands from one draft token to the next."""
@@ -73,28 +69,6 @@ class StatelessProposer(Proposer, Generic[Carry]):
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
-
-
-def make_reader(checkpoint: Checkpoint, target: CausalLM, *, hidden_key: str) -> WeightReader:
-    """Return a reader of a drafter's weights, in the dtype and on the device of its target.
-
-    Args:
-        checkpoint: the drafter's.
-        target: the model that it drafts for.
-        hidden_key: key of its config.json for the width of the state it reads.
-
-    Raises:
-        InvalidSetup: its config.json names another width or vocabulary than the target's.
-    """
-    shape, config, where = target.shape, checkpoint.config, str(checkpoint.path / "config.json")
-    faults = [
-        find_width_fault(hidden_key, config.get(hidden_key), shape.hidden_size, where=where),
-        find_vocabulary_fault(config.get("vocab_size"), shape.vocab_size, where=where),
-    ]
-    if any(faults):
-        raise InvalidSetup(filter(None, faults))
-    # These networks have no decoder layers, so it does not matter of which family they would be.
-    return WeightReader(checkpoint, shape, FAMILIES["llama"], target.dtype, target.device)
 
 
 def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import CausalLM
+from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
-from draftwise.lookup.suffix import SuffixCache
+from draftwise.engine.spec import ResolvedSpec
+from draftwise.machine.cache import one_at_a_time
 
-__all__ = ["SuffixProposer"]
+if TYPE_CHECKING:
+    from draftwise.lookup.suffix_cache import SuffixCache
+
+__all__ = ["SuffixProposer", "build"]
 
 
 class SuffixProposer(Proposer):
-    """Drafts by the suffix trees of `lookup.suffix` (Oliaro et al. 2024, arXiv:2411.04975).
+    """Drafts by the suffix trees of `lookup.suffix_cache` (Oliaro et al. 2024, arXiv:2411.04975).
 
     Args:
         cache: the trees; of this proposer alone.
@@ -43,3 +51,17 @@ class SuffixProposer(Proposer):
     def release(self, slot: int) -> None:
         """Forget the sequence's own tree; its response stays in the global one until newer requests push it out."""
         self.cache.release(slot)
+
+
+def build(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
+    """Return the proposer; one process compiles its kernels for all."""
+    with one_at_a_time("suffix-kernels"):
+        from draftwise.lookup.suffix_cache import SuffixCache  # the import compiles them
+
+        cache = SuffixCache(
+            max_tree_depth=spec.suffix_decoding_max_tree_depth,
+            max_cached_requests=spec.suffix_decoding_max_cached_requests,
+            max_spec_factor=spec.suffix_decoding_max_spec_factor,
+            min_token_prob=spec.suffix_decoding_min_token_prob,
+        )
+    return SuffixProposer(cache)

@@ -15,6 +15,7 @@ P pages, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.draft import Draft
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest
@@ -90,6 +91,9 @@ class DenseReplayer:
             batch = together
         yield batch
 
+    def _computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._threads is None else self._threads.computing(prompt_rows=prompt_rows)
+
     def _count_pages(self, request: Transcript) -> int:
         return -(-(request.num_tokens + max(self._ks)) // self._kv.block_size)
 
@@ -102,7 +106,7 @@ class DenseReplayer:
             live = [place for place, request in enumerate(requests) if len(request.answer_ids) > token]
             for k in self._ks:
                 told_BK = batch.answers_BT[upload(live, self._model.device), token : token + k]
-                with self._threads.computing(prompt_rows=0):
+                with self._computing(prompt_rows=0):
                     draft = self._proposer.propose(self._confirm(batch, live, token, k, told_BK), k)
                 found[k].note(live, token, draft, told_BK, batch.logprobs_BT)
         for slot in range(len(requests)):
@@ -127,7 +131,7 @@ class DenseReplayer:
             logprobs_BT=torch.zeros(answers.shape, device=device) if self._samples else None,
         )
         for place, request in enumerate(requests):
-            with self._threads.computing(prompt_rows=request.num_tokens):
+            with self._computing(prompt_rows=request.num_tokens):
                 self._compute_text(batch, place)
         return batch
 

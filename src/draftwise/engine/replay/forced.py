@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
@@ -90,7 +90,7 @@ def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[S
     return list(steps.values())
 
 
-def _to_request(request: Transcript, name: str, k: int) -> Request:
+def _to_request(request: Transcript, name: str, k: int) -> EngineRequest:
     params = SamplingParams(
         temperature=request.temperature,
         max_tokens=request.limit,
@@ -98,7 +98,7 @@ def _to_request(request: Transcript, name: str, k: int) -> Request:
         num_speculative_tokens=k,
         forced_token_ids=request.answer_ids,
     )
-    return Request(request_id=name, prompt_token_ids=list(request.prompt_ids), params=params)
+    return EngineRequest(request_id=name, prompt_token_ids=list(request.prompt_ids), params=params)
 
 
 def _to_rows(request: Transcript, steps: Sequence[Step]) -> DraftRows:

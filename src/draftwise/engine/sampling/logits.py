@@ -27,7 +27,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.penalties import Penalties
 
-__all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
+__all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words"]
 
 _NO_TOKEN, _ANY_TOKEN = -1, -2
 
@@ -43,11 +43,6 @@ class SamplingRow:
     """End-of-sequence ids, forbidden like the stop ids before min_tokens (also with ignore_eos, as in vLLM)."""
     bad_words: Sequence[Sequence[int]] = ()
     """`params.bad_words` after `encode_bad_words`."""
-
-
-def needs_adjusting(params: SamplingParams) -> bool:
-    """Whether `adjust` may do something for such a request, now or at a later step."""
-    return params.needs_history or params.penalises or bool(params.logit_bias)
 
 
 def adjust(

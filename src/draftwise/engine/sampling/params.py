@@ -95,6 +95,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether tokens are sampled, and not from the whole distribution."""
+        return not self.greedy and (self.min_p > 0 or self.top_k > 0 or self.top_p < 1)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         if self.stop is None:
@@ -110,3 +115,8 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether what is emitted depends on output tokens that the host must know: not for what penalties count."""
         return self.min_tokens > 0 or bool(self.bad_words) or self.forced_token_ids is not None
+
+    @property
+    def needs_adjusting(self) -> bool:
+        """Whether the logits change before they are tempered, at this or a later step."""
+        return self.needs_history or self.penalises or bool(self.logit_bias)

@@ -59,21 +59,14 @@ class Tempering:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> Tempering:
         """Return the settings of these requests; copies them to the device, so not inside a captured step."""
-        all_greedy, truncates = cls.flags(params)
         return cls(
             temperature_B=upload([p.temperature for p in params], device, np.float32),
             top_k_B=upload([max(p.top_k, 0) for p in params], device),
             top_p_B=upload([p.top_p for p in params], device, np.float32),
             min_p_B=upload([p.min_p for p in params], device, np.float32),
-            all_greedy=all_greedy,
-            truncates=truncates,
+            all_greedy=all(p.greedy for p in params),
+            truncates=any(p.truncates for p in params),
         )
-
-    @staticmethod
-    def flags(params: Sequence[SamplingParams]) -> tuple[bool, bool]:
-        """Return `all_greedy` and `truncates` of a batch of these requests."""
-        sampled = [p for p in params if not p.greedy]
-        return not sampled, any(p.min_p > 0 or p.top_k > 0 or p.top_p < 1 for p in sampled)
 
 
 def argmax(logits_BV: Tensor, ids_U: Tensor | None = None) -> Tensor:

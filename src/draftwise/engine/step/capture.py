@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core import Finding
-from draftwise.engine.step.prompts import PromptSize
+from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.memory import get_embedded_overheads
 
-__all__ = ["CapturePlan", "bucket_of", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
+__all__ = ["CapturePlan", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
 
 _STRIDES = ((16, 4), (64, 8), (256, 16), (512, 32))
-"""Below so many sequences, one size every so many: padding stays a small part of a step."""
+"""(limit, stride): below `limit` sequences, capture a graph every `stride`: padding stays a small part of a step."""
 _LAST_STRIDE = 64
 
 
@@ -26,12 +25,6 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
         sizes.add(size)
         size += next((stride for end, stride in _STRIDES if size < end), _LAST_STRIDE)
     return tuple(sorted(each for each in sizes if each <= max_num_seqs))
-
-
-def bucket_of(num_seqs: int, sizes: Sequence[int]) -> int | None:
-    """Return the smallest of the ascending `sizes` that holds so many sequences; None: the step runs eagerly."""
-    place = bisect_left(sizes, num_seqs)
-    return sizes[place] if place < len(sizes) else None
 
 
 def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_bytes: int) -> int:

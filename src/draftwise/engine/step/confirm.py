@@ -14,8 +14,7 @@ from torch import Tensor
 
 from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.plain import PlainDecoding
+from draftwise.engine.proposers.proposer import Confirmed, PlainDecoding, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.sequence import Sequence

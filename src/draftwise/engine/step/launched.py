@@ -12,15 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.engine.memory.transfer import Readback
 from draftwise.engine.outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import Ranked
 from draftwise.engine.sampling.verify import Accepted
-from draftwise.engine.step.host_part import PromptRanks
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["Launched", "Outcome", "pack"]
+__all__ = ["Launched", "Outcome", "PromptRanks", "Readback", "pack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +33,40 @@ class Outcome:
     """Of the emitted tokens, if their log-probabilities are asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRanks:
+    """Log-probabilities of prompt tokens, on the device."""
+
+    sequence: Sequence
+    ranked: Ranked
+
+
 def pack(draft: Draft, accepted: Accepted) -> Tensor:
     """Return all numbers of a step that the host wants, [B, C], for one copy."""
     counts_B2 = torch.stack((accepted.num_accepted_B + 1, draft.lengths_B), dim=1)
     return torch.cat((counts_B2, accepted.tokens_BS, draft.tokens_BK), dim=1)
+
+
+class Readback:
+    """Tensors on their way to the host; `wait` returns them once they are there."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensors
+        if tensors[0].is_cuda:
+            self._host = tuple(
+                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                for tensor in tensors
+            )
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Return the tensors on the host, as they were when the readback was made."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self._host
 
 
 class Launched:
@@ -70,7 +98,7 @@ class Launched:
         self._readback = Readback(packed, *tensors)
 
     def collect(self) -> Iterator[Outcome]:
-        """Wait for the device; yield what sequences got that are still what they were."""
+        """Wait for the device; yield the outcome of every sequence that was not preempted or aborted meanwhile."""
         packed_BC, *tensors = self._readback.wait()
         every = [
             Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)

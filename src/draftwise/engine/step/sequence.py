@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from draftwise.engine.sampling.grammar import Grammar
     from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 
-__all__ = ["Request", "Sequence"]
+__all__ = ["EngineRequest", "Sequence", "StepTraits"]
+
+_RANKED = (5, 20)
+"""Tokens that are ranked where a request asks for fewer, so that few kinds of steps are captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EngineRequest:
     """A prompt and how its n completions are to be sampled."""
 
     request_id: str
@@ -26,11 +29,46 @@ class Request:
     """Prefixes are shared with requests of the same salt only."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepTraits:
+    """The demands of a request's sampling parameters on each of its steps."""
+
+    greedy: bool
+    truncates: bool
+    """See `SamplingParams.truncates`."""
+    needs_history: bool
+    """See `SamplingParams.needs_history`."""
+    needs_host: bool
+    """Whether decoding steps need the host between the target's pass and the verification."""
+    num_ranked: int | None
+    """Tokens to rank at each position, one of few numbers; None: none."""
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> StepTraits:
+        """Return the demands of a request."""
+        ranked = params.logprobs
+        if ranked is not None:
+            ranked = next((each for each in _RANKED if each >= ranked), ranked)
+        many = ranked is not None and ranked > _RANKED[-1]  # each number would have graphs of its own
+        return cls(
+            greedy=params.greedy,
+            truncates=params.truncates,
+            needs_history=params.needs_history,
+            needs_host=many or params.needs_adjusting or params.structured_outputs is not None,
+            num_ranked=ranked,
+        )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """State of one completion; the scheduler moves it, the engine fills it."""
 
-    request: Request
+    request: EngineRequest
+    params: SamplingParams = field(init=False)
+    """The request's."""
+    traits: StepTraits = field(init=False)
+    num_prompt: int = field(init=False)
+    """Tokens of the prompt."""
     index: int
     seed: int
     max_tokens: int
@@ -71,15 +109,10 @@ class Sequence:
     num_prefix_cached: int = 0
     """Leading tokens that were in the prefix cache when it last started to run."""
 
-    @property
-    def params(self) -> SamplingParams:
-        """The request's sampling parameters."""
-        return self.request.params
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.params = self.request.params
+        self.traits = StepTraits.of(self.params)
+        self.num_prompt = len(self.request.prompt_token_ids)
 
     @property
     def row(self) -> int:

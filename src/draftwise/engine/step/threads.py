@@ -22,7 +22,7 @@ import torch
 
 from draftwise.machine.cores import count_cores
 
-__all__ = ["Cores", "GovernedThreads", "Governor", "LinuxCores", "StepThreads", "make_threads"]
+__all__ = ["Cores", "Governor", "LinuxCores", "StepThreads", "make_threads"]
 
 _WINDOW_S = 0.05
 """How long waiting adds up before it counts: many slices of the scheduler (about 3 ms)."""
@@ -183,21 +183,14 @@ class LinuxCores:
 
 
 class StepThreads:
-    """As many threads as torch has, whatever happens."""
-
-    def computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:  # noqa: ARG002  (of the subclass)
-        """Return the block in which a step with so many rows of prompts is computed."""
-        return nullcontext()
-
-
-class GovernedThreads(StepThreads):
-    """As many threads as the governor says; after the block as many as before."""
+    """Computes steps with as many threads as the governor says."""
 
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
 
     def computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:
-        """See `StepThreads`."""
+        """Return the block in which a step with that many rows of prompts is computed; after it torch has as many
+        threads as before."""
         threads = self._governor.update()
         return nullcontext() if threads == self._governor.most or prompt_rows > _MOST_ROWS else _limited(threads)
 
@@ -212,18 +205,21 @@ def _limited(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def make_threads(device: torch.device) -> StepThreads:
-    """Give torch the threads that this process has cores for, and return what governs them.
+def make_threads(device: torch.device) -> StepThreads | None:
+    """Give torch the threads that this process has cores for, and return their governor.
 
-    An operator's OMP_NUM_THREADS stands. Where the system does not tell who waits for a core, nothing is governed.
+    An operator's OMP_NUM_THREADS stands.
+
+    Returns:
+        None: nothing is governed, on a GPU, with one thread, or where the system does not tell who waits for a core.
     """
     if device.type != "cpu":
-        return StepThreads()
+        return None
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), count_cores()))
     if torch.get_num_threads() == 1:
-        return StepThreads()
+        return None
     try:
-        return GovernedThreads(Governor(torch.get_num_threads(), LinuxCores()))
+        return StepThreads(Governor(torch.get_num_threads(), LinuxCores()))
     except (OSError, AttributeError):
-        return StepThreads()
+        return None

@@ -1,17 +1,19 @@
-"""Turns output tokens into text one at a time, in constant time each, and finds stop strings in it."""
+"""Turns output tokens into text one at a time, in constant time each, and finds where a completion ends."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwise.engine.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer"]
+__all__ = ["IncrementalDetokenizer", "Stop", "find_stop"]
 
 _PROMPT_TAIL = 5
 """Prompt tokens that can bear on how the first output token reads (a leading space, a cut character)."""
@@ -60,7 +62,7 @@ class IncrementalDetokenizer:
     def add(self, token_id: int, *, look_for_stops: bool = True) -> str:
         """Take in one token and return the text that is now certain.
 
-        With `look_for_stops` off (min_tokens not reached), stop strings that end in this token are let pass.
+        With `look_for_stops` off (min_tokens not reached), stop strings that end in this token do not count.
         """
         new = self._stream.add(token_id)
         if not self._stops:
@@ -104,6 +106,59 @@ class IncrementalDetokenizer:
         end, order = min(ends)
         stop = self._stops[order]
         return stop, end if self._include_stop else end - len(stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why a completion ended, and how many of the new tokens belong to it."""
+
+    num_tokens: int
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    stop_reason: int | str | None = None
+
+
+def find_stop(
+    emitted: list[int],
+    params: SamplingParams,
+    detokenizer: IncrementalDetokenizer,
+    *,
+    num_output: int,
+    room: int,
+    end_ids: Set[int],
+    end: str | None = None,
+) -> tuple[str, Stop | None]:
+    """Detokenise `emitted` up to the first reason to stop; return the new text and that reason.
+
+    A stop token counts as output but leaves no text unless include_stop_str_in_output is set. Stop strings are looked
+    for once min_tokens are there.
+
+    Args:
+        emitted: the new tokens.
+        params: what ends the completion.
+        detokenizer: its text so far.
+        num_output: tokens generated before these.
+        room: how many more it may have.
+        end_ids: end-of-sequence tokens.
+        end: why the completion ends after these tokens, if nothing but a lack of room ends it earlier or there.
+    """
+    text = ""
+    for count, token in enumerate(emitted, start=1):
+        enough = num_output + count > params.min_tokens
+        is_end = token in end_ids and not params.ignore_eos
+        if enough and (is_end or token in params.stop_token_ids):
+            if params.include_stop_str_in_output:
+                text += detokenizer.add(token, look_for_stops=False)
+            reason = None if is_end else token
+            return text + detokenizer.finish(), Stop(num_tokens=count, finish_reason="stop", stop_reason=reason)
+        text += detokenizer.add(token, look_for_stops=enough)
+        if detokenizer.stopped_by is not None:
+            return text, Stop(num_tokens=count, finish_reason="stop", stop_reason=detokenizer.stopped_by)
+        if count == room and not (end == "stop" and count == len(emitted)):
+            return text + detokenizer.finish(), Stop(num_tokens=count, finish_reason="length")
+    if end is not None:
+        return text + detokenizer.finish(), Stop(num_tokens=len(emitted), finish_reason=end)
+    return text, None
 
 
 class _Stream(Protocol):

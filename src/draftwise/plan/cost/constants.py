@@ -40,7 +40,7 @@ class Constants:
     draft_spread: float = 1.0
     """Of a mixture: the same of the n tokens of one sequence that a step verifies, which may choose more alike."""
     drafting: Mapping[str, float] = field(default_factory=dict)
-    """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `facts.advice`; 1 for one that is not named."""
+    """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `knowledge.advice`; 1 where none is given."""
 
     def with_logs(self, names: Sequence[str], logs: Sequence[float]) -> Constants:
         """Return the constants with some of them set to the exponentials of numbers.
@@ -112,7 +112,7 @@ _CPU_SPREAD = {
 
 
 def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
-    """Return what a data sheet says of a GPU, at the shares of it that were measured (`facts.advice`).
+    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`).
 
     Args:
         gpu: with its bandwidth and arithmetic rate.

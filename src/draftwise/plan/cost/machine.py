@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cache
 
 from draftwise.core import ModelShape
-from draftwise.knowledge.advice import read_step_costs
+from draftwise.knowledge.advice import find_drafting_cost
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.constants import Constants
 from draftwise.plan.cost.work import Work
@@ -168,7 +168,9 @@ class Machine:
 
     def _draft_s(self, step: Step, drafting: Drafting) -> float:
         """Return the seconds of a first pass over all rows and of those that follow, over one row a sequence."""
-        cost, sequences = read_step_costs().get_drafting(drafting.method), step.batch.sequences
+        cost, sequences = find_drafting_cost(drafting.method), step.batch.sequences
+        if cost is None:
+            raise KeyError(drafting.method)
         factor = self.constants.drafting.get(drafting.kind, 1.0)
         time = factor * (step.drafted * cost.per_token_s + cost.per_step_s)
         if drafting.work is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Severity
-from draftwise.knowledge.advice import get_advice, read_step_costs, read_temperature_effect
+from draftwise.knowledge.advice import find_drafting_cost, get_advice, read_temperature_effect
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.check import Report, Resolved
 from draftwise.plan.pick.case import Case
@@ -48,8 +48,10 @@ def _find_beyond_graphs(case: Case, proposal: Proposal, k: int) -> Finding | Non
 
 
 def _about_costs(case: Case, method: str, resolved: Resolved | None) -> Iterator[Finding]:
-    cost, rule = read_step_costs().get_drafting(method), get_advice("unmeasured")
-    if method not in cost.measured:
+    cost, rule = find_drafting_cost(method), get_advice("unmeasured")
+    if cost is None:
+        yield rule.finding(f"The cost of {method} was not measured, nor that of a similar one: nothing is estimated.")
+    elif not cost.measured:
         yield rule.finding(f"The cost of {method} was not measured: the estimate uses that of similar methods.")
     elif resolved is not None and resolved.runner not in (None, cost.runner):
         yield rule.finding(f"The cost of {method} was measured on model runner {cost.runner}, not {resolved.runner}.")
@@ -60,7 +62,10 @@ def _about_costs(case: Case, method: str, resolved: Resolved | None) -> Iterator
 def _about_temperature(case: Case, proposal: Proposal) -> Iterator[Finding]:
     """Yield what the traffic's temperature takes off, and the key that gives a part of it back."""
     expectation, temperature = expect(case, proposal), case.requirements.traffic.temperature
-    if expectation is None or not temperature:
+    if expectation is None:
+        yield get_advice("acceptance-unknown").finding(f"Nobody measured the acceptance of {proposal.method} yet.")
+        return
+    if not temperature:
         return
     rule = get_advice("temperature-high")
     high = temperature > rule.numbers["above"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.plan.cost.machine import Drafting
+from draftwise.knowledge.advice import find_drafting_cost
+from draftwise.knowledge.methods import get_method
+from draftwise.plan.cost.machine import Drafting, Machine
 from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.expectation import Expectation, expect
@@ -72,12 +74,12 @@ def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Esti
     expectation = expect(case, proposal)
     if expectation is None:
         return None
-    batch = case.batch()
+    batch, machine = case.batch(), _find_machine(case, drafting)
     return Estimate(
         k=k,
         sequences=case.requirements.traffic.concurrency,
         expectation=expectation,
-        break_even=None if case.machine is None else case.machine.break_even(batch, drafting, k),
+        break_even=None if machine is None else machine.break_even(batch, drafting, k),
         baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
     )
 
@@ -97,10 +99,10 @@ def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple
     Empty if nothing can be estimated, or where the gain over the best fixed k is too small to be worth it.
     """
     chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
-    expectation = expect(case, proposal)
-    if not chosen or case.machine is None or expectation is None:
+    expectation, machine = expect(case, proposal), _find_machine(case, drafting)
+    if not chosen or machine is None or expectation is None:
         return ()
-    machine, acceptance = case.machine, expectation.cautious
+    acceptance = expectation.cautious
 
     def speed_up(sequences: int, k: int) -> float:
         length, batch = compute_acceptance_length(acceptance, k), case.batch(sequences)
@@ -117,16 +119,22 @@ def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: in
     Empty if nothing can be estimated. In a mixture of experts more rows choose the same experts the more there are, so
     that a larger k can look better at a higher load; that gain is not worth two settings.
     """
-    expectation = expect(case, proposal)
-    if case.machine is None or expectation is None:
+    expectation, machine = expect(case, proposal), _find_machine(case, drafting)
+    if machine is None or expectation is None:
         return []
     chosen: list[tuple[int, int]] = []
     for sequences in sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}):
         allowed = [k for k in proposal.lengths if not chosen or k <= chosen[-1][1]]
         lengths = _within_graphs(case, allowed, sequences)
-        k = choose_best_k(case.machine, case.batch(sequences), drafting, expectation.cautious, lengths)
+        k = choose_best_k(machine, case.batch(sequences), drafting, expectation.cautious, lengths)
         chosen.append((sequences, k))
     return chosen
+
+
+def _find_machine(case: Case, drafting: Drafting) -> Machine | None:
+    """Return the machine on which steps are estimated; None where it, or what the method costs, is unknown."""
+    weighs = drafting.work is not None or not get_method(drafting.method).has_weights
+    return case.machine if weighs and find_drafting_cost(drafting.method) is not None else None
 
 
 def _within_graphs(case: Case, lengths: Sequence[int], sequences: int) -> Sequence[int]:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from draftwise.knowledge.advice import (
-    AcceptancePrior,
-    SeenAcceptance,
-    find_prior,
-    find_seen_acceptance,
-    read_temperature_effect,
-    read_traffic_kinds,
-)
+from draftwise.knowledge.advice import read_temperature_effect, read_traffic_kinds
+from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.forecast.acceptance import find_acceptance
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal
@@ -40,11 +35,10 @@ def expect(case: Case, proposal: Proposal) -> Expectation | None:
     Nothing is expected that is higher than what was measured: of this kind of traffic, else of any. A drafter that was
     trained for one kind is not expected to do better on another.
     """
-    traffic = case.requirements.traffic
-    prior = find_prior(proposal.method, traffic.overlap)
+    traffic, advice = case.requirements.traffic, get_method(proposal.method).advice
+    prior, seen = advice.find_prior(traffic.overlap), advice.seen_acceptance
     if prior is None:
         return None
-    seen = find_seen_acceptance(proposal.method)
     found = [_of_kind(prior, seen, traffic.kind, traffic.place)]
     if proposal.trained_on is not None:
         trained = read_traffic_kinds()[proposal.trained_on]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work, find_drafter_work
@@ -14,20 +14,34 @@ from draftwise.plan.pick.case import Case, GivenDrafter
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse, refuse_no_drafter
 from draftwise.plan.size.shapes import read_text_config
 
-__all__ = ["propose_head", "propose_old_head"]
+__all__ = ["propose_head"]
 
 _NONCAUSAL = "FLASH_ATTN"
 """Attention backend that can attend over a whole block at once in every release."""
 
 
 def propose_head(case: Case, method: str) -> Proposal | Refusal:
-    """Return the proposal of a method whose drafter is a head."""
+    """Return the proposal of a method whose drafter is a head: the operator's own, else a published one."""
+    old = get_method(method).advice.only_if_deployed
     given = next((each for each in case.given if each.drafter.method == method), None)
     if given is not None:
-        return _given_head(case, method, given)
+        made = _given_head(case, method, given)
+        kept = get_advice("locked-in").finding(f"{given.name} is already in use.")
+        return replace(made, reasons=(*made.reasons, kept)) if old else made
     exact = [row for row in case.published if _loads(case, row, method)]
     rows = exact or [row for row in case.similar if _loads(case, row, method)]
-    return _published_head(case, method, rows, exact=bool(exact)) if rows else refuse_no_drafter(case, method)
+    if not rows:
+        return refuse_no_drafter(case, method)
+    return _refuse_old(method, rows[0].model) if old else _published_head(case, method, rows, exact=bool(exact))
+
+
+def _refuse_old(method: str, model: str) -> Refusal:
+    return refuse(
+        method,
+        "only-when-locked-in",
+        f"{model} exists, but EAGLE-3 or DFlash reach a higher acceptance.",
+        fix=f"If it is already deployed, give it with --drafter {model}.",
+    )
 
 
 def _loads(case: Case, row: PublishedDrafter, method: str) -> bool:
@@ -44,7 +58,7 @@ def _given_head(case: Case, method: str, given: GivenDrafter) -> Proposal:
     return Proposal(
         method=method,
         spec={"method": method, "model": given.name, **parallel},
-        place=get_guide_rank(method),
+        place=get_method(method).advice.rank,
         at_hand=True,
         lengths=_lengths(method, most),
         work=_work(case, method, most, given.drafter.config),
@@ -60,7 +74,7 @@ def _published_head(case: Case, method: str, rows: list[PublishedDrafter], *, ex
     return Proposal(
         method=method,
         spec=_spec_of(row),
-        place=get_guide_rank(method),
+        place=get_method(method).advice.rank,
         lengths=_lengths(method, most),
         why_lengths=shown if row.num_speculative_tokens else None,
         work=_work(case, method, most, None),
@@ -105,20 +119,3 @@ def _work(case: Case, method: str, most: int, config: Mapping[str, Any] | None) 
 def _spec_of(row: PublishedDrafter) -> dict[str, Any]:
     parallel = {"parallel_drafting": True} if row.parallel_drafting else {}
     return {"method": row.method, "model": row.model, **parallel}
-
-
-def propose_old_head(case: Case, method: str) -> Proposal | Refusal:
-    """Return the proposal of a head that is kept if it is already in use, and not recommended otherwise."""
-    made = propose_head(case, method)
-    if isinstance(made, Refusal):
-        return made
-    if any(each.drafter.method == method for each in case.given):
-        kept = get_advice("locked-in").finding(f"{made.spec['model']} is already in use.")
-        return replace(made, place=get_guide_rank(method), reasons=(*made.reasons, kept))
-    model = made.spec["model"]
-    return refuse(
-        method,
-        "only-when-locked-in",
-        f"{model} exists, but EAGLE-3 or DFlash reach a higher acceptance.",
-        fix=f"If it is already deployed, give it with --drafter {model}.",
-    )

@@ -10,8 +10,9 @@ from typing import Any
 
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
-from draftwise.knowledge.advice import PublishedResult, find_published_results, get_advice
+from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import PublishedDrafter
+from draftwise.knowledge.method_advice import PublishedResult
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
@@ -96,7 +97,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
             *find_caveats(case, proposal, report, k),
         ),
         alternatives=proposal.alternatives,
-        published_results=find_published_results(proposal.method),
+        published_results=get_method(proposal.method).advice.published_results,
     )
 
 

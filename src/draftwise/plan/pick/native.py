@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import find_native
+from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
@@ -32,7 +33,7 @@ def propose_mtp(case: Case, method: str) -> Proposal | Refusal:
     return Proposal(
         method=method,
         spec={"method": method if method in names else alias},
-        place=get_guide_rank(method),
+        place=get_method(method).advice.rank,
         lengths=tuple(k for k in range(1, most + 1) if k <= (modules or 1) or k % (modules or 1) == 0),
         why_lengths=get_advice("k-of-modules").finding(f"Up to {most}: {source}."),
         work=find_drafter_work(method, 1, target.config, None, case.precision, case.tensor_parallel_size),

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Calibration, InvalidSetup
-from draftwise.knowledge.advice import Overlap, TrafficKind, read_traffic_kinds
+from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.method_advice import Overlap
 
 __all__ = ["STRUCTURED_OUTPUT", "Requirements", "Traffic", "describe_traffic"]
 

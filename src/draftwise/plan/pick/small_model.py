@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
-from draftwise.knowledge.advice import get_advice, get_guide_rank
+from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work, find_work
@@ -37,7 +37,7 @@ def propose_draft_model(case: Case, method: str) -> Proposal | Refusal:
     return Proposal(
         method=method,
         spec={"method": method, "model": name, **vocabularies},
-        place=get_guide_rank(method),
+        place=get_method(method).advice.rank,
         at_hand=given is not None,
         lengths=tuple(range(1, get_method(method).usual_k + 1)),
         work=work,

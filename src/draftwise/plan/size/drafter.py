@@ -1,4 +1,4 @@
-"""The weights and the cache of a drafter or head, beside its target: what it shares is not counted twice."""
+"""The weights and the cache of a drafter or head: what it shares with its target is not counted twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.aux_layers import find_aux_layers
-from draftwise.core import ModelShape
+from draftwise.core import InvalidSetup, ModelShape
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.parts import Part, Split
@@ -22,7 +22,8 @@ Config = Mapping[str, Any]
 class Drafter:
     """What a method adds to the target."""
 
-    method: str
+    method: str = ""
+    """As vLLM resolves it; empty without speculation."""
     parts: tuple[Part, ...] = ()
     shape: ModelShape | None = None
     """Shape of the layers that keep keys and values; None where none does."""
@@ -36,8 +37,8 @@ class Drafter:
 
     @property
     def facts(self) -> Method:
-        """What is true of the method; one that is not known is counted as a draft model."""
-        return find_method(self.method) or get_method("draft_model")
+        """What is true of the method; KeyError without speculation."""
+        return get_method(self.method)
 
 
 def describe_drafter(method: str, k: int, target: Config, config: Config | None) -> Drafter:
@@ -48,13 +49,32 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
         k: tokens drafted a step.
         target: the target's text config.
         config: of the drafter; None where only the method is known, or where it is part of the target's checkpoint.
+
+    Raises:
+        InvalidSetup: the method is unknown, or which tensors its drafters have.
     """
     facts = find_method(method)
-    if facts is not None and not facts.has_weights:
+    if facts is None:
+        message = f"draftwise does not know the method {method!r}, nor what memory its drafter takes."
+        raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
+    if not facts.has_weights:
         return Drafter(method=method)
-    describe = _METHODS.get(method if facts is None else facts.name, _describe_draft_model)
-    found = replace(describe(target, _flat(config) if config is not None else None, k), method=method)
-    return replace(found, typical=config is None and found.facts.weights != "target")
+    describe = _find_layout(facts)
+    found = describe(target, _flat(config) if config is not None else None, k)
+    return replace(found, method=method, typical=config is None and facts.weights != "target")
+
+
+def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Drafter]:
+    """Return the function that describes the drafters of a method."""
+    if not method.layout:
+        raise InvalidSetup.because(
+            "method-memory-unknown",
+            f"Which tensors a drafter of {method.name} has is unknown, and with them its memory.",
+            where="method",
+            fix="Size the target without it, and add what a start of the server logs for the drafter.",
+        )
+    known = _LAYOUTS.get(method.layout)
+    return known if known is not None else method.load("layout")
 
 
 def _flat(config: Config) -> Config:
@@ -63,16 +83,14 @@ def _flat(config: Config) -> Config:
     return {**inner, **config} if isinstance(inner, Mapping) else config
 
 
-def _describe_draft_model(_target: Config, config: Config | None, _k: int) -> Drafter:
+def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafter:
     if config is None:
-        return Drafter(
-            method="draft_model", notes=("No config.json of the draft model is at hand: its memory is left out.",)
-        )
+        return Drafter(notes=("No config.json of the draft model is at hand: its memory is left out.",))
     shape = read_shape(config)
-    return Drafter(method="draft_model", parts=decoder_parts(config, shape), shape=shape, config=config)
+    return Drafter(parts=decoder_parts(config, shape), shape=shape, config=config)
 
 
-def _describe_eagle(target: Config, config: Config | None, _k: int) -> Drafter:
+def _describe_layer(target: Config, config: Config | None, _k: int) -> Drafter:
     """Return one Llama layer and `fc` over embedding and hidden state; embedding and lm_head are the target's."""
     like = config or _head_of(target)
     shape = read_shape(like)
@@ -83,10 +101,10 @@ def _describe_eagle(target: Config, config: Config | None, _k: int) -> Drafter:
         *mlp_parts(like, shape, layers),
         norm("layernorms", 2 * shape.hidden_size, layers),
     )
-    return Drafter(method="eagle", parts=parts, shape=shape, config=like)
+    return Drafter(parts=parts, shape=shape, config=like)
 
 
-def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
+def _describe_fused_layer(target: Config, config: Config | None, _k: int) -> Drafter:
     """Return a layer over twice the width, `fc` over the auxiliary states, and an lm_head over the draft vocabulary."""
     like = config or {**_head_of(target), "draft_vocab_size": min(32000, target["vocab_size"])}
     shape = read_shape(like)
@@ -104,10 +122,10 @@ def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
         *_own_head(vocab, width),
         *_vocabulary_map(vocab, shape.vocab_size),
     )
-    return Drafter(method="eagle3", parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
+    return Drafter(parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
 
 
-def _describe_dflash(target: Config, config: Config | None, _k: int) -> Drafter:
+def _describe_block(target: Config, config: Config | None, _k: int) -> Drafter:
     """Return Qwen3 layers and `fc` over the auxiliary hidden states; embedding and lm_head are the target's."""
     like = config or {**_head_of(target), "num_hidden_layers": 5}
     shape = read_shape(like)
@@ -123,22 +141,22 @@ def _describe_dflash(target: Config, config: Config | None, _k: int) -> Drafter:
         norm("norm, hidden_norm", 2 * width),
         *(() if not vocab or vocab == shape.vocab_size else (*_own_head(vocab, width), *_vocabulary_map(vocab, vocab))),
     )
-    return Drafter(method="dflash", parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
+    return Drafter(parts=parts, shape=shape, config=like, num_aux_layers=num_aux_layers)
 
 
-def _describe_dspark(target: Config, config: Config | None, k: int) -> Drafter:
+def _describe_block_markov(target: Config, config: Config | None, k: int) -> Drafter:
     """Return dflash's parts and the Markov head's two tables."""
-    base = _describe_dflash(target, config, k)
+    base = _describe_block(target, config, k)
     like = config or {}
     rank, vocab = like.get("markov_rank") or 256, like.get("draft_vocab_size") or target["vocab_size"]
     tables = (
         Part(name="markov_w1", role="head", rows=target["vocab_size"], cols=rank, split=Split.COPIED, quantized=False),
         Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Split.COPIED, quantized=False),
     )
-    return replace(base, method="dspark", parts=(*base.parts, *tables))
+    return replace(base, parts=(*base.parts, *tables))
 
 
-def _describe_medusa(target: Config, config: Config | None, k: int) -> Drafter:
+def _describe_residual_heads(target: Config, config: Config | None, k: int) -> Drafter:
     """Return one residual block and one lm_head for each token ahead."""
     like = config or {}
     width = like.get("hidden_size") or target["hidden_size"]
@@ -150,7 +168,6 @@ def _describe_medusa(target: Config, config: Config | None, k: int) -> Drafter:
     )
     copies = 1 if like.get("original_lm_head") else heads
     return Drafter(
-        method="medusa",
         parts=(
             blocks,
             replace(blocks, name="blocks.bias", cols=1),
@@ -159,7 +176,7 @@ def _describe_medusa(target: Config, config: Config | None, k: int) -> Drafter:
     )
 
 
-def _describe_mlp_speculator(target: Config, config: Config | None, k: int) -> Drafter:
+def _describe_recurrent_heads(target: Config, config: Config | None, k: int) -> Drafter:
     """Return embedding, projection, norm and lm_head of each token ahead; with `tie_weights` one set serves all."""
     like = config or {}
     vocab, width = like.get("vocab_size") or target["vocab_size"], like.get("emb_dim") or target["hidden_size"]
@@ -173,12 +190,10 @@ def _describe_mlp_speculator(target: Config, config: Config | None, k: int) -> D
         later = 1 if like.get("tie_weights") else heads - 1
         projections.append(replace(projections[0], name="proj", cols=inner, copies=later))
     norms = replace(norm("ln", 2 * inner), copies=copies)
-    return Drafter(
-        method="mlp_speculator", parts=(table, replace(table, name="head", role="head"), *projections, norms)
-    )
+    return Drafter(parts=(table, replace(table, name="head", role="head"), *projections, norms))
 
 
-def _describe_mtp(target: Config, _config: Config | None, _k: int) -> Drafter:
+def _describe_target_layers(target: Config, _config: Config | None, _k: int) -> Drafter:
     """Return layers like the target's last, with norms and the projection of embedding and hidden state.
 
     They lie in the target's checkpoint; embedding and lm_head are the target's.
@@ -195,7 +210,6 @@ def _describe_mtp(target: Config, _config: Config | None, _k: int) -> Drafter:
         norm("enorm, hnorm, norm", 3 * width, (last,)),
     )
     return Drafter(
-        method="mtp",
         parts=tuple(replace(part, layers=layers) for part in block),
         config=like,
         shape=replace(shape, num_layers=count, windows=shape.windows[-1:] * count, stateful_layers=frozenset()),
@@ -204,17 +218,17 @@ def _describe_mtp(target: Config, _config: Config | None, _k: int) -> Drafter:
 
 _MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
-_METHODS: Mapping[str, Callable[[Config, Config | None, int], Drafter]] = {
-    "draft_model": _describe_draft_model,
-    "eagle": _describe_eagle,
-    "eagle3": _describe_eagle3,
-    "peagle": _describe_eagle3,
-    "dflash": _describe_dflash,
-    "dspark": _describe_dspark,
-    "medusa": _describe_medusa,
-    "mlp_speculator": _describe_mlp_speculator,
-    "mtp": _describe_mtp,
+_LAYOUTS: Mapping[str, Callable[[Config, Config | None, int], Drafter]] = {
+    "decoder": _describe_decoder,
+    "layer": _describe_layer,
+    "fused_layer": _describe_fused_layer,
+    "block": _describe_block,
+    "block_markov": _describe_block_markov,
+    "residual_heads": _describe_residual_heads,
+    "recurrent_heads": _describe_recurrent_heads,
+    "target_layers": _describe_target_layers,
 }
+"""By the column `layout` of the method."""
 
 
 def _head_of(target: Config) -> dict[str, Any]:

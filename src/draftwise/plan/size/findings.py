@@ -113,18 +113,12 @@ def _find_graphs(request: Request, budget: Budget) -> Iterator[Finding]:
     if request.runner == "V2":
         codes.insert(0, "size-graphs-first-runner-only")
     code = next(code for code in codes if request.rules.holds(code))
-    yield from request.rules.ruling(
-        code,
-        f"CUDA graphs take about {_gib(budget.graphs)}, of which {_gib(budget.graphs_counted)} are taken off the KV "
-        "cache beforehand.",
-        where=_SHARE_FLAG,
-    )
+    yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
 
 
 def _find_buffers(request: Request, budget: Budget) -> Iterator[Finding]:
     if not budget.buffers_counted:
-        message = f"{_gib(budget.buffers)} of buffers come on top of vLLM's plan."
-        yield from request.rules.ruling("size-buffers-not-counted", message, where=_SHARE_FLAG)
+        yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
 
 
 def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:
@@ -132,10 +126,7 @@ def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:
     warm = measure(replace(request, cold_start=False))
     if (more := budget.activations - warm.activations) > 0:
         yield from request.rules.ruling(
-            "size-cold-compile",
-            f"A start with an empty compile cache has {_gib(more)} less for keys and values ({budget.kv_tokens:,} "
-            f"tokens) than a later one ({warm.kv_tokens:,}).",
-            where="KV cache",
+            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
         )
 
 

@@ -21,7 +21,7 @@ from draftwise.plan.size.shapes import read_shape, read_text_config
 
 __all__ = ["NO_DRAFTER", "Request", "read_request"]
 
-NO_DRAFTER = Drafter(method="none")
+NO_DRAFTER = Drafter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,8 +162,8 @@ def _read_command(word: Word) -> tuple[tuple[Word, ...], Iterable[Finding]]:
     if not found.mistake and len(words) == len(items):
         return words, ()
     mistake = get_rule("exec-form-not-json").ruling(
-        f"The list {found.mistake or 'holds something else than texts'}: a shell gets it as it stands.",
-        where=f"line {word.line}",
+        mistake=found.mistake or "holds something else than texts",
+        line=word.line,
         fix=found.fix or "Put every word in double quotes.",
     )
     return words, (mistake,)

@@ -81,9 +81,7 @@ def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | No
         inner = read_json(given)
         if inner.mistake:
             findings.append(
-                get_rule("flag-json-invalid").ruling(
-                    f"The value of {_SPEC} {inner.mistake}.", where=f"{name} {_SPEC}".strip()
-                )
+                get_rule("flag-json-invalid").ruling(mistake=inner.mistake, where=f"{name} {_SPEC}".strip())
             )
         given = inner.value
     if given is None:
@@ -110,13 +108,7 @@ def _get_args(value: Mapping[str, Any], release: Release, findings: list[Finding
         if field in known:
             args[field] = each
         else:
-            findings.append(
-                get_rule("unknown-engine-argument").ruling(
-                    f"vLLM {release} has no engine argument {key[:60]!r}.",
-                    where=name,
-                    fix="Check its spelling, or put it into speculative_config if it belongs there.",
-                )
-            )
+            findings.append(get_rule("unknown-engine-argument").ruling(release=release, key=key[:60], where=name))
     return args
 
 
@@ -125,14 +117,8 @@ def _get_env(given: Any) -> dict[str, str]:
 
 
 def _twice(key: str, name: str) -> Finding:
-    return get_rule("duplicate-key").ruling(
-        f"{key[:60]} is written twice in one object; only the last one counts.", where=name, fix="Keep one of them."
-    )
+    return get_rule("duplicate-key").ruling(key=key[:60], where=name)
 
 
 def _no_target(name: str) -> Finding:
-    return get_rule("no-target").ruling(
-        "The JSON names no target model, so nothing that depends on it is checked.",
-        where=name,
-        fix="Say which model it is for.",
-    )
+    return get_rule("no-target").ruling(where=name)

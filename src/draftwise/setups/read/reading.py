@@ -155,14 +155,10 @@ def choose_release(version: str | None) -> Release:
 def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Finding]:
     if engine_version and launch.version and engine_version != launch.version:
         yield get_rule("other-version-asked").ruling(
-            f"The source says vLLM {launch.version}; it is judged for {engine_version} as asked.", where=launch.where
+            version=launch.version, engine_version=engine_version, where=launch.where
         )
     elif launch.image and not launch.version and not engine_version and not launch.image_unknown:
-        yield get_rule("version-unknown").ruling(
-            f"{launch.image} does not say which vLLM is in it; it is judged for {releases()[-1]}.",
-            where=launch.where,
-            fix="Pin the image to a release, or say which release it is.",
-        )
+        yield get_rule("version-unknown").ruling(image=launch.image, last=releases()[-1], where=launch.where)
 
 
 def is_shown(variable: str) -> bool:
@@ -188,21 +184,13 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
         return
     ranks = sizes[0] * sizes[1]
     if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
-        yield get_rule("fewer-gpus-than-ranks").ruling(
-            f"Tensor and pipeline parallelism want {ranks} GPUs; {launch.num_gpus} are given.",
-            where=launch.where,
-            fix="Ask for as many GPUs, or lower the parallel sizes.",
-        )
+        yield get_rule("fewer-gpus-than-ranks").ruling(ranks=ranks, num_gpus=launch.num_gpus, where=launch.where)
 
 
 def _about_hosts(launch: Launch, found: Arguments) -> Iterator[Finding]:
     hosts = found.args.get("nnodes")
     if launch.num_hosts is not None and isinstance(hosts, int) and hosts != launch.num_hosts:
-        yield get_rule("group-of-other-size").ruling(
-            f"The server wants {hosts} hosts, and its group has a size of {launch.num_hosts}.",
-            where=launch.where,
-            fix=f"Set size to {hosts}.",
-        )
+        yield get_rule("group-of-other-size").ruling(hosts=hosts, num_hosts=launch.num_hosts, where=launch.where)
 
 
 def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
@@ -223,9 +211,7 @@ def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Findin
     for word in words:
         template = _TEMPLATE.search(word.text)
         if template is not None and (place := word.where()) not in judged:
-            yield get_rule("template-left").ruling(
-                f"{template[0][:60]!r} is a template that is filled in later; it is read as it stands.", where=place
-            )
+            yield get_rule("template-left").ruling(template=template[0][:60], where=place)
             return
 
 
@@ -238,11 +224,7 @@ def _about_directories(launch: Launch, found: Arguments) -> Iterator[Finding]:
         inside = isinstance(path, str) and any(f"{path}/".startswith(f"{each}/") for each in mounted)
         if isinstance(path, str) and path.startswith("/") and not inside:
             there = f"mounted are {', '.join(mounted[:10])}" if mounted else "nothing is mounted"
-            yield get_rule("directory-not-mounted").ruling(
-                f"The {role} is to be in {path[:200]}, and {there}.",
-                where=launch.where,
-                fix="Mount it there, or give the directory that is mounted.",
-            )
+            yield get_rule("directory-not-mounted").ruling(role=role, path=path[:200], there=there, where=launch.where)
 
 
 def _find_origins(mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:

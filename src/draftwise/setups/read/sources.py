@@ -193,12 +193,7 @@ def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) ->
 
 def _about_line_ends(script: str) -> Iterator[Finding]:
     if _DOS_SCRIPT.match(script):
-        yield get_rule("script-with-carriage-returns").ruling(
-            "The lines of the script end in carriage return and line feed: its interpreter is not found, or each"
-            " command gets the carriage return as part of its last word.",
-            where="line 1",
-            fix="Convert it with dos2unix, and keep it so with a line '*.sh text eol=lf' in .gitattributes.",
-        )
+        yield get_rule("script-with-carriage-returns").ruling()
 
 
 def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:

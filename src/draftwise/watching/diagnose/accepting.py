@@ -7,7 +7,6 @@ from math import log
 from statistics import median
 
 from draftwise.core import Window
-from draftwise.knowledge.advice import find_prior
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.methods import find_method
 from draftwise.watching.diagnose.case import Case
@@ -113,7 +112,8 @@ def _find_drafter_noise(case: Case) -> Found | None:
 
 
 def _find_acceptance_low(case: Case) -> Found | None:
-    rate, prior = case.window.counters.spec.acceptance_rate, find_prior(case.method or "")
+    rate, method = case.window.counters.spec.acceptance_rate, find_method(case.method)
+    prior = None if method is None else method.advice.find_prior()
     if case.good is not None or prior is None or rate is None or not _accepts_little(case):
         return None
     conditional = [each for each in case.window.conditional_rate_per_pos if each is not None]

@@ -203,7 +203,7 @@ class _Judge:
             self._refuse(code, flags[0], f"{', '.join(about)}: {says}", source=self.release.source(topic, key))
 
     def _refuse(self, code: str, flag: str, message: str, *, source: str = "") -> None:
-        rulings = self.rules.ruling(code, message, where=_spell(flag))
+        rulings = self.rules.ruling(code, message=message, where=_spell(flag))
         self.found += [replace(ruling, source=source or ruling.source) for ruling in rulings]
 
 

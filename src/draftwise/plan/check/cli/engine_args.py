@@ -139,17 +139,12 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
     for name, value in args.items():
         row = by_field.get(name)
         if row is None:
-            yield from _find_unknown_flag(rules, release, name, by_field)
+            yield from _find_unknown_flag(rules, name, by_field)
         elif value is not None:
             try:
                 read[name] = _read_flag(name, row, value, takes_auto=rules.holds("max-model-len-auto"))
             except ValueError as fault:
-                yield from rules.ruling(
-                    "flag-value",
-                    f"{_spell(name)} {fault}",
-                    where=_spell(name),
-                    fix=f"See `vllm serve --help={name}` of that release.",
-                )
+                yield from rules.ruling("flag-value", flag=_spell(name), fault=fault, name=name)
     return read
 
 
@@ -157,7 +152,7 @@ def _spell(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _find_unknown_flag(rules: Rulebook, release: Release, name: str, known: Mapping[str, Any]) -> Iterator[Ruling]:
+def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> Iterator[Ruling]:
     flag = _spell(name)
     spans = history("flags", flag)
     if (old := read_old_flags().get(flag)) is not None:
@@ -167,7 +162,7 @@ def _find_unknown_flag(rules: Rulebook, release: Release, name: str, known: Mapp
     else:
         fix = "Remove it."
     told = f"; it exists from {spans[0].since} to {spans[-1].until or 'now'}" if spans else ""
-    yield from rules.ruling("flag-unknown", f"{flag} is not a flag of vLLM {release}{told}.", where=flag, fix=fix)
+    yield from rules.ruling("flag-unknown", flag=flag, told=told, fix=fix)
 
 
 def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:
@@ -313,40 +308,17 @@ def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator
     """Yield the refusal of a verifier on disk: some releases take only names of the hub."""
     verifier = _verifier(config)
     if not is_hub_name(verifier) or Path(verifier).exists():
-        yield from rules.ruling(
-            "speculators-local-verifier",
-            f"The speculators checkpoint names a local directory, {verifier!r}, as its verifier.",
-            where=name,
-            fix="Name the verifier as the model and this checkpoint in the JSON.",
-        )
+        yield from rules.ruling("speculators-local-verifier", verifier=verifier, where=name)
 
 
 def _find_lost(rules: Rulebook) -> Iterator[Ruling]:
-    yield from rules.ruling(
-        "speculators-settings-lost",
-        "The target is a speculators checkpoint; this release serves its verifier without any speculation.",
-        where="target",
-        fix="Name the verifier as the model and this checkpoint in the JSON.",
-        becomes="no speculation",
-    )
+    yield from rules.ruling("speculators-settings-lost")
 
 
 def _find_replaced(rules: Rulebook, own: Config, name: str, spec: Config) -> Iterator[Ruling]:
     locked = {"method": own["method"], "model": name}
     lost = [key for key, value in locked.items() if key in spec and spec[key] != value]
     if lost:
-        yield from rules.ruling(
-            "speculators-json-merged",
-            f"The target is a speculators checkpoint, which fixes {' and '.join(lost)}: the JSON's are dropped.",
-            where="target",
-            fix=f"Leave {' and '.join(lost)} out of the JSON.",
-            becomes=str(locked),
-        )
+        yield from rules.ruling("speculators-json-merged", lost=" and ".join(lost), locked=locked)
     if any(own.get(key, locked.get(key)) != value for key, value in spec.items()):
-        yield from rules.ruling(
-            "speculators-json-replaced",
-            "The target is a speculators checkpoint; its own settings replace the whole speculative JSON.",
-            where="target",
-            fix="Serve the verifier as the model, and name this checkpoint as `model` in the JSON.",
-            becomes=str({**own, "model": name}),
-        )
+        yield from rules.ruling("speculators-json-replaced", becomes=str({**own, "model": name}))

@@ -72,22 +72,14 @@ def read_fields(context: Context) -> Step[Fields]:
 def _find_doubled(context: Context) -> Iterator[Ruling]:
     for flag in context.doubled:
         option, key = "--" + flag.replace("_", "-"), SPEC_FLAGS[flag]
-        yield from context.rules.ruling(
-            "spec-flag-repeats-key",
-            f"{option} is also given as the key {key!r} of the JSON; vLLM refuses both together.",
-            where=option,
-            fix=f"Leave out {option}, or the key {key!r}.",
-        )
+        yield from context.rules.ruling("spec-flag-repeats-key", option=option, key=key)
 
 
 def _find_unknown_key(context: Context, key: str, table: Mapping[str, Any]) -> Iterator[Ruling]:
-    said = f"{key} is not a key of the speculative config in vLLM {context.release}"
     since = _tell_history(history("spec_fields", key))
     fix = _suggest_key(key, table)
-    yield from context.rules.ruling("unknown-key", f"{said}{since}.", where=key, fix=fix)
-    yield from context.rules.ruling(
-        "ignored-key", f"{said}, which ignores it without a warning{since}.", where=key, fix=fix
-    )
+    yield from context.rules.ruling("unknown-key", key=key, since=since, fix=fix)
+    yield from context.rules.ruling("ignored-key", key=key, since=since, fix=fix)
 
 
 def _tell_history(spans: Sequence[Span]) -> str:
@@ -125,8 +117,7 @@ def coerce_field(row: Mapping[str, Any], value: Any) -> Any:
 
 
 def _find_out_of_range(context: Context, key: str, value: Any, limit: _OutOfRange) -> Iterator[Ruling]:
-    message = f"{key} must be {limit}, got {json.dumps(value)}."
-    yield from context.rules.ruling("value-out-of-range", message, where=key, fix=f"Give a value {limit}.")
+    yield from context.rules.ruling("value-out-of-range", key=key, limit=limit, value=json.dumps(value))
 
 
 def _find_mismatch(
@@ -134,18 +125,15 @@ def _find_mismatch(
 ) -> Iterator[Ruling]:
     written = json.dumps(value)
     if not choices or not isinstance(value, str):
-        message = f"{key} must be {mismatch}, got {written}."
-        yield from context.rules.ruling("wrong-type", message, where=key, fix=f"Give {mismatch}.")
+        yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=written)
         return
     near = get_close_matches(value.lower(), [str(each) for each in choices], n=1, cutoff=0.6)
     fix = f'Did you mean "{near[0]}"?' if near else "Use one of " + _shorten(choices) + "."
     if key == "method":
         since = _tell_history(history("methods", value))
-        message = f"{written} is not a method of vLLM {context.release}{since}."
-        yield from context.rules.ruling("unknown-method", message, where=key, fix=fix)
+        yield from context.rules.ruling("unknown-method", written=written, since=since, where=key, fix=fix)
     else:
-        message = f"{key} cannot be {written} in vLLM {context.release}."
-        yield from context.rules.ruling("unknown-choice", message, where=key, fix=fix)
+        yield from context.rules.ruling("unknown-choice", key=key, written=written, fix=fix)
 
 
 def _shorten(choices: Sequence[Any]) -> str:

@@ -14,7 +14,6 @@ from draftwise.plan.check.steps import Step
 
 __all__ = ["SCHEDULE", "Entry", "Limits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
 
-_TOKENS = "--max-num-batched-tokens"
 _SMALL = 8192
 """Below this many scheduled tokens vLLM warns of slow prefill."""
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -40,23 +39,13 @@ def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from _find_set_aside(context, slots, tokens, seqs)
         yield from _find_limited(context, resolved, k, tokens, seqs)
     if tokens <= slots:
-        yield from context.rules.ruling(
-            "token-budget-within-slots",
-            f"{tokens} tokens a step leave none to schedule: drafting takes {slots} of one request.",
-            where=_TOKENS,
-            fix=f"Give more than {slots}.",
-        )
+        yield from context.rules.ruling("token-budget-within-slots", tokens=tokens, slots=slots)
 
 
 def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
     needed = seqs * (k + 1)
     if "enable_lora" in context.on and tokens < needed:
-        yield from context.rules.ruling(
-            "lora-token-budget",
-            f"With LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {needed}.",
-            where=_TOKENS,
-            fix=f"Give at least {needed}, or lower num_speculative_tokens or --max-num-seqs.",
-        )
+        yield from context.rules.ruling("lora-token-budget", tokens=tokens, seqs=seqs, step=k + 1, needed=needed)
 
 
 def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Iterator[Ruling]:
@@ -65,22 +54,21 @@ def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Ite
         return
     taken = slots * seqs
     left = tokens - taken
-    aside = f"Drafting sets {taken} tokens a step aside ({slots} for each of {seqs} requests)"
     for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
         if left < least:
             yield from context.rules.ruling(
-                code,
-                f"{aside}, and there are {tokens}.",
-                where=_TOKENS,
-                fix=f"Give at least {taken + _SMALL}, or lower --max-num-seqs.",
+                code, taken=taken, slots=slots, seqs=seqs, tokens=tokens, enough=taken + _SMALL
             )
     if left > 0:
         yield from context.rules.ruling(
             "draft-slots-shrink-tokens",
-            f"{aside}: {left} of {tokens} are left{', few for prefill' if left < _SMALL else ''}.",
-            where=_TOKENS,
-            fix=f"Give {tokens + taken} to schedule as many as without speculation.",
-            becomes=f"max_num_scheduled_tokens {left}",
+            taken=taken,
+            slots=slots,
+            seqs=seqs,
+            left=left,
+            tokens=tokens,
+            hint=", few for prefill" if left < _SMALL else "",
+            enough=tokens + taken,
         )
 
 
@@ -92,11 +80,11 @@ def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seq
     if tokens // rows < seqs:
         yield from context.rules.ruling(
             "draft-pass-limits-requests",
-            f"The draft pass needs {rows} tokens a request, so {tokens} tokens run {tokens // rows} of {seqs} "
-            "requests.",
-            where=_TOKENS,
-            fix=f"Give at least {rows * seqs}.",
-            becomes=f"max_num_active_seqs {tokens // rows}",
+            rows=rows,
+            tokens=tokens,
+            fitting=tokens // rows,
+            seqs=seqs,
+            needed=rows * seqs,
         )
 
 
@@ -156,12 +144,7 @@ def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
     yield from dropped
     ranks = context.sizes.get("data_parallel_size") or 1
     if ranks > 1:
-        yield from context.rules.ruling(
-            "schedule-hangs-with-data-parallel",
-            f"{ranks} data-parallel ranks can choose different draft lengths and then wait for each other for ever.",
-            where=SCHEDULE,
-            fix="Leave the schedule out, or use 0.26.0 or newer, which drops it by itself.",
-        )
+        yield from context.rules.ruling("schedule-hangs-with-data-parallel", ranks=ranks)
     elif resolved.runner == "V1" and resolved.facts.v1_draft_length == "varies":
         yield from _find_lowered_graphs(context)
     return replace(resolved, fields={**resolved.fields, SCHEDULE: None}) if dropped else resolved
@@ -171,31 +154,14 @@ def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield why the schedule is dropped, in which case nobody looks at what it says."""
     ranks, k = context.sizes.get("data_parallel_size") or 1, resolved.num_speculative_tokens
     if ranks > 1:
-        yield from context.rules.ruling(
-            "schedule-off-with-data-parallel",
-            f"With {ranks} data-parallel ranks the schedule is dropped, and every batch drafts {k} tokens.",
-            where=SCHEDULE,
-            fix="Give num_speculative_tokens the value for your usual batch.",
-            becomes="null",
-        )
+        yield from context.rules.ruling("schedule-off-with-data-parallel", ranks=ranks, k=k)
     if resolved.runner == "V1" and resolved.facts.v1_draft_length != "varies":
-        yield from context.rules.ruling(
-            "schedule-off-on-v1",
-            f"Model Runner V1 cannot change the draft length of {resolved.method}: every batch drafts {k} tokens.",
-            where=SCHEDULE,
-            becomes="null",
-        )
+        yield from context.rules.ruling("schedule-off-on-v1", method=resolved.method, k=k)
 
 
 def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
     if not context.runs_eagerly and not context.lacks_full_graphs and context.platform != "cpu":
-        yield from context.rules.ruling(
-            "schedule-lowers-graphs",
-            "Model Runner V1 lowers the CUDA-graph mode to PIECEWISE for a schedule: decoding loses full graphs.",
-            where=SCHEDULE,
-            fix="Compare with a fixed num_speculative_tokens.",
-            becomes="cudagraph_mode PIECEWISE",
-        )
+        yield from context.rules.ruling("schedule-lowers-graphs")
 
 
 def read_schedule(context: Context) -> list[Entry]:

@@ -100,15 +100,10 @@ def find_early(context: Context) -> Iterator[Ruling]:
     if context.given.get("async_scheduling") is not True:
         return
     stages = context.flags.get("pipeline_parallel_size", 1)
-    without = "async_scheduling does not go with"
     if isinstance(stages, int) and stages > 1:
-        message = f"{without} pipeline stages in this release."
-        yield from context.rules.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
+        yield from context.rules.ruling("async-rejects-stages")
     if context.spec is not None:
-        message = f"{without} speculative decoding in this release."
-        yield from context.rules.ruling(
-            "async-rejects-speculation", message, where="async_scheduling", fix="Leave it out."
-        )
+        yield from context.rules.ruling("async-rejects-speculation")
 
 
 def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
@@ -117,15 +112,9 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
     if not isinstance(tokens, int):
         return
     if target is not None and tokens < target.max_model_len and not context.chunks_prefill:
-        yield from context.rules.ruling(
-            "batch-below-context",
-            f"{_TOKENS} is {tokens}, below the context of {target.max_model_len}, and prompts are not chunked.",
-            where=_TOKENS,
-            fix=f"Give at least {target.max_model_len}, or leave enable_chunked_prefill on.",
-        )
+        yield from context.rules.ruling("batch-below-context", tokens=tokens, max_model_len=target.max_model_len)
     if isinstance(seqs, int) and tokens < seqs:
-        message = f"{_TOKENS} is {tokens}, below max_num_seqs, {seqs}."
-        yield from context.rules.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")
+        yield from context.rules.ruling("batch-below-requests", tokens=tokens, seqs=seqs)
 
 
 def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
@@ -146,34 +135,23 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     if context.runs_on_v0:
         yield from _find_v0_conflicts(context, resolved)
     method = context.spec.get("method")
-    unknown = f"{f'The method {method}' if method else 'A config without method'} is not known to the V1 engine"
-    fix = "Write the method of an EAGLE or Medusa head, or use a newer release."
     if context.insists_on_v1:
-        message = f"{unknown} of vLLM {context.release}, and VLLM_USE_V1=1 forbids V0."
-        yield from context.rules.ruling("v0-engine-refused", message, where="method", fix=fix)
+        yield from context.rules.ruling(
+            "v0-engine-refused", subject=f"The method {method}" if method else "A config without method"
+        )
     else:
-        message = f"{unknown} of vLLM {context.release}: the V0 engine takes the whole server."
-        yield from context.rules.ruling("v0-engine-taken", message, where="method", fix=fix, becomes="the V0 engine")
+        yield from context.rules.ruling(
+            "v0-engine-taken", subject=f"The method {method}" if method else "A config without method"
+        )
 
 
 def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     """Yield what V0 refuses and V1 does not."""
     if resolved is not None and context.chunks_prefill:
-        yield from context.rules.ruling(
-            "v0-rejects-chunked-eagle",
-            "The V0 engine takes the server, and does not split prompts with EAGLE.",
-            where="--enable-chunked-prefill",
-            fix="Write the method, so that V1 is taken, or leave the flag out.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("v0-rejects-chunked-eagle", method=resolved.method)
     length = context.given.get("max_model_len")
     if isinstance(length, int) and length < 0:
-        yield from context.rules.ruling(
-            "v0-rejects-negative-length",
-            f"The V0 engine takes the server, and max_model_len is {length}.",
-            where="--max-model-len",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("v0-rejects-negative-length", length=length)
 
 
 def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
@@ -192,36 +170,23 @@ def _find_adaptive(context: Context) -> Iterator[Ruling]:
     """Yield what adaptive verification cannot be combined with."""
     if not context.keys.get(_ADAPTIVE):
         return
-    fix = f"Leave one of the two out; without {_ADAPTIVE} every draft is verified."
-    without = "Adaptive verification does not go with"
     if "enable_lora" in context.on:
-        yield from context.rules.ruling("adaptive-rejects-lora", f"{without} --enable-lora.", where=_ADAPTIVE, fix=fix)
+        yield from context.rules.ruling("adaptive-rejects-lora")
     if (stages := context.stages) > 1:
-        message = f"{without} pipeline parallelism ({stages} stages)."
-        yield from context.rules.ruling("adaptive-rejects-pipeline", message, where=_ADAPTIVE, fix=fix)
+        yield from context.rules.ruling("adaptive-rejects-pipeline", stages=stages)
     yield from _find_adaptive_graphs(context)
     for code, flag in _REJECTED_FLAGS.items():
         if flag in context.on:
-            yield from context.rules.ruling(code, f"{without} --{flag.replace('_', '-')}.", where=_ADAPTIVE, fix=fix)
+            yield from context.rules.ruling(code, flag=flag.replace("_", "-"))
 
 
 def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
     eager = context.runs_eagerly
     if eager:
-        yield from context.rules.ruling(
-            "adaptive-needs-graphs",
-            "Adaptive verification chooses by step times measured on CUDA graphs, and they are turned off.",
-            where=_ADAPTIVE,
-            fix="Drop --enforce-eager.",
-        )
+        yield from context.rules.ruling("adaptive-needs-graphs")
     if eager or context.lacks_full_graphs:
         state = "they are off" if eager else f"the mode is {context.cudagraph_mode}"
-        yield from context.rules.ruling(
-            "adaptive-needs-full-graphs",
-            f"Adaptive verification needs full CUDA graphs, and {state}.",
-            where=_ADAPTIVE,
-            fix="Use cudagraph_mode FULL_AND_PIECEWISE, the default.",
-        )
+        yield from context.rules.ruling("adaptive-needs-full-graphs", state=state)
 
 
 def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -231,17 +196,10 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    flag = "--kv-sharing-fast-prefill"
     if "kv_sharing_fast_prefill" not in context.on:
         return
     for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
-        yield from context.rules.ruling(
-            code,
-            f"{flag} leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
-            where=flag,
-            fix="Drop the flag, or use ngram or suffix.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling(code, method=resolved.method)
 
 
 def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -249,24 +207,10 @@ def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruli
     draft, target = resolved.draft_max_model_len, context.sizes.get("max_model_len") or _find_length(context)
     if draft is None or target is None or draft >= target:
         return
-    lengths = f"The drafter takes {draft} tokens and the server {target}:"
     if resolved.runner == "V2" and resolved.facts.drafts_from == "own_model":
-        yield from context.rules.ruling(
-            "draft-model-limits-length",
-            f"{lengths} the server refuses requests beyond {draft}.",
-            where="model",
-            fix="Use a draft model with the target's context length, or VLLM_USE_V2_MODEL_RUNNER=0.",
-            becomes=f"max_model_len {draft}",
-        )
+        yield from context.rules.ruling("draft-model-limits-length", draft=draft, target=target)
     if resolved.runner == "V1":
-        yield from context.rules.ruling(
-            "context-gate",
-            f"{lengths} while one running request is longer than {draft} tokens less k, nothing is drafted for any "
-            "request of its batch.",
-            where="model",
-            fix=f"Give --max-model-len {draft} where that is enough, send longer requests to a server without "
-            "speculation, or use a drafter with the target's context length.",
-        )
+        yield from context.rules.ruling("context-gate", draft=draft, target=target)
 
 
 def _find_length(context: Context) -> int | None:

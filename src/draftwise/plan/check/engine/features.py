@@ -8,7 +8,7 @@ from math import prod
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
-from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.model.model_config import has_interface
 
@@ -52,45 +52,25 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
 
 def _find_media_adapters(context: Context, target: Model) -> Iterator[Ruling]:
     if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
-        yield from context.rules.ruling(
-            "mm-loras-without-media",
-            f"--default-mm-loras is given, and {', '.join(target.config.architectures)} takes text only.",
-            where="default_mm_loras",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
 
 
 def _find_replay(context: Context, target: Model) -> Iterator[Ruling]:
     if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
-        yield from context.rules.ruling(
-            "target-without-replay",
-            f"--use-replayssm is given, and {', '.join(target.config.architectures)} cannot replay Mamba states.",
-            where="use_replayssm",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
 
 
 def _find_routed_experts(context: Context, target: Model) -> Iterator[Ruling]:
     name = "enable_return_routed_experts"
     asked = name in context.on or context.objects.get("aux_output_config", {}).get(name) is True
     if asked and target.config.num_experts < 1:
-        yield from context.rules.ruling(
-            "routed-experts-without-experts",
-            "--enable-return-routed-experts is given, and the target is not a mixture of experts.",
-            where=name,
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("routed-experts-without-experts")
 
 
 def _find_ngram_embeddings(context: Context, target: Model) -> Iterator[Ruling]:
     given = context.given.get("engram_config") is not None
     if given and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
-        yield from context.rules.ruling(
-            "engram-without-layers",
-            "--engram-config is given, and the target's config.json names no layers with n-gram embeddings.",
-            where="engram_config",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("engram-without-layers")
 
 
 def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
@@ -106,12 +86,7 @@ def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
         reason = f"max_logprobs is {logprobs}, which lets requests ask for the whole vocabulary"
     else:
         return
-    yield from context.rules.ruling(
-        "sharded-sampling-unfit",
-        f"Sampling cannot be shared out over ranks: {reason}.",
-        where=_SHARDED,
-        fix="Leave --enable-batch-sharded-sampling out.",
-    )
+    yield from context.rules.ruling("sharded-sampling-unfit", reason=reason)
 
 
 def _find_no_graphs(context: Context) -> Iterator[Ruling]:
@@ -120,12 +95,7 @@ def _find_no_graphs(context: Context) -> Iterator[Ruling]:
     # Other ways to compile change which graphs there are, release by release.
     usual = context.platform == "cuda" and not context.runs_eagerly and not compiled.keys() & {"mode", "level"}
     if usual and isinstance(largest, int) and largest < 1:
-        yield from context.rules.ruling(
-            "largest-graph-below-one",
-            f"{_LARGEST_GRAPH} is {largest}, and CUDA graphs are on.",
-            where=_LARGEST_GRAPH,
-            fix="Leave it out; --enforce-eager turns CUDA graphs off.",
-        )
+        yield from context.rules.ruling("largest-graph-below-one", largest=largest)
 
 
 def _find_metrics_release(context: Context) -> Iterator[Ruling]:
@@ -135,25 +105,14 @@ def _find_metrics_release(context: Context) -> Iterator[Ruling]:
     try:
         Version(asked)
     except InvalidVersion:
-        yield from context.rules.ruling(
-            "metrics-release-unreadable",
-            f"--show-hidden-metrics-for-version {asked} is no version.",
-            where="show_hidden_metrics_for_version",
-            fix="Give a release such as 0.32.0, or leave it out.",
-        )
+        yield from context.rules.ruling("metrics-release-unreadable", asked=asked)
 
 
 def _find_idle_flags(context: Context) -> Iterator[Ruling]:
     """Yield flags about requests that need speculation and do not have it."""
-    flag = "--per-request-spec-decode-metrics"
     given = context.given.get("per_request_spec_decode_metrics")
     if context.spec is None and given not in (None, "none"):
-        yield from context.rules.ruling(
-            "request-metrics-without-speculation",
-            f"{flag} {given} needs speculation, and there is none.",
-            where=flag,
-            fix=f"Leave it out, or give {SPEC}.",
-        )
+        yield from context.rules.ruling("request-metrics-without-speculation", given=given)
 
 
 def _find_executor(context: Context) -> Iterator[Ruling]:
@@ -162,12 +121,7 @@ def _find_executor(context: Context) -> Iterator[Ruling]:
     row = context.release.table("flags").get("--distributed-executor-backend", {})
     own = row.get("suggestions", row.get("choices", ()))
     if isinstance(name, str) and name not in own and "." not in name:
-        yield from context.rules.ruling(
-            "executor-unknown",
-            f"--distributed-executor-backend {name} is no executor of vLLM, and no import path of a class.",
-            where=_EXECUTOR,
-            fix=f"Use one of {', '.join(own)}.",
-        )
+        yield from context.rules.ruling("executor-unknown", name=name, own=own)
 
 
 def _find_no_executor(context: Context) -> Iterator[Ruling]:
@@ -180,9 +134,9 @@ def _find_no_executor(context: Context) -> Iterator[Ruling]:
     if world < 1 and not context.rules.holds("parallel-size-not-positive"):
         yield from context.rules.ruling(
             "executor-unknown",
-            f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
-            where="tensor_parallel_size",
             fix="Give 1 or more.",
+            where="tensor_parallel_size",
+            message=f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
         )
 
 
@@ -191,12 +145,7 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
     asked = context.given.get("kv_transfer_config") is not None
     settled = context.given.get("disable_hybrid_kv_cache_manager") is not None or "kv_offloading_size" in context.given
     if asked and given.get("kv_connector") is None and not settled:
-        yield from context.rules.ruling(
-            "kv-connector-unset",
-            "--kv-transfer-config names no kv_connector, and the server asks it whether it takes hybrid caches.",
-            where="kv_transfer_config",
-            fix="Name a kv_connector, or leave the flag out.",
-        )
+        yield from context.rules.ruling("kv-connector-unset")
 
 
 def _find_parser(context: Context) -> Iterator[Ruling]:
@@ -206,23 +155,13 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
     if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
         return
     if known and name not in known:
-        yield from context.rules.ruling(
-            "reasoning-parser-unknown",
-            f"vLLM {context.release} has no reasoning parser {name}.",
-            where="reasoning_parser",
-            fix="Use one that the release has, or give --reasoning-parser-plugin.",
-        )
+        yield from context.rules.ruling("reasoning-parser-unknown", name=name)
 
 
 def _find_mask(context: Context) -> Iterator[Ruling]:
     mode = context.flags.get("logprobs_mode")
     if "return_sampling_mask" in context.on and mode != "processed_logprobs":
-        yield from context.rules.ruling(
-            "sampling-mask-needs-processed",
-            f"--return-sampling-mask needs log-probabilities over the mask, and --logprobs-mode is {mode}.",
-            where="return_sampling_mask",
-            fix="Give --logprobs-mode processed_logprobs.",
-        )
+        yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
 
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
@@ -231,18 +170,12 @@ def _find_microbatches(context: Context) -> Iterator[Ruling]:
     if splits and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
         yield from context.rules.ruling(
             "microbatches-need-deepep",
-            f"Batches are split in microbatches, which the all-to-all backend {backend} cannot serve.",
+            backend=backend,
             where="enable_dbo" if "enable_dbo" in context.on else "ubatch_size",
-            fix="Give --all2all-backend deepep_low_latency or deepep_high_throughput, or leave the split out.",
         )
 
 
 def _find_rounding(context: Context) -> Iterator[Ruling]:
     kind = context.flags.get("mamba_ssm_cache_dtype")
     if "enable_mamba_cache_stochastic_rounding" in context.on and kind != "float16":
-        yield from context.rules.ruling(
-            "mamba-rounding-needs-float16",
-            f"Stochastic rounding needs a float16 cache of Mamba's states, and --mamba-ssm-cache-dtype is {kind}.",
-            where="enable_mamba_cache_stochastic_rounding",
-            fix="Give --mamba-ssm-cache-dtype float16.",
-        )
+        yield from context.rules.ruling("mamba-rounding-needs-float16", kind=kind)

@@ -18,10 +18,6 @@ __all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "sched
 
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _ASYNC_FLAG = "--async-scheduling"
-_COST_WITHOUT_ASYNC = (
-    "The host then prepares each step while the GPU waits: 1.56 ms a step at batch 1 on an H200 with an 8B model "
-    "(4.76 ms with, 6.32 without)."
-)
 _ASYNC = "async_scheduling"
 """Table of methods that a release combines with it: by `default`, and when it is asked for (`explicit`)."""
 _RUNNER_V2 = "runner_v2"
@@ -156,11 +152,14 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
     """
     yield from _find_triton(context, chosen)
     if chosen.lacks and chosen.forced:
-        message = f"{chosen.reason} {_describe_lacks(chosen.lacks, resolved)}"
         fix = f"Unset {_VARIABLE}, or drop the feature." if _VARIABLE in context.env else "Drop the feature."
-        yield from context.rules.ruling("runner-v2-rejected", message, where=_VARIABLE, fix=fix)
+        yield from context.rules.ruling(
+            "runner-v2-rejected", reason=chosen.reason, lacks=_describe_lacks(chosen.lacks, resolved), fix=fix
+        )
         if chosen.name == "V2":
-            yield from context.rules.ruling("runner-v2-fails", message, where=_VARIABLE, fix=fix)
+            yield from context.rules.ruling(
+                "runner-v2-fails", reason=chosen.reason, lacks=_describe_lacks(chosen.lacks, resolved), fix=fix
+            )
     elif chosen.name == "V1":
         yield from _find_v1_lacks(context, resolved, chosen)
     yield from _find_scheduling(context, resolved)
@@ -173,10 +172,7 @@ def _find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
     asked = _read_variable(context)
     for code in ("v2-needs-triton", "v2-without-triton-fails"):
         yield from context.rules.ruling(
-            code,
-            "The setup asks for Model Runner V2, which needs Triton, and a CPU server has none.",
-            where=_VARIABLE if asked else SPEC,
-            fix=f"Unset {_VARIABLE}." if asked else "Serve it on a GPU.",
+            code, where=_VARIABLE if asked else SPEC, fix=f"Unset {_VARIABLE}." if asked else "Serve it on a GPU."
         )
 
 
@@ -185,13 +181,12 @@ def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iter
     for code in missing:
         yield from context.rules.ruling(
             code,
-            f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
+            message=f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
             where=SPEC,
             fix="Serve it on a GPU." if context.platform == "cpu" else "Remove what keeps Model Runner V2 from it.",
         )
     if not missing and chosen.lacks:
-        message = f"Model Runner V1 takes the work, not V2. {chosen.reason}"
-        yield from context.rules.ruling("runner-falls-back", message, where=SPEC, becomes="V1")
+        yield from context.rules.ruling("runner-falls-back", reason=chosen.reason)
 
 
 def _describe_lacks(codes: tuple[str, ...], resolved: Resolved | None) -> str:
@@ -231,8 +226,7 @@ def _find_scheduling_alone(context: Context) -> Iterator[Ruling]:
 
 
 def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
-    message = f"{_ASYNC_FLAG} does not go with {obstacle} in vLLM {context.release}."
-    yield from context.rules.ruling("async-rejected", message, where=_ASYNC_FLAG, fix=f"Leave {_ASYNC_FLAG} out.")
+    yield from context.rules.ruling("async-rejected", obstacle=obstacle)
 
 
 def _asks_for_async(context: Context) -> bool | None:
@@ -251,11 +245,7 @@ def _depends_on_runner(context: Context) -> bool:
 def _find_async_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if obstacle := _obstacle_to_async(context, resolved, "default", resolved.runner):
         yield from context.rules.ruling(
-            "async-switched-off",
-            f"vLLM {context.release} turns asynchronous scheduling off because of {obstacle}. {_COST_WITHOUT_ASYNC}",
-            where=SPEC,
-            fix=_advise_on_async(context, resolved),
-            becomes="--no-async-scheduling",
+            "async-switched-off", obstacle=obstacle, fix=_advise_on_async(context, resolved)
         )
 
 

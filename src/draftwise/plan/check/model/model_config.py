@@ -176,22 +176,12 @@ def build_model(
 def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
         names = ", ".join(config.architectures) or "none"
-        yield from context.rules.ruling(
-            f"{role}-class-unknown",
-            f"The {role} has the architecture {names}, which vLLM {context.release} cannot build.",
-            where=place_of(role),
-            fix="Use a release that registers it (`draftwise explain` tells which), or another checkpoint.",
-        )
+        yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
 
 
 def _find_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if context.flags.get("dtype") in ("half", "float16") and config.model_type in _NEEDS_WIDE_RANGE:
-        yield from context.rules.ruling(
-            f"{role}-needs-bfloat16",
-            f"The dtype is float16, in which models of type {config.model_type!r} overflow.",
-            where="dtype",
-            fix="Use bfloat16.",
-        )
+        yield from context.rules.ruling(f"{role}-needs-bfloat16", model_type=config.model_type)
 
 
 def find_architecture(context: Context, names: Sequence[str], *, served: bool = False) -> str | None:
@@ -273,12 +263,7 @@ def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int,
         return
     if context.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").lower() in ("1", "true"):
         return
-    yield from context.rules.ruling(
-        f"{role}-too-long",
-        f"max_model_len asks for a context of {asked} tokens, and the {role} was made for {derived}.",
-        where="max_model_len",
-        fix=f"Give at most {derived}.",
-    )
+    yield from context.rules.ruling(f"{role}-too-long", asked=asked, derived=derived)
 
 
 def _resolve_quantization(context: Context, config: HfConfig, asked: str | None, role: str) -> Step[str | None]:
@@ -296,22 +281,14 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
     if chosen is None:
         return None
     if method is not None and own is not None and not reads_weights_of(method, own):
-        yield from context.rules.ruling(
-            f"{role}-quantization-differs",
-            f"quantization asks for {asked!r}, and the {role}'s checkpoint is quantized with {own!r}.",
-            where="quantization",
-            fix=f"Leave it out: vLLM reads {own!r} from the checkpoint.",
-        )
+        yield from context.rules.ruling(f"{role}-quantization-differs", asked=asked, own=own)
         return own
     known = context.release.table("spec_fields")["quantization"]["choices"]
     if chosen not in known and _LOADED_AS.get(chosen) in known:
         chosen = _LOADED_AS[chosen]
     if chosen not in known:
         yield from context.rules.ruling(
-            f"{role}-quantization-unknown",
-            f"{chosen!r} is not a quantization method of vLLM {context.release}.",
-            where="quantization",
-            fix="Use one of " + ", ".join(sorted(known)) + ".",
+            f"{role}-quantization-unknown", chosen=chosen, fix="Use one of " + ", ".join(sorted(known)) + "."
         )
         return chosen
     yield from _find_deprecated(context, chosen, role)
@@ -323,12 +300,7 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
 def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Ruling]:
     allowed = context.flags.get("allow_deprecated_quantization") is True
     if is_deprecated(method, context.release.version) and not allowed:
-        yield from context.rules.ruling(
-            f"{role}-quantization-deprecated",
-            f"The quantization method {method!r} is deprecated and refused unless it is allowed.",
-            where="quantization",
-            fix="Set allow_deprecated_quantization, or use another method.",
-        )
+        yield from context.rules.ruling(f"{role}-quantization-deprecated", method=method)
 
 
 def _find_float16_kernel(context: Context, config: HfConfig, asked: str | None) -> Iterator[Ruling]:
@@ -337,9 +309,4 @@ def _find_float16_kernel(context: Context, config: HfConfig, asked: str | None) 
     if dtype in (None, "auto"):
         dtype = config.text.get("dtype") or config.text.get("torch_dtype")
     if asked in _PLAIN_KERNELS and dtype == "bfloat16":
-        yield from context.rules.ruling(
-            _PLAIN_KERNELS[asked],
-            f"The quantization method {asked!r} runs in float16 only, and the model in bfloat16.",
-            where="quantization",
-            fix=f"Leave it out: vLLM then takes {asked}_marlin, or set dtype to float16.",
-        )
+        yield from context.rules.ruling(_PLAIN_KERNELS[asked], asked=asked)

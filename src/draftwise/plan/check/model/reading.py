@@ -65,9 +65,7 @@ def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, wh
         hint = f"{near_models(name)}Write ORG/NAME for a model of the hub"
     else:
         return
-    what = f"The hub has no model {name!r}, and no directory of that name is here."
-    fix = f"{hint}; a directory of that name is judged where it is."
-    yield from rules.ruling("name-not-of-hub", what, where=where, fix=fix)
+    yield from rules.ruling("name-not-of-hub", name=name, hint=hint, where=where)
 
 
 def _may_be_there(name: str) -> bool:
@@ -109,24 +107,14 @@ def _read_medusa(_: Context, model: ModelConfig, __: str) -> Step[HfConfig | Non
 
 def _read_mlp_speculator(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
     if role == "drafter" and context.rules.holds("mlp-speculator-without-heads"):
-        yield from context.rules.ruling(
-            "mlp-speculator-without-heads",
-            "The drafter, an MLP speculator, has no attention heads, which this release asks for.",
-            where="model",
-            fix="Use another method: no V1 engine runs MLP speculators.",
-        )
+        yield from context.rules.ruling("mlp-speculator-without-heads")
         return None
     return HfConfig({**_MLP_SPECULATOR, **_given(model.config)}, "mlp_speculator")
 
 
 def _read_eagle(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
     if context.rules.holds("eagle-type-unreadable") and not context.runs_on_v0:
-        yield from context.rules.ruling(
-            "eagle-type-unreadable",
-            f"The {role} has the model_type 'eagle', which this release cannot read.",
-            where=place_of(role),
-            fix="Write the inner model's type, e.g. 'llama', with its keys at the top.",
-        )
+        yield from context.rules.ruling("eagle-type-unreadable", role=role, where=place_of(role))
         return None
     inner = model.config.get("model")
     body = fill_in(inner) if isinstance(inner, Mapping) else {}
@@ -173,21 +161,10 @@ def _has_own_class(config: Mapping[str, Any]) -> bool:
 
 
 def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, role: str) -> Iterator[Ruling]:
-    has = f"The {role} has the model_type {model_type!r},"
     if _has_own_class(model.config):
-        yield from context.rules.ruling(
-            f"{role}-needs-remote-code",
-            f"{has} whose configuration is code of the checkpoint.",
-            where=place_of(role),
-            fix="Set trust_remote_code, if you trust the checkpoint's authors.",
-        )
+        yield from context.rules.ruling(f"{role}-needs-remote-code", model_type=model_type, where=place_of(role))
     else:
-        yield from context.rules.ruling(
-            f"{role}-type-unknown",
-            f"{has} which neither vLLM {context.release} nor transformers knows.",
-            where=place_of(role),
-            fix="Use a newer vLLM, or a checkpoint of a known type.",
-        )
+        yield from context.rules.ruling(f"{role}-type-unknown", model_type=model_type, where=place_of(role))
 
 
 def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[Ruling]:
@@ -197,10 +174,7 @@ def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[R
         if method.model_types and not model.config.keys().isdisjoint(method.config_keys)
     ]
     yield from context.rules.ruling(
-        f"{role}-untyped",
-        f"The {role} has a config.json without model_type, so that transformers cannot tell what it is.",
-        where=place_of(role),
-        fix="Add the model_type to its config.json." + "".join(hints),
+        f"{role}-untyped", where=place_of(role), fix="Add the model_type to its config.json." + "".join(hints)
     )
 
 
@@ -234,12 +208,7 @@ def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -
     """Yield why a speculators config.json cannot be read, in vLLM's order; it stops at the first."""
     kind, readable = str(config.get("speculators_model_type")), release.table("speculators_types")
     if kind not in _CONVERTERS or kind not in readable:
-        yield from rules.ruling(
-            "unknown-speculators-type",
-            f"The checkpoint has speculators_model_type {kind!r}; vLLM {release} reads {', '.join(readable)}.",
-            where=where,
-            fix="Use a release that reads this type, or convert the checkpoint.",
-        )
+        yield from rules.ruling("unknown-speculators-type", kind=kind, readable=readable, where=where)
         return
     if rules.holds("speculators-structure"):
         yield from find_incomplete(rules, config, where)
@@ -247,19 +216,14 @@ def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -
     if classes is not None and layer_type not in classes:
         yield from rules.ruling(
             "speculators-layer-types",
-            f"The checkpoint has layers of type {layer_type!r}; vLLM {release} builds these heads from "
-            f"{' and '.join(classes)} layers only.",
+            layer_type=layer_type,
+            release=release,
+            classes=" and ".join(classes),
             where=where,
-            fix="Use a head of such layers.",
         )
     for key in _NEEDED.get(kind, ()):
         if key not in config:
-            yield from rules.ruling(
-                "speculators-key-missing",
-                f"The checkpoint lacks {key!r}, which this type of drafter needs.",
-                where=where,
-                fix="Export the checkpoint again with the speculators library.",
-            )
+            yield from rules.ruling("speculators-key-missing", key=key, where=where)
 
 
 def find_incomplete(rules: Rulebook, config: Config, where: str) -> Iterator[Ruling]:
@@ -274,13 +238,7 @@ def find_incomplete(rules: Rulebook, config: Config, where: str) -> Iterator[Rul
     except (KeyError, IndexError, TypeError):
         needed = (None,)
     if None in needed or not isinstance(config.get("transformer_layer_config"), Mapping):
-        yield from rules.ruling(
-            "speculators-incomplete",
-            "The checkpoint lacks a part of the speculators format: proposal_methods with speculative_tokens, "
-            "verifier.name_or_path, speculators_model_type and transformer_layer_config.",
-            where=where,
-            fix="Export the checkpoint again with the speculators library.",
-        )
+        yield from rules.ruling("speculators-incomplete", where=where)
 
 
 def _layer_type(config: Config) -> str:

@@ -61,59 +61,29 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     for fault in context.faults:
         if name and fault.where in (name, str(Path(name)), str(Path(name, "config.json"))):
             if is_gguf(name) and fault.code.startswith("unsupported-"):
-                what = f"{fault.message} Whether vLLM loads it is therefore not known here."
-                fix = "Try it with the server's own vLLM, or serve the model's own checkpoint."
-                yield from context.rules.ruling("gguf-not-read-here", what, where="target", fix=fix)
+                yield from context.rules.ruling("gguf-not-read-here", fault=fault.message)
                 return
-            yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
+            yield from context.rules.ruling("target-config-unreadable", message=fault.message, fix=fault.fix)
             return
     if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
         yield from others
         return
-    yield from context.rules.ruling(
-        "target-not-here",
-        f"The target {name!r} is neither a directory here nor in the table of known models; what depends on its "
-        "config.json is not checked.",
-        where="target",
-        fix=f"{near_models(name)}Give a directory with its config.json to have the rest checked.",
-    )
+    yield from context.rules.ruling("target-not-here", name=name, near=near_models(name))
 
 
 def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
     asked = context.flags.get("config_format") == "mistral"
     if asked and target.directory is not None and not (target.directory / _MISTRAL_FILE).is_file():
-        yield from context.rules.ruling(
-            "config-format-without-file",
-            f"--config-format mistral reads {_MISTRAL_FILE}, which the target's directory does not hold.",
-            where="config_format",
-            fix="Leave it out: the format is found by the file that is there.",
-        )
+        yield from context.rules.ruling("config-format-without-file")
 
 
 def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
     if target.file is None:
         return
     if target.model_type not in _GGUF_ALWAYS_READ:
-        yield from context.rules.ruling(
-            "gguf-architecture-unread",
-            f"Whether vLLM reads GGUF files of {target.model_type} depends on the server's transformers, which is not "
-            "known here.",
-            where="target",
-            fix="Install transformers 4.54 or newer beside vLLM, or serve the model's own checkpoint.",
-        )
-    yield from context.rules.ruling(
-        "gguf-needs-plugin",
-        "vLLM loads this GGUF file only with vllm-gguf-plugin, on CUDA or ROCm, and whether the server has it is not "
-        "known here.",
-        where="target",
-        fix="Run `pip install vllm-gguf-plugin` there, serve the model's own checkpoint, or use `draftwise serve`.",
-    )
-    yield from context.rules.ruling(
-        "gguf-experimental",
-        "vLLM calls its support of GGUF files highly experimental and under-optimized.",
-        where="target",
-        fix="Give --tokenizer with the base model's, as vLLM recommends.",
-    )
+        yield from context.rules.ruling("gguf-architecture-unread", model_type=target.model_type)
+    yield from context.rules.ruling("gguf-needs-plugin")
+    yield from context.rules.ruling("gguf-experimental")
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:
@@ -129,12 +99,7 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
     yield from _find_unquantized(context, target.config)
     names = target.config.architectures
     if context.flags.get("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
-        yield from context.rules.ruling(
-            "target-without-lora",
-            f"enable_lora is set, and {', '.join(names)} has no LoRA support.",
-            where="enable_lora",
-            fix="Remove it.",
-        )
+        yield from context.rules.ruling("target-without-lora", names=names)
     yield from _find_cache(context, target.config)
     yield from _find_hybrid(context, target)
 
@@ -154,12 +119,7 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
     length = context.given.get("max_model_len")
     as_fits = -1 if context.rules.holds("max-model-len-auto") else 0
     if isinstance(length, int) and (length == 0 or length < as_fits):
-        yield from context.rules.ruling(
-            "target-length-not-positive",
-            f"max_model_len is {length}; it must be above 0.",
-            where="max_model_len",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("target-length-not-positive", length=length)
     for name in _SIZES:
         size = context.given.get(name)
         if isinstance(size, int) and size < 1:
@@ -168,14 +128,14 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
 
 
 def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Ruling]:
-    message, fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
-    yield from context.rules.ruling("parallel-size-not-positive", message, where=name, fix=fix)
+    _message, _fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
+    yield from context.rules.ruling("parallel-size-not-positive", name=name, size=size)
     # Old releases divide by the size without a check: with the drafter, where there is one. They run with other faults.
     if size or name == "pipeline_parallel_size":
         return
     method = context.keys.get("method")
     drafts = context.spec is not None and not context.rules.applies("suffix-without-draft-config", method)
-    for ruling in context.rules.ruling("parallel-size-zero", message, where=name, fix=fix):
+    for ruling in context.rules.ruling("parallel-size-zero", name=name, size=size):
         yield replace(ruling, stage=Stage.CONFIG if drafts else Stage.ENGINE)
 
 
@@ -193,12 +153,7 @@ def _find_world(context: Context) -> Iterator[Ruling]:
     world = prod(sizes.values())
     if len(sizes) == len(names) and world > device.count:
         shown = " times ".join(f"{name} {size}" for name, size in sizes.items() if size != 1)
-        yield from context.rules.ruling(
-            "world-beyond-node",
-            f"The server needs {world} GPUs ({shown}), and the node has {device.count}.",
-            where="tensor_parallel_size",
-            fix="Set distributed_executor_backend to ray, or nnodes.",
-        )
+        yield from context.rules.ruling("world-beyond-node", world=world, shown=shown, count=device.count)
 
 
 def find_drafter_parallel(context: Context, config: HfConfig, tensor: int) -> Iterator[Ruling]:
@@ -229,19 +184,9 @@ def _find_split(
     heads = config.num_attention_heads
     if isinstance(tensor, int) and tensor > 0 and heads % tensor:
         key = "draft_tensor_parallel_size" if role == "drafter" else "tensor_parallel_size"
-        yield from context.rules.ruling(
-            f"{role}-heads-not-divisible",
-            f"{key} is {tensor}, which does not divide the {role}'s {heads} attention heads.",
-            where=key,
-            fix=f"Give a divisor of {heads}.",
-        )
+        yield from context.rules.ruling(f"{role}-heads-not-divisible", key=key, tensor=tensor, heads=heads)
     if experts and config.num_experts < 1:
-        yield from context.rules.ruling(
-            f"{role}-has-no-experts",
-            f"enable_expert_parallel is set, and the {role} is not a mixture of experts.",
-            where="enable_expert_parallel",
-            fix="Remove it.",
-        )
+        yield from context.rules.ruling(f"{role}-has-no-experts")
     yield from find_stages(context, config, stages, role)
 
 
@@ -249,22 +194,16 @@ def find_stages(context: Context, config: HfConfig, stages: Any, role: str) -> I
     """Yield why a model cannot be split into pipeline stages."""
     if not isinstance(stages, int) or stages <= 1:
         return
-    has = f"The {role} has the architecture {', '.join(config.architectures)}, which"
     if find_architecture(context, config.architectures, served=True) is None:
         # Only releases that did not look for the class before come here: they do now.
         yield from context.rules.ruling(
             f"{role}-class-unknown",
-            f"{has} vLLM {context.release} cannot build.",
+            names=config.architectures,
             where=place_of(role),
             fix="Use a release that registers it.",
         )
     elif not supports(context, config.architectures, "SupportsPP"):
-        yield from context.rules.ruling(
-            f"{role}-without-pipeline",
-            f"{has} cannot be split into pipeline stages.",
-            where=place_of(role),
-            fix="Set pipeline_parallel_size to 1.",
-        )
+        yield from context.rules.ruling(f"{role}-without-pipeline", names=config.architectures, where=place_of(role))
 
 
 def _find_decode_contexts(context: Context, config: HfConfig, tensor: Any) -> Iterator[Ruling]:
@@ -277,12 +216,7 @@ def _find_decode_contexts(context: Context, config: HfConfig, tensor: Any) -> It
         return
     if tensor <= kv_heads or contexts > tensor // kv_heads or (heads // kv_heads) % contexts:
         yield from context.rules.ruling(
-            "target-decode-contexts",
-            f"decode_context_parallel_size is {contexts}; with {kv_heads} key-value heads it needs "
-            f"tensor_parallel_size above {kv_heads}, at most tensor_parallel_size / {kv_heads} contexts, and a "
-            f"divisor of {heads // kv_heads} query heads each.",
-            where="decode_context_parallel_size",
-            fix="Set it to 1.",
+            "target-decode-contexts", contexts=contexts, kv_heads=kv_heads, group=heads // kv_heads
         )
 
 
@@ -293,12 +227,7 @@ def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
         return
     directory = None if context.target is None else context.target.directory
     if directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES):
-        yield from context.rules.ruling(
-            "target-not-quantized",
-            f"The quantization method {method!r} loads quantized checkpoints only, and the target's is not.",
-            where="quantization",
-            fix="Leave it out, or use a method that quantizes while it loads, such as fp8.",
-        )
+        yield from context.rules.ruling("target-not-quantized", method=method)
 
 
 def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
@@ -315,8 +244,7 @@ def _find_unknown_type(context: Context) -> Iterator[Ruling]:
         near = get_close_matches(asked.lower(), known, n=1)
         yield from context.rules.ruling(
             "kv-cache-dtype-unknown",
-            f"kv_cache_dtype {asked!r} does not exist in vLLM {context.release}.",
-            where="kv_cache_dtype",
+            asked=asked,
             fix=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(known)}.",
         )
 
@@ -333,13 +261,7 @@ def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
     else:
         features = caches is not False or context.chunks_prefill
     if quantized and features:
-        yield from context.rules.ruling(
-            "cpu-kv-cache-dtype",
-            f"kv_cache_dtype is {asked!r}, which a CPU server of vLLM {context.release} does not combine with chunked "
-            "prefill or prefix caching.",
-            where="kv_cache_dtype",
-            fix="Leave it out, or use 0.21.0 or newer.",
-        )
+        yield from context.rules.ruling("cpu-kv-cache-dtype", asked=asked)
 
 
 def _find_window_on_v0(context: Context, config: HfConfig) -> Iterator[Ruling]:
@@ -347,12 +269,7 @@ def _find_window_on_v0(context: Context, config: HfConfig) -> Iterator[Ruling]:
     window = None if config.get("use_sliding_window") is False else config.get("sliding_window")
     asked = "enable_prefix_caching" in context.on and "disable_sliding_window" not in context.on
     if window is not None and asked and context.runs_on_v0:
-        yield from context.rules.ruling(
-            "v0-rejects-prefixes-with-window",
-            f"The V0 engine takes the server, and caches no prefixes with a sliding window, here {window}.",
-            where="--enable-prefix-caching",
-            fix="Leave it out, or add --disable-sliding-window.",
-        )
+        yield from context.rules.ruling("v0-rejects-prefixes-with-window", window=window)
 
 
 def _find_hybrid(context: Context, target: Model) -> Iterator[Ruling]:
@@ -366,16 +283,6 @@ def _find_hybrid(context: Context, target: Model) -> Iterator[Ruling]:
     if supports(context, names, "SupportsMambaPrefixCaching") and not context.rules.holds("hybrid-always-aligned"):
         return
     if context.flags.get("enable_chunked_prefill") is False:
-        yield from context.rules.ruling(
-            "hybrid-needs-chunked-prefill",
-            "enable_chunked_prefill is off, and a hybrid target that caches prefixes needs it.",
-            where="enable_chunked_prefill",
-            fix="Leave it on, or set enable_prefix_caching to false.",
-        )
+        yield from context.rules.ruling("hybrid-needs-chunked-prefill")
     if context.spec is not None:
-        yield from context.rules.ruling(
-            "hybrid-prefixes-or-drafts",
-            "enable_prefix_caching is on, and in this release a hybrid target either caches prefixes or speculates.",
-            where="enable_prefix_caching",
-            fix="Leave it off, or use a newer release.",
-        )
+        yield from context.rules.ruling("hybrid-prefixes-or-drafts")

@@ -8,13 +8,12 @@ from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
-from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine.budget import SCHEDULE, Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_captured"]
 
-_CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
 _FEW = 8
 """Batch sizes that a message names."""
 
@@ -59,19 +58,13 @@ def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Itera
     step = k + 1
     covered = largest // step
     if seqs is None:
-        message = (
-            f"CUDA graphs reach {largest} tokens a step: with more than {covered} requests decoding at once "
-            f"({step} tokens each) a step runs without one. {_CLIFF}"
-        )
         fix = _advise_sizes(context, None, covered)
-        yield from context.rules.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
+        yield from context.rules.ruling("cudagraph-reach", largest=largest, covered=covered, step=step, fix=fix)
     elif seqs > covered:
-        message = (
-            f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
-            f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
-        )
         fix = _advise_sizes(context, seqs * step, covered)
-        yield from context.rules.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
+        yield from context.rules.ruling(
+            "cudagraph-cliff", seqs=seqs, step=step, needed=seqs * step, largest=largest, covered=covered, fix=fix
+        )
 
 
 def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
@@ -92,24 +85,14 @@ def _find_holes(
     if holes:
         named = ", ".join(map(str, holes[:_FEW])) + (" ..." if len(holes) > _FEW else "")
         yield from context.rules.ruling(
-            "graph-holes",
-            f"With num_speculative_tokens {k}, {len(holes)} of {min(reach, sizes[-1] // (k + 1))} batch sizes find no "
-            f"full CUDA graph and run piecewise: {named} requests.",
-            where="num_speculative_tokens",
-            fix="Write 1, 3 or 7, whose steps fit the captured sizes, or use 0.29.0 or newer.",
+            "graph-holes", k=k, num=len(holes), reach=min(reach, sizes[-1] // (k + 1)), named=named
         )
 
 
 def _find_mixed(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield that drafts of different lengths in one batch keep it off the full graphs of Model Runner V1."""
     if resolved.runner == "V1" and not context.lacks_full_graphs:
-        yield from context.rules.ruling(
-            "lookups-run-piecewise",
-            f"{resolved.method} drafts as many tokens as it finds, so requests of a batch verify different numbers: "
-            "such steps run on piecewise CUDA graphs instead of full ones.",
-            where=SPEC,
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
 
 
 def capture_sizes(

@@ -25,7 +25,6 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "requests-parameters-ignored": ("ignored", "A request may set these, and they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
-_STRUCTURED = "--structured-outputs-config"
 _SHORT_LOOKUP = 2
 """Shortest lookup for which users reported broken tool calls; 8 cured them."""
 _FEATURES: Mapping[str, tuple[str, ...]] = {
@@ -62,31 +61,13 @@ def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]
     shortest = resolved.prompt_lookup_min
     if shortest is None or shortest > _SHORT_LOOKUP:
         return
-    yield from context.rules.ruling(
-        "short-lookup-with-tools",
-        f"prompt_lookup_min {shortest} copies after {shortest} matching tokens, which JSON is full of: users report "
-        "malformed tool calls with 2 and none with 8.",
-        where="prompt_lookup_min",
-        fix="Write 8, and compare the outputs of your own tool calls.",
-        method=resolved.method,
-    )
+    yield from context.rules.ruling("short-lookup-with-tools", method=resolved.method, shortest=shortest)
 
 
 def _find_draft_model_on_v2(context: Context) -> Iterator[Ruling]:
-    yield from context.rules.ruling(
-        "draft-model-runs-eagerly",
-        "Model Runner V2 has no CUDA graphs for a draft model yet: each of its passes is launched kernel by kernel.",
-        where="method",
-        fix="Compare with VLLM_USE_V2_MODEL_RUNNER=0, and with an EAGLE-3 head.",
-    )
+    yield from context.rules.ruling("draft-model-runs-eagerly")
     if context.keys.get("use_heterogeneous_vocab"):
-        yield from context.rules.ruling(
-            "heterogeneous-vocab-unmapped",
-            "Model Runner V2 does not map the draft model's token ids to the target's: drafted tokens are wrong, or "
-            "out of range.",
-            where="use_heterogeneous_vocab",
-            fix="Set VLLM_USE_V2_MODEL_RUNNER=0, or use 0.32.0 or newer.",
-        )
+        yield from context.rules.ruling("heterogeneous-vocab-unmapped")
 
 
 def _find_defaults(context: Context) -> Iterator[Ruling]:
@@ -94,25 +75,14 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
     defaults, where = _read_defaults(context)
     min_p = defaults.get("min_p")
     if isinstance(min_p, (int, float)) and min_p > 0:
-        yield from context.rules.ruling(
-            "default-min-p-refused",
-            f"min_p {min_p} is the default of every request, and requests with min_p are refused under speculation.",
-            where=where,
-            fix=f"""Give {_OVERRIDE} '{{"min_p": 0.0}}'.""",
-        )
+        yield from context.rules.ruling("default-min-p-refused", min_p=min_p, where=where)
     penalties = [
         f"{key} {value}"
         for key, neutral in _NEUTRAL_PENALTIES.items()
         if isinstance(value := defaults.get(key), (int, float)) and value != neutral
     ]
     if penalties:
-        yield from context.rules.ruling(
-            "default-penalty-stops-drafting",
-            f"{', '.join(penalties)} is the default of every request, and requests with penalties are not speculated "
-            "at all.",
-            where=where,
-            fix=f"""Give {_OVERRIDE} '{{"repetition_penalty": 1.0}}', or use 0.14.0 or newer.""",
-        )
+        yield from context.rules.ruling("default-penalty-stops-drafting", penalties=penalties, where=where)
 
 
 def _read_defaults(context: Context) -> tuple[Mapping[str, Any], str]:
@@ -135,54 +105,25 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
     for code, (fate, said) in _FATES.items():
         names = ", ".join(sorted(name for name, value in table.items() if value == fate))
         if names:
-            yield from context.rules.ruling(code, f"{said}: {names}.", where=SPEC)
-    message = "Beam search with allowed_token_ids is refused."
-    yield from context.rules.ruling("requests-beam-allowlist-refused", message, where=SPEC)
+            yield from context.rules.ruling(code, message=f"{said}: {names}.", where=SPEC)
+    yield from context.rules.ruling("requests-beam-allowlist-refused")
     if context.given.get("async_scheduling") is True:
-        yield from context.rules.ruling(
-            "requests-refused-async",
-            f"With --async-scheduling vLLM {context.release} refuses requests with penalties, bad_words or structured "
-            "outputs.",
-            where="--async-scheduling",
-            fix="Leave the flag out.",
-        )
+        yield from context.rules.ruling("requests-refused-async")
     if context.keys.get("enable_adaptive_verification"):
-        yield from context.rules.ruling(
-            "requests-logprobs-refused",
-            "Requests with logprobs are refused under adaptive verification.",
-            where="enable_adaptive_verification",
-            fix="Use 0.29.0 or newer.",
-        )
+        yield from context.rules.ruling("requests-logprobs-refused")
 
 
 def _find_structured(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if resolved.async_scheduling and resolved.runner == "V1":
-        yield from context.rules.ruling(
-            "structured-outputs-misaligned",
-            f"With {resolved.method} and asynchronous scheduling on Model Runner V1, structured outputs that run "
-            "beside each other are held against each other's grammars: some end in errors, or are cut off.",
-            where=_STRUCTURED,
-            fix="Use 0.33.0 or newer, send them to a server without speculation, or use the method ngram.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("structured-outputs-misaligned", method=resolved.method)
     backend = context.objects.get("structured_outputs_config", {}).get("backend")
     if (backend or context.given.get("guided_decoding_backend")) == "lm-format-enforcer":
-        yield from context.rules.ruling(
-            "structured-outputs-backend",
-            "lm-format-enforcer cannot take back drafted tokens: every request with structured outputs fails.",
-            where=_STRUCTURED,
-            fix="Use xgrammar or guidance.",
-        )
+        yield from context.rules.ruling("structured-outputs-backend")
 
 
 def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if "logits_processors" in context.on and resolved.runner == "V1":
-        yield from context.rules.ruling(
-            "logits-processors-refused",
-            "Custom logits processors and speculation end start-up on Model Runner V1.",
-            where="--logits-processors",
-            fix="Drop them, or from 0.31.0 on use a method that Model Runner V2 runs.",
-        )
+        yield from context.rules.ruling("logits-processors-refused")
 
 
 def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling]) -> Iterator[Ruling]:
@@ -198,21 +139,10 @@ def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling])
         flags = [f"--{name.replace('_', '-')}" for name in names if name in context.on]
         if flags and wrong.isdisjoint(flags):
             rule = get_rule(code)
-            yield from context.rules.ruling(code, f"{rule.title}, from vLLM {rule.spans[0][0]} on.", where=flags[0])
+            yield from context.rules.ruling(
+                code, message=f"{rule.title}, from vLLM {rule.spans[0][0]} on.", where=flags[0]
+            )
     if "kv_transfer_config" in context.on:
-        yield from context.rules.ruling(
-            "kv-transfer-before-drafts",
-            f"This release closes the KV connector before {resolved.method} has run: its keys and values are not "
-            "transferred, and a request that moves is drafted for without them.",
-            where="--kv-transfer-config",
-            fix="Use 0.17.0 or newer.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("kv-transfer-before-drafts", method=resolved.method)
     if resolved.async_scheduling and resolved.runner == "V1":
-        yield from context.rules.ruling(
-            "async-waits-for-acceptance",
-            "With asynchronous scheduling this release waits for the number of accepted tokens before it prepares a "
-            "step, so that the host overlaps with the drafter only.",
-            where="--async-scheduling",
-            fix="Use 0.19.0 or newer.",
-        )
+        yield from context.rules.ruling("async-waits-for-acceptance")

@@ -20,21 +20,14 @@ def find_schedule(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     fault = _find_fault(schedule)
     if fault:
-        fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
-        yield from context.rules.ruling("schedule-invalid", fault, where=SCHEDULE, fix=fix)
+        yield from context.rules.ruling("schedule-invalid", message=fault)
         return
     yield from _find_surprises(context, resolved, sorted(schedule))
     k = resolved.num_speculative_tokens
     if k is None or all(entry[2] >= k for entry in schedule):
         return
     if resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
-        yield from context.rules.ruling(
-            "schedule-breaks-drafter",
-            f"{resolved.method} on Model Runner V1 drafts {k} tokens and no other number: the first batch for which "
-            "the schedule says otherwise stops the engine.",
-            where=SCHEDULE,
-            fix="Leave the schedule out.",
-        )
+        yield from context.rules.ruling("schedule-breaks-drafter", method=resolved.method, k=k)
     if resolved.runner == "V2":
         yield from list(_find_broken_capture(context, resolved, schedule, k)) or _find_full_drafts(context, resolved, k)
         yield from _find_costs(context, resolved, schedule)
@@ -62,73 +55,31 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
     k = resolved.num_speculative_tokens
     above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
     if above:
-        yield from context.rules.ruling(
-            "schedule-clamped",
-            f"The entry {above[0]} asks for more than num_speculative_tokens {k}, the most that is drafted.",
-            where=SCHEDULE,
-            fix="Raise num_speculative_tokens to the schedule's largest value.",
-            becomes=f"{k} tokens",
-        )
+        yield from context.rules.ruling("schedule-clamped", entry=str(above[0]), k=k)
     for before, after in pairwise(schedule):
         if after[0] > before[1] + 1:
-            yield from context.rules.ruling(
-                "schedule-gap",
-                f"The schedule does not name batch sizes {before[1] + 1} to {after[0] - 1}: they draft {before[2]} "
-                "tokens, as the range before.",
-                where=SCHEDULE,
-            )
+            yield from context.rules.ruling("schedule-gap", first=before[1] + 1, last=after[0] - 1, tokens=before[2])
 
-    yield from context.rules.ruling(
-        "schedule-counts-prefills",
-        "The schedule looks the batch size up in the requests of a step, those whose prompts are computed included, "
-        "and the length that it finds is verified in the step after.",
-        where=SCHEDULE,
-    )
+    yield from context.rules.ruling("schedule-counts-prefills")
 
 
 def _find_broken_capture(context: Context, resolved: Resolved, schedule: Sequence[Entry], k: int) -> Iterator[Ruling]:
     """Yield whether the graphs of a drafter that makes one pass a token cannot be captured."""
     if resolved.facts.network != "chain" or context.lacks_full_graphs or context.runs_eagerly:
         return
-    fewer = next(list(entry) for entry in schedule if entry[2] < k)
-    yield from context.rules.ruling(
-        "schedule-breaks-capture",
-        f"The entry {fewer} drafts fewer tokens than num_speculative_tokens {k}: this release then fails to capture "
-        f"the CUDA graphs of {resolved.method}'s drafter, and the server does not start.",
-        where=SCHEDULE,
-        fix="Use 0.32.0 or newer, or leave the schedule out and write the best fixed num_speculative_tokens.",
-    )
+    fewer = next(str(list(entry)) for entry in schedule if entry[2] < k)
+    yield from context.rules.ruling("schedule-breaks-capture", fewer=fewer, k=k, method=resolved.method)
 
 
 def _find_full_drafts(context: Context, resolved: Resolved, k: int) -> Iterator[Ruling]:
     """Yield whether Model Runner V2 drafts k tokens where the schedule asks for fewer."""
     if resolved.facts.drafts_from != "text":
-        yield from context.rules.ruling(
-            "schedule-drafts-in-full",
-            f"In this release {resolved.method} drafts {k} tokens whatever the schedule says, and only fewer of them "
-            "are verified: a larger num_speculative_tokens makes every batch slower.",
-            where=SCHEDULE,
-            fix="Use 0.32.0 or newer, or write the best fixed num_speculative_tokens: measure both.",
-            becomes=f"{k} draft tokens in every batch",
-        )
+        yield from context.rules.ruling("schedule-drafts-in-full", method=resolved.method, k=k)
 
 
 def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
     """Yield what else Model Runner V2 goes on paying for."""
     if any(entry[2] == 0 for entry in schedule):
-        yield from context.rules.ruling(
-            "schedule-off-still-drafts",
-            f"A range with 0 tokens is no plain decoding: {resolved.method} still makes its first pass over the whole "
-            "batch in every step, to stay in step with the target.",
-            where=SCHEDULE,
-            fix="Measure that range beside a server without speculation, or write 1.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("schedule-off-still-drafts", method=resolved.method)
     if "kv_transfer_config" in context.on:
-        yield from context.rules.ruling(
-            "schedule-unpads-admissions",
-            "Requests that arrive with their prompt's keys and values are not padded to k + 1 tokens beside a "
-            "schedule: each such admission takes its step off the full CUDA graphs.",
-            where=SCHEDULE,
-            fix="Compare with a fixed num_speculative_tokens.",
-        )
+        yield from context.rules.ruling("schedule-unpads-admissions")

@@ -12,10 +12,8 @@ from draftwise.plan.check.report import Resolved
 
 __all__ = ["find_settings"]
 
-_BACKEND = "--attention-backend"
 _REJECTION = "rejection_sample_method"
 _DRAFTING = "draft_sample_method"
-_USE_V2 = "Set VLLM_USE_V2_MODEL_RUNNER=1, which this release has for eagle, eagle3 and mtp."
 _LARGE_BLOCK = 64
 """Block size in tokens from which losing one block of every prefix hit is worth a word."""
 _IGNORED_ON_V2: Mapping[str, str] = {
@@ -48,21 +46,10 @@ def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if not _is_causal(context):
         yield from _find_non_causal(context, resolved, target, own)
     if target and not own and "attention_backend" in context.given and resolved.runner == "V1":
-        yield from context.rules.ruling(
-            "draft-backend-not-inherited",
-            f"{_BACKEND} {target} holds for the target; the drafter picks its own.",
-            where=_BACKEND,
-            fix=f'Add "attention_backend": "{target}" to the speculative config to share it.',
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("draft-backend-not-inherited", method=resolved.method, target=target)
     k = resolved.num_speculative_tokens
     if target == "HPC_ATTN" and k is not None and k > 3:
-        yield from context.rules.ruling(
-            "hpc-attention-limit",
-            f"HPC attention verifies at most 3 drafted tokens, and num_speculative_tokens is {k}.",
-            where="num_speculative_tokens",
-            fix=f"Write at most 3, or take another {_BACKEND}.",
-        )
+        yield from context.rules.ruling("hpc-attention-limit", k=k)
     yield from _find_cache_type(context, resolved)
     yield from _find_experts(context)
 
@@ -82,33 +69,20 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
     """Judge backends by whether they attend to later tokens, as DFlash's block does."""
     table = context.release.table("noncausal_backends")
     able = sorted(name for name, does in table.items() if does)
-    text = f"attends to earlier tokens only, and DFlash's block both ways. In this release {', '.join(able)} can."
     unread = context.rules.holds("dflash-attention-backend-ignored-on-v2")
     if own and own not in able and (not unread or resolved.runner == "V1"):
-        yield from context.rules.ruling(
-            "dflash-draft-backend",
-            f"{own} {text}",
-            where="attention_backend",
-            fix="Leave it out: the drafter then finds one by itself.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("dflash-draft-backend", method=resolved.method, own=own, able=able)
     if not target or target in able:
         return
     yield from context.rules.ruling(
         "dflash-target-backend",
-        f"{target} is also the drafter's backend here, and {text}",
-        where=_BACKEND,
-        fix=f"Write {able[0]}, or leave it out: vLLM then finds one." if able else "",
         method=resolved.method,
+        target=target,
+        able=able,
+        fix=f"Write {able[0]}, or leave it out: vLLM then finds one." if able else "",
     )
     if resolved.runner == "V2":
-        yield from context.rules.ruling(
-            "dflash-target-backend-on-v2",
-            f"{target} is also the drafter's backend on Model Runner V2, and {text}",
-            where=_BACKEND,
-            fix="Leave it out, or set VLLM_USE_V2_MODEL_RUNNER=0.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("dflash-target-backend-on-v2", method=resolved.method, target=target, able=able)
 
 
 def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -118,13 +92,7 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     has_own = "kv_cache_dtype" in context.release.table("spec_fields")
     own = ' with "kv_cache_dtype": "auto" in the speculative config' if has_own else ""
-    yield from context.rules.ruling(
-        "kv-cache-type-inherited",
-        f"The drafter keeps its keys and values in {given} too.",
-        where="--kv-cache-dtype",
-        fix=f"Compare acceptance{own}.",
-        method=resolved.method,
-    )
+    yield from context.rules.ruling("kv-cache-type-inherited", method=resolved.method, given=given, own=own)
 
 
 def _find_experts(context: Context) -> Iterator[Ruling]:
@@ -139,13 +107,7 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
         return
     if not count_experts(drafter.config):
         return
-    yield from context.rules.ruling(
-        "moe-backend-inherited",
-        f"--moe-backend {backend} was chosen for the quantized target; the drafter's experts are not quantized and "
-        "inherit it, and not every backend has kernels for both.",
-        where="moe_backend",
-        fix='Add "moe_backend": "auto" or "triton" to the speculative config.',
-    )
+    yield from context.rules.ruling("moe-backend-inherited", backend=backend)
 
 
 def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -155,75 +117,34 @@ def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from _find_rejection_on_v1(context, rejection)
         yield from _find_drafting_on_v1(context, resolved, drafting)
     if drafting not in (None, "greedy") and resolved.facts.drafts_from == "text":
-        yield from context.rules.ruling(
-            "draft-sampling-without-model",
-            f"{_DRAFTING} {drafting!r} samples from a draft model's distribution, and {resolved.method} has none: it "
-            "copies.",
-            where=_DRAFTING,
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("draft-sampling-without-model", drafting=drafting, method=resolved.method)
     if drafting == "probabilistic" and resolved.facts.keeps_kv:
-        yield from context.rules.ruling(
-            "probabilistic-drafts-keep-logits",
-            "Probabilistic drafting keeps the draft logits of every request until they are verified, which takes "
-            "memory. It changes nothing at temperature 0.",
-            where=_DRAFTING,
-        )
+        yield from context.rules.ruling("probabilistic-drafts-keep-logits")
 
 
 def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Ruling]:
     if rejection not in (None, "strict"):
-        message = f"Model Runner V1 takes the work and does not read {_REJECTION}: {rejection!r} acts as strict."
-        yield from context.rules.ruling("rejection-method-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+        yield from context.rules.ruling("rejection-method-ignored-on-v1", rejection=rejection)
     if rejection == "probabilistic":
-        message = "Model Runner V1 takes the work and honours only 'synthetic': 'probabilistic' acts as strict."
-        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
     if rejection == "block":
-        yield from context.rules.ruling(
-            "block-verification-ignored-on-v1",
-            "Block verification exists on Model Runner V2 only; V1 takes the work, and it acts as standard.",
-            where=_REJECTION,
-            fix="Find out what keeps V2 from the work, or leave the key out.",
-        )
+        yield from context.rules.ruling("block-verification-ignored-on-v1")
 
 
 def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object) -> Iterator[Ruling]:
     if drafting == "gumbel":
-        yield from context.rules.ruling(
-            "gumbel-drafts-ignored-on-v1",
-            f"Model Runner V1 takes the work and drafts greedily whatever {_DRAFTING} says.",
-            where=_DRAFTING,
-            fix="From 0.22.0 on 'probabilistic' works on both runners.",
-        )
+        yield from context.rules.ruling("gumbel-drafts-ignored-on-v1")
     if drafting not in (None, "greedy"):
-        yield from context.rules.ruling(
-            "medusa-drafts-greedily",
-            f"Medusa heads draft greedily; {_DRAFTING} {drafting!r} is not read.",
-            where=_DRAFTING,
-            fix="Leave it out.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("medusa-drafts-greedily", method=resolved.method, drafting=drafting)
 
 
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield features that fail later beside this drafter, or that it makes less effective."""
     method = resolved.method
     if "enable_dbo" in context.on and resolved.runner == "V1" and resolved.facts.keeps_kv:
-        yield from context.rules.ruling(
-            "batch-overlap-breaks-drafter",
-            "The drafter has no split batches: the first batch that --enable-dbo splits stops the engine.",
-            where="--enable-dbo",
-            fix="Drop the flag.",
-        )
+        yield from context.rules.ruling("batch-overlap-breaks-drafter")
     if context.stages > 1 and resolved.runner == "V2":
-        yield from context.rules.ruling(
-            "aux-states-over-pipeline",
-            f"{method} with {context.stages} pipeline stages works for targets whose class hands its layers' states "
-            "on; the others end with a ValueError while loading.",
-            where="--pipeline-parallel-size",
-            fix="Try a start before you rely on it, or use tensor parallelism.",
-            method=method,
-        )
+        yield from context.rules.ruling("aux-states-over-pipeline", method=method, stages=context.stages)
     yield from _find_dropped_block(context, method)
 
 
@@ -235,34 +156,17 @@ def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
         return
     if large or has_interface(context, "IsHybrid"):
         size = f"blocks of {block} tokens" if large else "the large blocks of a hybrid model"
-        yield from context.rules.ruling(
-            "prefix-hits-lose-a-block",
-            f"{method} drops the last block of every prefix-cache hit, to have its hidden states; with {size} short "
-            "shared prefixes are computed again.",
-            where="--block-size",
-            fix="Watch the prefix hit rate with and without speculation.",
-            method=method,
-        )
+        yield from context.rules.ruling("prefix-hits-lose-a-block", method=method, size=size)
 
 
 def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield keys that have no effect for this method, runner and release."""
     limit = context.keys.get("disable_by_batch_size")
     if limit is not None:
-        yield from context.rules.ruling(
-            "disable-by-batch-size-idle",
-            f"disable_by_batch_size {limit} is accepted and not read by the V1 engine: drafting never stops.",
-            where="disable_by_batch_size",
-            fix="Leave it out. From 0.24.0 on num_speculative_tokens_per_batch_size does what this promised.",
-        )
+        yield from context.rules.ruling("disable-by-batch-size-idle", limit=limit)
     yield from _find_of_text_methods(context, resolved)
     if context.keys.get("parallel_drafting") and resolved.facts.network in ("none", "heads"):
-        yield from context.rules.ruling(
-            "parallel-drafting-idle",
-            f"parallel_drafting has no effect: the method {resolved.method} has no draft passes to make at once.",
-            where="parallel_drafting",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("parallel-drafting-idle", method=resolved.method)
     if resolved.runner == "V2":
         yield from _find_ignored_on_v2(context, resolved)
 
@@ -272,42 +176,19 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
     own = resolved.facts.keys
     suffix = sorted(key for key in context.keys if key.startswith("suffix_decoding_"))
     if suffix and not any(key.startswith("suffix_decoding_") for key in own):
-        yield from context.rules.ruling(
-            "suffix-keys-idle",
-            f"The method {resolved.method} does not read {', '.join(suffix)}.",
-            where=suffix[0],
-            fix="Leave them out, or write method suffix.",
-        )
+        yield from context.rules.ruling("suffix-keys-idle", method=resolved.method, suffix=suffix, where=suffix[0])
     lookup = sorted(key for key in context.keys if key in ("prompt_lookup_min", "prompt_lookup_max"))
     if lookup and not set(lookup) & set(own):
-        yield from context.rules.ruling(
-            "lookup-keys-idle",
-            f"The method {resolved.method} does not read {', '.join(lookup)}; vLLM sets them to 0.",
-            where=lookup[0],
-            fix="Leave them out, or write method ngram.",
-            becomes="0",
-        )
+        yield from context.rules.ruling("lookup-keys-idle", method=resolved.method, lookup=lookup, where=lookup[0])
 
 
 def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     for code, key in _IGNORED_ON_V2.items():
         if context.keys.get(key) not in (None, False, "auto"):
-            yield from context.rules.ruling(
-                code,
-                f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in this release.",
-                where=key,
-                fix="Set VLLM_USE_V2_MODEL_RUNNER=0 if you need it.",
-                method=resolved.method,
-            )
+            yield from context.rules.ruling(code, method=resolved.method, key=key)
 
 
 def _find_logging(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield how to read the log of steps, which is where step times and acceptance cost can be taken from."""
     if "enable_logging_iteration_details" in context.on and resolved.async_scheduling:
-        yield from context.rules.ruling(
-            "iteration-details-are-waits",
-            "With asynchronous scheduling the elapsed time of a logged iteration is how long the engine waited for its "
-            "result, not how long the step took.",
-            where="--enable-logging-iteration-details",
-            fix="Take the time of a step from the distance between the stamps of consecutive iterations.",
-        )
+        yield from context.rules.ruling("iteration-details-are-waits")

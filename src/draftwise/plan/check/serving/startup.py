@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, Ruling
-from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.graphs import find_graphs
@@ -17,7 +17,6 @@ from draftwise.plan.check.serving.settings import find_settings
 
 __all__ = ["find_serving"]
 
-_TOKENS = "num_speculative_tokens"
 _DEFAULT_MEDUSA_HEADS = 5
 """Of vLLM's MedusaConfig, for a config.json that does not say."""
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
@@ -43,31 +42,15 @@ def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what speculation meets on a CPU server."""
     if context.platform != "cpu":
         return
-    message = f"CPU servers of vLLM {context.release} do not speculate; start-up ends."
-    yield from context.rules.ruling("cpu-without-speculation", message, where=SPEC, fix="Use 0.20.0 or newer.")
-    message = f"{resolved.method} needs an accelerator's pinned memory."
-    yield from context.rules.ruling("cpu-ngram-gpu", message, where="method", fix="Use ngram.", method=resolved.method)
+    yield from context.rules.ruling("cpu-without-speculation")
+    yield from context.rules.ruling("cpu-ngram-gpu", method=resolved.method)
     if context.keys.get("rejection_sample_method") == "synthetic":
-        message = "Synthetic acceptance is not written for CPU sampling."
-        yield from context.rules.ruling("cpu-synthetic", message, where="rejection_sample_method", fix="Leave it out.")
+        yield from context.rules.ruling("cpu-synthetic")
     if resolved.facts.drafts_from != "none":
-        yield from context.rules.ruling(
-            "cpu-sampling-wrong",
-            "On CPU, requests with temperature > 0 are answered wrongly: their logits are divided by uninitialised "
-            "memory.",
-            where=SPEC,
-            fix="Serve greedy requests only (temperature 0; the default of a request is 1).",
-        )
+        yield from context.rules.ruling("cpu-sampling-wrong")
     layers = context.draft_config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > 1:
-        yield from context.rules.ruling(
-            "cpu-dflash-norm",
-            f"On CPU, the keys of all {layers} drafter layers get the first layer's norm: almost no drafted token is "
-            "accepted.",
-            where="method",
-            fix="Judge DFlash on a GPU.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("cpu-dflash-norm", method=resolved.method, layers=layers)
 
 
 def _find_drafters(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -87,29 +70,18 @@ def _find_tensor_parallel(context: Context, resolved: Resolved) -> Iterator[Ruli
         return
     if resolved.facts.drafts_from in ("text", "own_code"):
         return
-    fix = f"Leave it out, or write {target}."
     if resolved.facts.drafts_from == "own_model" and resolved.runner != "V2":
         if resolved.runner is not None:
-            message = f"The config accepts {key} {given}, but a draft model needs the target's {target}: start-up ends."
-            yield from context.rules.ruling("draft-tensor-parallel-differs", message, where=key, fix=fix)
+            yield from context.rules.ruling("draft-tensor-parallel-differs", given=given, target=target)
     else:
-        message = f"{key} {given} is accepted and not read: the drafter is split over the target's {target} GPUs."
-        yield from context.rules.ruling("draft-tensor-parallel-ignored", message, where=key, fix=fix)
+        yield from context.rules.ruling("draft-tensor-parallel-ignored", given=given, target=target)
 
 
 def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Judge methods that read hidden states out of the target's middle layers."""
     if has_interface(context, "SupportsEagle3") is False and not _declines_aux_states(context, resolved):
         name = ", ".join(context.target.architectures) if context.target else ""
-        yield from context.rules.ruling(
-            "target-without-aux-states",
-            f"{name} of vLLM {context.release} cannot give out its middle layers' hidden states, which "
-            f"{resolved.method} needs.",
-            where="--model",
-            fix="Use ngram, suffix, eagle or a draft model, or a release whose class for this target has "
-            "SupportsEagle3.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("target-without-aux-states", method=resolved.method, name=name)
 
 
 def _declines_aux_states(context: Context, resolved: Resolved) -> bool:
@@ -126,37 +98,17 @@ def _find_standalone(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if resolved.runner != "V1" or not (own_model or parallel_head):
         return
     if context.keys.get("disable_padded_drafter_batch"):
-        yield from context.rules.ruling(
-            "padded-batch-required",
-            "A draft model or a parallel head drafts on padded batches only.",
-            where="disable_padded_drafter_batch",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("padded-batch-required")
     if _has_mrope(context.draft_config):
-        yield from context.rules.ruling(
-            "draft-with-mrope",
-            "The drafter uses M-RoPE positions, which a draft model or a parallel head cannot have.",
-            where="model",
-            fix="Use a text-only draft model of the same vocabulary.",
-        )
+        yield from context.rules.ruling("draft-with-mrope")
     if has_interface(context, "SupportsMultiModal") and not _is_text_only(context):
         yield from _find_multimodal(context)
 
 
 def _find_multimodal(context: Context) -> Iterator[Ruling]:
     name = context.target.architectures[0] if context.target else ""
-    yield from context.rules.ruling(
-        "draft-model-with-multimodal-target",
-        f"{name} takes images or sound, which a draft model or a parallel head cannot follow.",
-        where="--model",
-        fix="Serve text only, or use ngram or eagle3.",
-    )
-    yield from context.rules.ruling(
-        "draft-model-reads-text-only",
-        f"{name} takes images or sound; the drafter sees the text alone, so fewer of its tokens are accepted after "
-        "them.",
-        where="--model",
-    )
+    yield from context.rules.ruling("draft-model-with-multimodal-target", name=name)
+    yield from context.rules.ruling("draft-model-reads-text-only", name=name)
 
 
 def _is_text_only(context: Context) -> bool:
@@ -186,10 +138,9 @@ def _find_mask_token(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     fix = "Use a drafter trained for parallel drafting, or set parallel_drafting to false."
     yield from context.rules.ruling(
         "parallel-drafting-needs-mask-token",
-        f"The drafter's config.json names no mask token ({', '.join(keys)}), and parallel drafting needs one.",
-        where="model",
-        fix="Write dflash_config.mask_token_id as trained." if resolved.facts.parallel == "always" else fix,
         method=resolved.method,
+        keys=keys,
+        fix="Write dflash_config.mask_token_id as trained." if resolved.facts.parallel == "always" else fix,
     )
 
 
@@ -201,34 +152,15 @@ def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling
         yield from _find_cut_vocabulary(context, resolved)
     yield from _find_other_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
-    yield from context.rules.ruling(
-        "mlp-speculator-not-on-v1",
-        f"The V1 engine has no code for {resolved.method}; start-up ends with 'Unknown speculative decoding method'.",
-        where="method",
-        fix="Train or find an EAGLE-3 head for this target, or use ngram.",
-        method=resolved.method,
-    )
+    yield from context.rules.ruling("mlp-speculator-not-on-v1", method=resolved.method)
     if "." not in (resolved.model or ""):
-        yield from context.rules.ruling(
-            "custom-class-path",
-            f"The model {resolved.model!r} is not the dotted path of a Python class.",
-            where="model",
-            fix="Write it as package.module.Class, importable on the server.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("custom-class-path", method=resolved.method, model=resolved.model)
 
 
 def _find_medusa_heads(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     heads = _count_heads(context.draft_config)
     if k is not None and k > heads:
-        yield from context.rules.ruling(
-            "medusa-too-few-heads",
-            f"{_TOKENS} {k} asks for more heads than the {heads} in the checkpoint; loading ends with 'weights were "
-            "not initialized'.",
-            where=_TOKENS,
-            fix=f"Write at most {heads}.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
 
 
 def _count_heads(config: Mapping[str, Any]) -> int:
@@ -240,14 +172,7 @@ def _count_heads(config: Mapping[str, Any]) -> int:
 def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     cut, whole = (context.draft_config.get(key) for key in ("truncated_vocab_size", "vocab_size"))
     if isinstance(cut, int) and isinstance(whole, int) and cut < whole:
-        yield from context.rules.ruling(
-            "medusa-truncated-vocabulary",
-            f"The heads have truncated_vocab_size {cut} of {whole}: loading takes the token_map for a weight that is "
-            "missing.",
-            where="model",
-            fix="Save the heads over the whole vocabulary.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("medusa-truncated-vocabulary", method=resolved.method, cut=cut, whole=whole)
 
 
 def _find_other_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
@@ -255,22 +180,9 @@ def _find_other_block(context: Context, resolved: Resolved, k: int | None) -> It
     if not isinstance(block, int) or k is None:
         return
     if k < block - 1:
-        yield from context.rules.ruling(
-            "dflash-short-block",
-            f"{_TOKENS} {k} drafts {k} masks at once, and the drafter learnt blocks of {block - 1}: all of its "
-            "draft tokens may become worse, the first one too.",
-            where=_TOKENS,
-            fix=f"Write {block - 1}, or measure both: draftwise decide.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("dflash-short-block", method=resolved.method, k=k, masks=block - 1)
     if k > block:
-        yield from context.rules.ruling(
-            "dflash-beyond-block",
-            f"{_TOKENS} {k} exceeds the drafter's block_size {block}: it loads, and was not trained for that.",
-            where=_TOKENS,
-            fix=f"Write at most {block}, or one less if the block counts the token before the draft.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("dflash-beyond-block", method=resolved.method, k=k, block=block)
 
 
 def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
@@ -278,13 +190,7 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
     depth = context.keys.get(key)
     depth = depth if isinstance(depth, int) else resolved.fields.get(key)
     if isinstance(depth, int) and k is not None and k > depth:
-        yield from context.rules.ruling(
-            "suffix-beyond-depth",
-            f"{_TOKENS} {k} cannot be reached: matched and drafted tokens share a tree of depth {depth}.",
-            where=_TOKENS,
-            fix=f"Raise {key}, or keep k below it; memory is reserved for k.",
-            method=resolved.method,
-        )
+        yield from context.rules.ruling("suffix-beyond-depth", method=resolved.method, k=k, depth=depth)
 
 
 def _find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -293,38 +199,15 @@ def _find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling
         return
     k, method = resolved.num_speculative_tokens, resolved.method
     if k not in (None, 1):
-        message = f"{method} takes 1 token, not {k}."
-        yield from context.rules.ruling(
-            "hidden-states-one-token", message, where="num_speculative_tokens", fix="Write 1."
-        )
+        yield from context.rules.ruling("hidden-states-one-token", method=method, k=k)
     if not _layer_ids(context):
-        yield from context.rules.ruling(
-            "hidden-states-layer-ids",
-            f"{method} is not told which layers to read.",
-            where="draft_model_config",
-            fix='Add "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}.',
-        )
+        yield from context.rules.ruling("hidden-states-layer-ids", method=method)
     if context.keys.get("disable_padded_drafter_batch"):
-        yield from context.rules.ruling(
-            "hidden-states-padded-batch",
-            f"{method} works on padded batches only.",
-            where="disable_padded_drafter_batch",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("hidden-states-padded-batch", method=method)
     if resolved.runner == "V2" and context.keys.get("draft_sample_method") not in (None, "greedy"):
-        yield from context.rules.ruling(
-            "hidden-states-greedy-on-v2",
-            f"{method} on Model Runner V2 takes draft_sample_method greedy only.",
-            where="draft_sample_method",
-            fix="Leave it out.",
-        )
+        yield from context.rules.ruling("hidden-states-greedy-on-v2", method=method)
     if not context.given.get("kv_transfer_config"):
-        yield from context.rules.ruling(
-            "hidden-states-without-connector",
-            "The hidden states leave the server through a KV connector, and none is configured: nothing is written.",
-            where="--kv-transfer-config",
-            fix="Configure ExampleHiddenStatesConnector with a shared_storage_path.",
-        )
+        yield from context.rules.ruling("hidden-states-without-connector")
 
 
 def _layer_ids(context: Context) -> object:

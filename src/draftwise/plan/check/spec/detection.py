@@ -47,28 +47,13 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
     if spec.facts is None or spec.facts.weights != "target":
         return spec
     if spec.target is not None and spec.target.config.model_type == "deepseek_v41":
-        yield from context.rules.ruling(
-            "mtp-not-for-v41",
-            "The target has no MTP layers: its checkpoint ships DSpark stages.",
-            where="target",
-            fix='Write "method": "dspark".',
-        )
+        yield from context.rules.ruling("mtp-not-for-v41")
     if spec.tokens is None and spec.known("num_speculative_tokens"):
-        yield from context.rules.ruling(
-            "mtp-needs-tokens",
-            "num_speculative_tokens must be given for an MTP drafter: without it vLLM fails with a TypeError.",
-            where="num_speculative_tokens",
-            fix='Add "num_speculative_tokens": 1.',
-        )
+        yield from context.rules.ruling("mtp-needs-tokens")
         return spec.undecided("num_speculative_tokens", "draft")
     has_own_layers = spec.draft is not None and spec.draft.config.model_type in _LAYER_PER_TOKEN
     if isinstance(spec.tokens, int) and spec.tokens > 1 and not has_own_layers:
-        yield from context.rules.ruling(
-            "mtp-repeats-layer",
-            f"num_speculative_tokens is {spec.tokens}, and the same MTP layer is run again for each further token, so "
-            "that later ones are accepted less often.",
-            where="num_speculative_tokens",
-        )
+        yield from context.rules.ruling("mtp-repeats-layer", tokens=spec.tokens)
     return spec
 
 
@@ -99,11 +84,7 @@ def _find_changed(context: Context, spec: Spec, before: str | None, by: str) -> 
     if before is None or "method" not in spec.fields.given:
         return
     yield from context.rules.ruling(
-        "drafter-decides-method",
-        f"The drafter's {by} makes vLLM run {spec.model!r} as {spec.method}, although the method given is {before!r}.",
-        where="model",
-        fix=f'Write "method": "{spec.method}", or rename the directory.',
-        becomes=spec.method or "",
+        "drafter-decides-method", by=by, model=spec.model, method=spec.method, before=before, becomes=spec.method or ""
     )
 
 
@@ -139,9 +120,9 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
         else f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
     )
     fix = "Use a release from 0.15.0 on."
-    yield from context.rules.ruling("draft-model-not-supported", message, where="model", fix=fix)
+    yield from context.rules.ruling("draft-model-not-supported", message=message)
     where, fix = "method" if own and named else "model", _suggest_method(context, spec)
-    yield from context.rules.ruling("drafter-fits-no-method", message, where=where, fix=fix)
+    yield from context.rules.ruling("drafter-fits-no-method", message=message, where=where, fix=fix)
     return replace(spec.undecided("method", "draft"), method=None, draft=None)
 
 
@@ -160,14 +141,7 @@ def _suggest_method(context: Context, spec: Spec) -> str:
 
 def _find_unnamed_head(context: Context, spec: Spec) -> Iterator[Ruling]:
     if (head := _find_head(spec)) is not None:
-        yield from context.rules.ruling(
-            "head-taken-for-draft-model",
-            f"The drafter {spec.model!r} is a head for {head} by its architecture, but without `method` it runs as an "
-            "independent draft model.",
-            where="method",
-            fix=f'Write "method": "{head}".',
-            becomes="draft_model",
-        )
+        yield from context.rules.ruling("head-taken-for-draft-model", model=spec.model, head=head)
 
 
 def _find_head(spec: Spec) -> str | None:
@@ -213,13 +187,7 @@ def _with_config(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
     spec = replace(spec, draft=replace(spec.draft, config=config))
     if not context.rules.holds("drafter-class-missing") or find_architecture(context, config.architectures) is not None:
         return spec
-    yield from context.rules.ruling(
-        "drafter-class-missing",
-        f"The drafter is run as {spec.method}, which needs the class {config.architectures[0]}; vLLM "
-        f"{context.release} has none of that name.",
-        where="model",
-        fix="Use a head whose architecture this release registers, or the method that the head was made for.",
-    )
+    yield from context.rules.ruling("drafter-class-missing", method=spec.method, name=config.architectures[0])
     return spec.undecided("draft")
 
 

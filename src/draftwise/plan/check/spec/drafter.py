@@ -72,12 +72,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     if config is None:
         return spec.undecided("draft")
     if not config.architectures:
-        yield from context.rules.ruling(
-            "drafter-without-architectures",
-            "The drafter has a config.json without architectures, which vLLM looks at first.",
-            where="model",
-            fix="Add the architectures to its config.json.",
-        )
+        yield from context.rules.ruling("drafter-without-architectures")
         return spec.undecided("draft")
     if config.kind == "plain":
         config = rewrite_draft(context.release, config)
@@ -118,20 +113,10 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
         else f"is published as {published.model}, {published.method} for {', '.join(published.targets)}; its"
         " config.json is not here"
     )
-    yield from context.rules.ruling(
-        "drafter-not-here",
-        f"The drafter {spec.model!r} {known}.",
-        where="model",
-        fix="Give a directory with its config.json to have the rest checked.",
-    )
+    yield from context.rules.ruling("drafter-not-here", model=spec.model, known=known)
     stages = context.flags.get("pipeline_parallel_size", 1)
     if isinstance(stages, int) and stages > 1:
-        yield from context.rules.ruling(
-            "drafter-stages-unknown",
-            f"Whether the drafter {spec.model!r} can be split into {stages} pipeline stages is not known.",
-            where="model",
-            fix="Give a directory with its config.json, or set pipeline_parallel_size to 1.",
-        )
+        yield from context.rules.ruling("drafter-stages-unknown", model=spec.model, stages=stages)
     if published is not None:
         yield from _find_other_use(context, published)
     return spec
@@ -143,33 +128,30 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
     if isinstance(method, str) and method != published.method:
         yield from context.rules.ruling(
             "drafter-of-other-method",
-            f"{published.model} is a drafter for {published.method}, and the method given is {method}.",
-            where="method",
-            fix=f'Write "method": "{published.method}". Source: {published.source}.',
+            model=published.model,
+            other=published.method,
+            method=method,
+            source=published.source,
         )
     known = find_model(target)
     if known is not None and {name.lower() for name in known.names}.isdisjoint(map(str.lower, published.targets)):
         yield from context.rules.ruling(
             "drafter-of-other-target",
-            f"{published.model} was made for {', '.join(published.targets)}, and the target is {target}.",
-            where="model",
-            fix=f"Take a drafter of that target. Source: {published.source}.",
+            model=published.model,
+            targets=published.targets,
+            target=target,
+            source=published.source,
         )
 
 
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.model or find_placeholder(spec.model) is not None:
-        message, fix = f"The model {spec.model!r} names no checkpoint.", "Give the directory or id of the drafter."
-        yield from context.rules.ruling("drafter-config-unreadable", message, where="model", fix=fix)
+        _message, _fix = f"The model {spec.model!r} names no checkpoint.", "Give the directory or id of the drafter."
+        yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
-        yield from context.rules.ruling(
-            "class-path-without-custom-class",
-            f"The model {spec.model!r} reads like a Python class, which no method of this release takes.",
-            where="model",
-            fix="Use 0.22.0 or newer for custom_class.",
-        )
+        yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)
     elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
-        yield from context.rules.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
+        yield from context.rules.ruling("drafter-config-unreadable", message=fault.message, fix=fault.fix)
     else:
         yield from find_other_name(context.rules, spec.model, None, where="model")
 
@@ -183,12 +165,7 @@ def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
     if not isinstance(steps, int) or steps < 0:
         return spec
     if spec.tokens is None and steps:
-        yield from context.rules.ruling(
-            "tokens-from-drafter",
-            f"{_TOKENS} is not given; the drafter's n_predict makes it {steps}.",
-            where=_TOKENS,
-            becomes=str(steps),
-        )
+        yield from context.rules.ruling("tokens-from-drafter", steps=steps)
         return replace(spec, tokens=steps)
     if isinstance(spec.tokens, (int, float)):
         yield from _find_misfit(context, spec.tokens, steps)
@@ -197,28 +174,15 @@ def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
 
 def _find_inkling(context: Context, spec: Spec) -> Iterator[Ruling]:
     if spec.draft is not None and spec.draft.config.model_type == "inkling_mtp" and spec.tokens not in (None, 1):
-        yield from context.rules.ruling(
-            "inkling-one-token",
-            f"{_TOKENS} is {spec.tokens}; this release drafts exactly one token with Inkling.",
-            where=_TOKENS,
-            fix="Give 1, or use 0.28.0 or newer.",
-        )
+        yield from context.rules.ruling("inkling-one-token", tokens=spec.tokens)
 
 
 def _find_misfit(context: Context, tokens: float, steps: int) -> Iterator[Ruling]:
     if not steps and tokens > 0:
-        yield from context.rules.ruling(
-            "drafter-predicts-nothing",
-            "The drafter has 0 for the number of its prediction steps.",
-            where="model",
-            fix="Use a checkpoint with MTP modules, or another method.",
-        )
+        yield from context.rules.ruling("drafter-predicts-nothing")
     elif steps and tokens > steps and tokens % steps:
         yield from context.rules.ruling(
-            "tokens-not-divisible",
-            f"{_TOKENS} is {tokens}, and above the drafter's n_predict it must be a multiple of {steps}.",
-            where=_TOKENS,
-            fix=f"Give {steps} or a multiple, e.g. {steps * (tokens // steps)}.",
+            "tokens-not-divisible", tokens=tokens, steps=steps, fewer=steps * (tokens // steps)
         )
 
 
@@ -230,20 +194,10 @@ def _require_tokens(context: Context, spec: Spec) -> Step[Spec]:
         yield from _find_malformed_tree(context, tree)
         return spec
     if spec.tokens is None:
-        yield from context.rules.ruling(
-            "tokens-missing-type-error",
-            f"{_TOKENS} must be given: without it vLLM fails with a TypeError.",
-            where=_TOKENS,
-            fix='Add it, e.g. "num_speculative_tokens": 3.',
-        )
+        yield from context.rules.ruling("tokens-missing-type-error")
         return spec.undecided(_TOKENS) if context.rules.holds("tokens-missing-type-error") else spec
     if isinstance(spec.tokens, float):
-        yield from context.rules.ruling(
-            "tokens-not-whole",
-            f"{_TOKENS} must be an integer, got {spec.tokens}.",
-            where=_TOKENS,
-            fix="Give an integer above 0.",
-        )
+        yield from context.rules.ruling("tokens-not-whole", tokens=spec.tokens)
         return spec.undecided(_TOKENS) if context.rules.holds("tokens-not-whole") else spec
     if context.rules.holds("token-tree-malformed") and isinstance(spec.tokens, int) and spec.tokens <= _LONGEST_TREE:
         chain = str([(0,) * length for length in range(1, spec.tokens + 1)])
@@ -256,12 +210,7 @@ def _find_malformed_tree(context: Context, tree: str) -> Iterator[Ruling]:
         choices = ast.literal_eval(tree)
         sorted(choices, key=lambda path: (len(path), path))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        yield from context.rules.ruling(
-            "token-tree-malformed",
-            f"{_TREE} is not a list of tuples.",
-            where=_TREE,
-            fix="Leave it out: chains are the default, and the key is gone from 0.21.0 on.",
-        )
+        yield from context.rules.ruling("token-tree-malformed")
 
 
 def _resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
@@ -269,8 +218,7 @@ def _resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
     top_k = spec.get(TOP_K_KEY)
     if not spec.reads(TOP_K_KEY):
         if top_k is not None and spec.method is not None:
-            message = f"{TOP_K_KEY} is for DSpark drafters only."
-            yield from context.rules.ruling("dspark-only-key", message, where=TOP_K_KEY, fix="Remove it.")
+            yield from context.rules.ruling("dspark-only-key")
         return spec
     if spec.draft is None:
         return spec
@@ -278,17 +226,11 @@ def _resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
     block = _first(config, "block_size", "dspark_block_size")
     if spec.tokens is None and isinstance(block, int) and context.rules.holds("dspark-tokens-by-block"):
         spec = replace(spec, tokens=block)
-        yield from context.rules.ruling(
-            "dspark-tokens-by-block",
-            f"num_speculative_tokens is not given; the drafter's block size makes it {block}.",
-            where="num_speculative_tokens",
-            becomes=str(block),
-        )
+        yield from context.rules.ruling("dspark-tokens-by-block", block=block)
     yield from _find_block_faults(context, spec, config)
     yield from _find_top_k_faults(context, config, top_k if top_k is not None else config.get(TOP_K_KEY))
     for fault in islice(_find_omni_faults(spec, config), 1):
-        fix = "Convert the drafter for this target again."
-        yield from context.rules.ruling("dspark-omni-contract", f"The drafter {fault}", where="model", fix=fix)
+        yield from context.rules.ruling("dspark-omni-contract", fault=fault)
     return spec
 
 
@@ -299,20 +241,10 @@ def _first(config: HfConfig, *names: str) -> Any:
 def _find_block_faults(context: Context, spec: Spec, config: HfConfig) -> Iterator[Ruling]:
     block = config.get("dspark_block_size")
     if isinstance(block, int) and isinstance(spec.tokens, int) and spec.tokens < block:
-        yield from context.rules.ruling(
-            "dspark-block-too-short",
-            f"num_speculative_tokens is {spec.tokens}, below the drafter's block of {block}.",
-            where="num_speculative_tokens",
-            fix=f"Give {block}.",
-        )
+        yield from context.rules.ruling("dspark-block-too-short", tokens=spec.tokens, block=block)
     contexts = context.flags.get("decode_context_parallel_size", 1)
     if "K3DSparkModel" in config.architectures and isinstance(contexts, int) and contexts > 1:
-        yield from context.rules.ruling(
-            "dspark-k3-context-parallel",
-            f"decode_context_parallel_size is {contexts}, and MLA DSpark drafters run with 1 only.",
-            where="decode_context_parallel_size",
-            fix="Set it to 1.",
-        )
+        yield from context.rules.ruling("dspark-k3-context-parallel", contexts=contexts)
 
 
 def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterator[Ruling]:
@@ -320,15 +252,9 @@ def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterat
     if not isinstance(top_k, int) or not isinstance(vocabulary, int):
         return
     if not 1 <= top_k <= vocabulary:
-        yield from context.rules.ruling(
-            "dspark-topk-range",
-            f"{TOP_K_KEY} is {top_k}, and the draft vocabulary has {vocabulary} tokens.",
-            where=TOP_K_KEY,
-            fix=f"Give 1 to {vocabulary}.",
-        )
+        yield from context.rules.ruling("dspark-topk-range", top_k=top_k, vocabulary=vocabulary)
     elif not set(_TOP_K_CLASSES) & set(config.architectures):
-        message = f"{TOP_K_KEY} works with Qwen3 DSpark drafters only."
-        yield from context.rules.ruling("dspark-topk-class", message, where=TOP_K_KEY, fix="Remove it.")
+        yield from context.rules.ruling("dspark-topk-class")
 
 
 def _find_omni_faults(spec: Spec, config: HfConfig) -> Iterator[str]:
@@ -370,21 +296,11 @@ def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
         if not is_mlp or not context.rules.holds("mlp-speculator-on-one-gpu"):
             return replace(spec, draft_tp=target)
         if target > 1:
-            yield from context.rules.ruling(
-                "mlp-speculator-on-one-gpu",
-                "draft_tensor_parallel_size becomes 1: an MLP speculator cannot be split.",
-                where="draft_tensor_parallel_size",
-                becomes="1",
-            )
+            yield from context.rules.ruling("mlp-speculator-on-one-gpu")
         return replace(spec, draft_tp=1)
     if given in (1, target):
         return replace(spec, draft_tp=given)
-    yield from context.rules.ruling(
-        "draft-tensor-parallel",
-        f"draft_tensor_parallel_size is {given}; it can be 1 or the target's tensor_parallel_size, {target}.",
-        where="draft_tensor_parallel_size",
-        fix=f"Leave it out, or give {target}.",
-    )
+    yield from context.rules.ruling("draft-tensor-parallel", given=given, target=target)
     return spec.undecided("draft_tensor_parallel_size")
 
 
@@ -399,10 +315,7 @@ def _settle_length(context: Context, spec: Spec) -> Step[Spec]:
     for limit, whose in ((draft, "drafter"), (target, "target")):
         if asked > limit:
             yield from context.rules.ruling(
-                "draft-longer-than-model",
-                f"The drafter's max_model_len is {asked}, and the {whose}'s context is {limit} tokens.",
-                where="max_model_len",
-                fix=f"Give at most {min(draft, target)}.",
+                "draft-longer-than-model", asked=asked, whose=whose, limit=limit, most=min(draft, target)
             )
             return spec
     return replace(spec, draft_len=asked)

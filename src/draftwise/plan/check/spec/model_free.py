@@ -46,13 +46,7 @@ def _resolve_lookup(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     low, high = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
     if low is None and high is None:
-        yield from context.rules.ruling(
-            "lookup-default",
-            f"prompt_lookup_max is not given: only n-grams of exactly {_DEFAULT_LOOKUP} tokens are looked up.",
-            where="prompt_lookup_max",
-            fix='For shorter matches too, write "prompt_lookup_min": 2.',
-            becomes=f"{_DEFAULT_LOOKUP} to {_DEFAULT_LOOKUP}",
-        )
+        yield from context.rules.ruling("lookup-default", default_lookup=_DEFAULT_LOOKUP)
         low = high = _DEFAULT_LOOKUP
     low = high if low is None else low
     high = low if high is None else high
@@ -63,16 +57,10 @@ def _resolve_lookup(context: Context, spec: Spec) -> Step[Spec]:
 def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Ruling]:
     for key, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
         if value < 1:
-            message = f"{key} is {value}; it must be 1 or more."
-            yield from context.rules.ruling("lookup-below-one", message, where=key, fix="Give 1 or more.")
+            yield from context.rules.ruling("lookup-below-one", key=key, value=value)
             return
     if low > high:
-        yield from context.rules.ruling(
-            "lookup-min-above-max",
-            f"prompt_lookup_min is {low}, above prompt_lookup_max, {high}.",
-            where="prompt_lookup_min",
-            fix=f"Give at most {high}.",
-        )
+        yield from context.rules.ruling("lookup-min-above-max", low=low, high=high)
 
 
 def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
@@ -82,7 +70,7 @@ def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
         unseen = ", which vLLM does not install" if context.installed is None else ", and it is not there"
         yield from context.rules.ruling(
             code,
-            f"The method suffix needs the package {package} in the server's environment{unseen}: without it "
+            message=f"The method suffix needs the package {package} in the server's environment{unseen}: without it "
             "the server ends with an ImportError.",
             where="method",
             fix=f"Run pip install {package}==0.1.1 there.",
@@ -93,20 +81,14 @@ def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
     depth = spec.get("suffix_decoding_max_tree_depth")
     if spec.tokens is None and spec.known("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
         spec = replace(spec, tokens=depth)
-        yield from context.rules.ruling(
-            "suffix-default-tokens",
-            f"num_speculative_tokens is not given; it becomes suffix_decoding_max_tree_depth, {depth}.",
-            where="num_speculative_tokens",
-            becomes=str(depth),
-        )
+        yield from context.rules.ruling("suffix-default-tokens", depth=depth)
     for key, (low, high) in _SUFFIX_RANGES.items():
         value = spec.get(key)
         if value is None:
             continue
         if not (value >= low and (high is None or value <= high)):  # which NaN is not either
             span = f"{low} or more" if high is None else f"{low} to {high}"
-            message = f"{key} is {value}; it must be {span}."
-            yield from context.rules.ruling("suffix-out-of-range", message, where=key, fix=f"Give {span}.")
+            yield from context.rules.ruling("suffix-out-of-range", key=key, value=value, span=span)
     return spec
 
 
@@ -117,10 +99,10 @@ def _resolve_hidden_states(context: Context, spec: Spec) -> Step[Spec]:
     if find_architecture(context, names) is None:
         yield from context.rules.ruling(
             "drafter-class-missing",
-            f"The method {spec.method} needs the class {_HIDDEN_STATES_CLASS}, which vLLM {context.release} does not "
-            "have.",
-            where="method",
             fix="Use a release that has it.",
+            where="method",
+            message=f"The method {spec.method} needs the class {_HIDDEN_STATES_CLASS}, which vLLM {context.release} "
+            "does not have.",
         )
     if spec.target is None:
         return spec

@@ -58,12 +58,7 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
         target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
     """
     if context.rules.applies("draft-model-refused", context.keys.get("method", "")):
-        yield from context.rules.ruling(
-            "draft-model-refused",
-            "The method draft_model does not exist in this release's engine.",
-            where="method",
-            fix="Use a release from 0.15.0 on.",
-        )
+        yield from context.rules.ruling("draft-model-refused")
     spec = yield from read_spec(context, target)
     if spec.facts is not None and spec.facts.weights == "none":
         spec = yield from resolve_model_free(context, spec)
@@ -104,12 +99,7 @@ def _verify(context: Context, spec: Spec) -> Step[Spec]:
     """Check the whole config, in vLLM's order, and return it with what only the whole decides."""
     yield from _find_keys_of_methods(context, spec)
     if spec.get("tensor_parallel_size") is not None:
-        yield from context.rules.ruling(
-            "tensor-parallel-size-key",
-            "tensor_parallel_size is not a key to set for a drafter.",
-            where="tensor_parallel_size",
-            fix="Write draft_tensor_parallel_size instead.",
-        )
+        yield from context.rules.ruling("tensor-parallel-size-key")
     spec = yield from _verify_tokens(context, spec)
     yield from _find_lm_head(context, spec)
     spec = replace(spec, rates=(yield from _resolve_synthetic(context, spec)))
@@ -130,8 +120,7 @@ def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
         return
     mtp_key = "index_share_for_mtp_iteration"
     if spec.get(mtp_key) is not None and spec.method is not None and not spec.reads(mtp_key):
-        message = f"{mtp_key} is for the method mtp only."
-        yield from context.rules.ruling("mtp-only-key", message, where=mtp_key, fix="Remove it.")
+        yield from context.rules.ruling("mtp-only-key")
     if spec.get(_ADAPTIVE) and not context.rules.applies("dspark-has-confidence", spec.method):
         yield from _find_adaptive(context, spec)
     if spec.get("xpress_topc") is not None and spec.draft is not None and _splits_drafter(spec):
@@ -139,19 +128,9 @@ def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_adaptive(context: Context, spec: Spec) -> Iterator[Ruling]:
-    yield from context.rules.ruling(
-        "adaptive-needs-dspark",
-        f"{_ADAPTIVE} is for dspark only in this release, and the method is {spec.method}.",
-        where=_ADAPTIVE,
-        fix="Remove it, or use a release from 0.30.0 on.",
-    )
+    yield from context.rules.ruling("adaptive-needs-dspark", method=spec.method)
     if spec.get("use_local_argmax_reduction"):
-        yield from context.rules.ruling(
-            "adaptive-needs-logits",
-            f"{_ADAPTIVE} reads the draft logits, which use_local_argmax_reduction never makes.",
-            where=_ADAPTIVE,
-            fix="Set one of the two only.",
-        )
+        yield from context.rules.ruling("adaptive-needs-logits")
 
 
 def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -160,15 +139,9 @@ def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
     size = config.get("draft_vocab_size") or config.get("vocab_size")
     vocabulary = size if isinstance(size, int) else 0
     if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
-        message = "xpress_topc is for DFlash drafters with an XPress refiner only."
-        yield from context.rules.ruling("xpress-only-key", message, where="xpress_topc", fix="Remove it.")
+        yield from context.rules.ruling("xpress-only-key")
     elif top > vocabulary:
-        yield from context.rules.ruling(
-            "xpress-topc-range",
-            f"xpress_topc is {top}, and the draft vocabulary has {vocabulary} tokens.",
-            where="xpress_topc",
-            fix=f"Give at most {vocabulary}.",
-        )
+        yield from context.rules.ruling("xpress-topc-range", top=top, vocabulary=vocabulary)
 
 
 def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -179,22 +152,14 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.reads(key) or is_gemma4:
         able = " or ".join(name for name, method in methods_where().items() if key in method.keys)
         yield from context.rules.ruling(
-            "lm-head-quantization-method",
-            f"{key} does not work with {'Gemma 4 MTP' if is_gemma4 else spec.method}.",
-            where=key,
-            fix=f"Use it with {able}, or remove it.",
+            "lm-head-quantization-method", drafter="Gemma 4 MTP" if is_gemma4 else spec.method, able=able
         )
 
 
 def _find_batch_limit(context: Context, spec: Spec) -> Iterator[Ruling]:
     limit = spec.get("disable_by_batch_size")
     if limit is not None and limit < 2:
-        yield from context.rules.ruling(
-            "batch-limit-below-two",
-            f"disable_by_batch_size is {limit}; it must be 2 or more.",
-            where="disable_by_batch_size",
-            fix="Remove it: the V1 engine never reads it.",
-        )
+        yield from context.rules.ruling("batch-limit-below-two", limit=limit)
 
 
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -206,13 +171,7 @@ def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
         return
     kind = spec.target.config.text.model_type
     if not any(name in kind for name in allowed):
-        yield from context.rules.ruling(
-            "target-not-for-hidden-states",
-            f"The target is of type {kind!r}; in this release {spec.method} works with targets of "
-            f"{', '.join(allowed)} only.",
-            where="target",
-            fix="Use 0.22.0 or newer, where the model class decides, or another method.",
-        )
+        yield from context.rules.ruling("target-not-for-hidden-states", kind=kind, named=spec.method, allowed=allowed)
 
 
 def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
@@ -232,14 +191,9 @@ def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
         message = f"{_TOKENS} is {tokens}; it must be above 0."
     else:
         if isinstance(tokens, float) and not tokens.is_integer():
-            yield from context.rules.ruling(
-                "tokens-not-whole-lookahead",
-                f"{_TOKENS} is {tokens}; it must be whole.",
-                where=_TOKENS,
-                fix="Give an integer above 0.",
-            )
+            yield from context.rules.ruling("tokens-not-whole-lookahead", tokens=tokens)
         return spec
-    yield from context.rules.ruling(code, message, where=_TOKENS, fix=fix)
+    yield from context.rules.ruling(code, message=message, where=_TOKENS, fix=fix)
     return spec.undecided(_TOKENS) if context.rules.holds(code) else spec
 
 
@@ -254,16 +208,12 @@ def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_mapping_faults(context: Context, spec: Spec) -> Iterator[Ruling]:
-    fix = "Remove one of the two."
     if not spec.reads(_MAPPING):
-        message = f"{_MAPPING} works with the method draft_model only."
-        yield from context.rules.ruling("hetero-needs-draft-model", message, where=_MAPPING, fix=fix)
+        yield from context.rules.ruling("hetero-needs-draft-model")
     if spec.get("draft_sample_method") not in (None, "greedy"):
-        message = f"{_MAPPING} works with greedy draft sampling only."
-        yield from context.rules.ruling("hetero-needs-greedy", message, where=_MAPPING, fix=fix)
+        yield from context.rules.ruling("hetero-needs-greedy")
     if spec.get("use_local_argmax_reduction"):
-        message = f"{_MAPPING} needs the whole draft logits, which use_local_argmax_reduction never makes."
-        yield from context.rules.ruling("hetero-needs-logits", message, where=_MAPPING, fix=fix)
+        yield from context.rules.ruling("hetero-needs-logits")
 
 
 def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -276,9 +226,9 @@ def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
             fix += f', or add "{_MAPPING}": true'
         yield from context.rules.ruling(
             "vocabulary-sizes-differ",
-            f"The drafter has a vocabulary of {draft} tokens, and the target one of {target}.",
-            where="model",
             fix=f"{fix}.",
+            where="model",
+            message=f"The drafter has a vocabulary of {draft} tokens, and the target one of {target}.",
         )
 
 
@@ -290,20 +240,12 @@ def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] |
     if spec.get(_SAMPLING) != "synthetic":
         if rates is not None or length is not None:
             key = _RATES if rates is not None else _LENGTH
-            message = f'{key} works only with "{_SAMPLING}": "synthetic".'
-            yield from context.rules.ruling(
-                "synthetic-needs-method", message, where=key, fix="Add that, or remove the key."
-            )
+            yield from context.rules.ruling("synthetic-needs-method", key=key)
         return None
     if not context.rules.holds("synthetic-needs-method"):
         return None
     if (rates is None) == (length is None):
-        yield from context.rules.ruling(
-            "synthetic-needs-one",
-            f"Synthetic acceptance needs exactly one of {_RATES} and {_LENGTH}.",
-            where=_SAMPLING,
-            fix=f'Add e.g. "{_LENGTH}": 2.5.',
-        )
+        yield from context.rules.ruling("synthetic-needs-one", rates=_RATES, key=_LENGTH)
         return None
     if not isinstance(spec.tokens, int) or not spec.known("num_speculative_tokens"):
         return None
@@ -323,19 +265,13 @@ def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> 
         wrong = "rises; each position can be accepted at most as often as the one before it"
     else:
         return
-    fix = f"Give {tokens} falling numbers from 0 to 1."
-    yield from context.rules.ruling("synthetic-rates", f"{_RATES} {wrong}.", where=_RATES, fix=fix)
+    yield from context.rules.ruling("synthetic-rates", rates=_RATES, wrong=wrong, tokens=tokens)
 
 
 def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
     """Return the rate of each position for a mean length: whole positions first, then the fraction."""
     if not 1 <= length <= tokens + 1:
-        yield from context.rules.ruling(
-            "synthetic-length",
-            f"{_LENGTH} is {length}; with {tokens} tokens it must be 1 to {tokens + 1}.",
-            where=_LENGTH,
-            fix=f"Give 1 to {tokens + 1}.",
-        )
+        yield from context.rules.ruling("synthetic-length", key=_LENGTH, length=length, tokens=tokens, most=tokens + 1)
         return None
     whole = int(length - 1)
     rates = [1.0] * whole + [length - 1 - whole] + [0.0] * (tokens - whole - 1)
@@ -348,31 +284,21 @@ def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     window = spec.get(_WINDOW)
     if spec.facts is not None and spec.facts.drafts_from == "none":
-        message = f"FLy makes no sense with {spec.method}, which drafts nothing."
-        yield from context.rules.ruling("fly-needs-drafts", message, where=_SAMPLING, fix="Remove it.")
+        yield from context.rules.ruling("fly-needs-drafts", method=spec.method)
     elif not isinstance(spec.tokens, int):  # what is wrong with it is said where it is judged
         return spec
     elif spec.tokens < 2:
-        yield from context.rules.ruling(
-            "fly-needs-two-tokens",
-            "FLy needs num_speculative_tokens of 2 or more.",
-            where=_SAMPLING,
-            fix='Write "num_speculative_tokens": 2 or more.',
-        )
+        yield from context.rules.ruling("fly-needs-two-tokens")
     elif window is not None and window >= spec.tokens:
         yield from context.rules.ruling(
             "fly-window-too-long",
-            f"{_WINDOW} is {window}; it must be below num_speculative_tokens, {spec.tokens}.",
-            where=_WINDOW,
-            fix=f"Give at most {min(_LONGEST_WINDOW, spec.tokens - 1)}.",
+            key=_WINDOW,
+            window=window,
+            tokens=spec.tokens,
+            most=min(_LONGEST_WINDOW, spec.tokens - 1),
         )
     else:
-        yield from context.rules.ruling(
-            "fly-is-lossy",
-            "FLy lets some rejected tokens through: answers differ from the target's own.",
-            where=_SAMPLING,
-            fix="Use standard for lossless speculation.",
-        )
+        yield from context.rules.ruling("fly-is-lossy")
         length = window or min(_LONGEST_WINDOW, spec.tokens - 1)
         return replace(spec, filled={**spec.filled, _WINDOW: length})
     return spec

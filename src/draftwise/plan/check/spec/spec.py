@@ -122,14 +122,7 @@ def _infer_method(context: Context, spec: Spec) -> Step[Spec]:
             spec = replace(spec, method="draft_model" if stood_for is None else stood_for.name)
     facts = spec.facts
     if facts is not None and facts.name != spec.method and context.rules.holds("mtp-alias"):
-        yield from context.rules.ruling(
-            "mtp-alias",
-            f"The method {spec.method!r} is an old name of {facts.name!r}; the target decides which MTP layers are "
-            "used.",
-            where="method",
-            fix=f'Write "method": "{facts.name}".',
-            becomes=facts.name,
-        )
+        yield from context.rules.ruling("mtp-alias", method=spec.method, name=facts.name)
         spec = replace(spec, method=facts.name)
     return spec
 
@@ -141,27 +134,14 @@ def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     if context.rules.holds("dotted-name-is-class"):
         if spec.facts is None or spec.facts.drafts_from != "own_code":
-            yield from context.rules.ruling(
-                "dotted-name-is-class",
-                f"The model {model!r} has a dot and no slash, so this release takes it for a Python class and the "
-                "method for custom_class, whatever `method` says.",
-                where="model",
-                fix=f'Write it with a slash: "./{model}".',
-                becomes=_CUSTOM_CLASS,
-            )
+            yield from context.rules.ruling("dotted-name-is-class", model=model)
         return replace(spec, method=_CUSTOM_CLASS)
     if (
         spec.method is None
         and all(part.isidentifier() for part in model.split("."))
         and context.rules.holds("dotted-name-is-class-unless-method")
     ):
-        yield from context.rules.ruling(
-            "dotted-name-is-class-unless-method",
-            f"The model {model!r} reads like a Python class, and no method is given.",
-            where="model",
-            fix='Give a method if it is a directory, e.g. "method": "draft_model".',
-            becomes=_CUSTOM_CLASS,
-        )
+        yield from context.rules.ruling("dotted-name-is-class-unless-method", model=model)
         return replace(spec, method=_CUSTOM_CLASS)
     return spec
 
@@ -174,24 +154,13 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
     target_type = "" if spec.target is None else spec.target.config.text.model_type
     if target_type in _IMPLIED and context.rules.holds(_IMPLIED[target_type]):
         if spec.method != _IMPLIED_METHOD:
-            yield from context.rules.ruling(
-                _IMPLIED[target_type],
-                f"The target is of type {target_type!r}; without `model`, this release drafts with its MTP layers "
-                "whatever the method.",
-                where="target",
-                becomes=_IMPLIED_METHOD,
-            )
+            yield from context.rules.ruling(_IMPLIED[target_type], target_type=target_type)
         return (yield from _draft_with_target(context, spec))
     # Releases that still go by the old names of mtp draft with the target only where its type implies it.
     if facts is not None and facts.weights in ("target", "either") and spec.method not in facts.aliases:
         return (yield from _draft_with_target(context, spec))
     if facts is not None and facts.drafts_from == "own_code":
-        yield from context.rules.ruling(
-            "custom-class-needs-path",
-            f"The method {spec.method} needs `model` with the path of the class.",
-            where="model",
-            fix='Add "model": "package.module.Class".',
-        )
+        yield from context.rules.ruling("custom-class-needs-path", method=spec.method)
         return spec.undecided("model")
     if facts is not None and facts.weights == "none":
         return replace(spec, model=spec.method)
@@ -199,9 +168,9 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
         named = "method" in spec.fields.given
         yield from context.rules.ruling(
             "model-missing",
-            f"The method {spec.method} needs `model`, the drafter." if named else "`method` or `model` must be given.",
-            where="model",
-            fix='Add "model": "<directory or id of the drafter>".',
+            message=f"The method {spec.method} needs `model`, the drafter."
+            if named
+            else "`method` or `model` must be given.",
         )
         return spec.undecided("model", "draft")
     return spec
@@ -214,12 +183,6 @@ def _draft_with_target(context: Context, spec: Spec) -> Step[Spec]:
         spec = replace(spec, quantization=spec.target.quantization)
     is_v32 = spec.target is not None and spec.target.config.text.model_type == "deepseek_v32"
     if is_v32 and context.rules.holds("mtp-v32-eager"):
-        yield from context.rules.ruling(
-            "mtp-v32-eager",
-            f"The method {spec.method} runs its drafter without CUDA graphs on this target.",
-            where="method",
-            becomes='"enforce_eager": true',
-            fix="Use 0.29.0 or newer.",
-        )
+        yield from context.rules.ruling("mtp-v32-eager", method=spec.method)
         spec = replace(spec, filled={**spec.filled, "enforce_eager": True})
     return spec

@@ -52,7 +52,7 @@ class Arguments:
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
         """Add a ruling about a word."""
         where = "" if word is None else word.where()
-        self.findings.append(get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes))
+        self.findings.append(get_rule(code).ruling(message=message, where=where, fix=fix, becomes=becomes))
 
     def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str | None) -> None:
         """Add the ruling that something cannot be judged; `name` is that of the argument, if the server hangs on it."""
@@ -70,11 +70,7 @@ def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
         unknown: what it depends on, each with where it would come from.
         where: its place.
     """
-    return get_rule("unresolved-variable").ruling(
-        f"{what} cannot be judged: it depends on {', '.join(unknown[:_MAX_NAMED])}.",
-        where=where,
-        fix="Put the value in, or give a file of NAME=value lines with --env-file.",
-    )
+    return get_rule("unresolved-variable").ruling(what=what, unknown=unknown[:_MAX_NAMED], where=where)
 
 
 def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, folder: Path | None = None) -> Arguments:

@@ -28,16 +28,10 @@ def put_in_config_file(
     if index is None:
         joined = next((word for word in words if word.text.startswith("--config=")), None)
         if joined is not None:
-            findings.append(
-                get_rule("config-file-with-equals").ruling(
-                    "The file behind --config= is not read.",
-                    where=joined.where(),
-                    fix="Write --config FILE as two words.",
-                )
-            )
+            findings.append(get_rule("config-file-with-equals").ruling(where=joined.where()))
         return words
     if index + 1 >= len(words):
-        findings.append(get_rule("flag-needs-value").ruling("--config names no file.", where=words[index].where()))
+        findings.append(get_rule("flag-needs-value").ruling(where=words[index].where()))
         return words[:index]
     rest = [*words[:index], *words[index + 2 :]]
     try:
@@ -52,24 +46,16 @@ def put_in_config_file(
 def _read(word: Word, release: Release, findings: list[Finding], folder: Path | None) -> list[Word]:
     where = word.where()
     if not word.text.endswith((".yaml", ".yml")):
-        findings.append(
-            get_rule("config-file-refused").ruling(f"{word.text} does not end in .yaml or .yml.", where=where)
-        )
+        findings.append(get_rule("config-file-refused").ruling(text=word.text, where=where))
     if folder is None:
-        findings.append(
-            get_rule("config-file-unread").ruling(
-                f"{word.text} lies in the container; its flags are not looked at.",
-                where=where,
-                fix="Give that file to this command as well.",
-            )
-        )
+        findings.append(get_rule("config-file-unread").ruling(text=word.text, where=where))
         return []
     path = folder / word.text
     from draftwise.setups.read.manifests.yaml_text import read_yaml  # most commands name no such file
 
     documents = read_yaml(read_text(path), name=str(path))
     if not documents or not isinstance(documents[0].value, dict):
-        findings.append(get_rule("config-file-refused").ruling(f"{path} holds no flags by name.", where=str(path)))
+        findings.append(get_rule("config-file-refused").ruling(where=path, message=f"{path} holds no flags by name."))
         return []
     return list(get_flags(documents[0], release, findings, name=str(path)))
 
@@ -95,9 +81,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             elif Rulebook(release.version).holds("config-file-false"):
                 findings.append(
                     get_rule("config-file-false").ruling(
-                        f"{key}: false is left out, not turned off.",
-                        where=where,
-                        fix=f"Give {negation} on the command line.",
+                        key=key, place=word.place or f"line {line}", flag=key.replace("_", "-")
                     )
                 )
             elif negation in negations:
@@ -109,9 +93,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             if isinstance(value, dict) and Rulebook(release.version).holds("config-file-nested"):
                 findings.append(
                     get_rule("config-file-nested").ruling(
-                        f"The nested mapping of {key} is not understood by this release.",
-                        where=where,
-                        fix=f"Write {key}: '{json.dumps(value)}'.",
+                        key=key, place=word.place or f"line {line}", value=json.dumps(value)
                     )
                 )
             text = json.dumps(value) if isinstance(value, dict) else document.texts.get((key,), str(value))
@@ -120,9 +102,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
 
 def _list(word: Word, items: list[object], release: Release, findings: list[Finding], where: str) -> Iterator[Word]:
     if Rulebook(release.version).holds("config-file-list"):
-        findings.append(
-            get_rule("config-file-list").ruling(f"The list of {word.text.lstrip('-')} becomes one text.", where=where)
-        )
+        findings.append(get_rule("config-file-list").ruling(flag=word.text.lstrip("-"), where=where))
     if items:
         yield word
         yield from (replace(word, text=str(item)) for item in items)

@@ -250,27 +250,17 @@ def _explain(error: argparse.ArgumentError, word: Word) -> Ruling:
     flag = word.text.partition("=")[0]
     if ambiguous := _AMBIGUOUS.match(error.message):
         candidates = ", ".join(ambiguous[2].split(", ")[:6])
-        return get_rule("ambiguous-flag").ruling(
-            f"{flag} is short for several flags: {candidates}.", where=word.where(), fix="Write the flag out."
-        )
+        return get_rule("ambiguous-flag").ruling(flag=flag, candidates=candidates, where=word.where())
     if "explicit argument" in error.message:
-        return get_rule("switch-with-value").ruling(
-            f"{flag} is a switch and takes no value.",
-            where=word.where(),
-            fix=f"Write {flag} for on, and --no-{flag.lstrip('-')} for off where the flag has it.",
-        )
-    return get_rule("flag-needs-value").ruling(f"{flag} has no value after it.", where=word.where())
+        return get_rule("switch-with-value").ruling(flag=flag, name=flag.lstrip("-"), where=word.where())
+    return get_rule("flag-needs-value").ruling(where=word.where(), message=f"{flag} has no value after it.")
 
 
 def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
     for given in flags:
         written = given.word.text.partition("=")[0]
         if written != given.option and given.option.startswith(written) and len(written) > 2:
-            yield get_rule("abbreviated-flag").ruling(
-                f"The abbreviation is read as {given.option}, the one flag of vLLM {release} that begins so.",
-                where=given.word.where(),
-                fix=f"Write {given.option}: another release may have two flags that begin so.",
-            )
+            yield get_rule("abbreviated-flag").ruling(option=given.option, release=release, where=given.word.where())
 
 
 def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling]:
@@ -280,18 +270,18 @@ def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling
             yield _explain_flag(word, release)
         elif word.text.lower() in ("true", "false"):
             yield get_rule("switch-with-value").ruling(
-                f"{word.text!r} stands alone: switches take no value.",
                 where=word.where(),
                 fix="Write --flag for on and --no-flag for off.",
+                message=f"{word.text!r} stands alone: switches take no value.",
             )
         elif index == 0 or not words[index - 1].text.startswith("-"):
             yield get_rule("stray-argument").ruling(
-                f"{word.text[:60]!r} is neither a flag nor the value of one.",
                 where=word.where(),
                 fix="Check the quotes around it and the flag before it.",
+                message=f"{word.text[:60]!r} is neither a flag nor the value of one.",
             )
     if len(words) > _MAX_EXPLAINED:
-        yield get_rule("stray-argument").ruling(f"{len(words) - _MAX_EXPLAINED} more words are not understood.")
+        yield get_rule("stray-argument").ruling(num=len(words) - _MAX_EXPLAINED)
 
 
 def _explain_flag(word: Word, release: Release) -> Ruling:
@@ -299,14 +289,16 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
     elsewhere = _releases_with(flag)
     if elsewhere:
         return get_rule("flag-of-other-release").ruling(
-            f"vLLM {release} has no {flag}; {elsewhere}.", where=word.where(flag)
+            release=release, flag=flag, elsewhere=elsewhere, where=word.where(flag)
         )
     names = sorted(_spellings_in(release))
     from difflib import get_close_matches  # read only when something is misspelled
 
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
     return get_rule("unknown-flag").ruling(
-        f"No release of vLLM from {releases()[0]} to {releases()[-1]} has {flag[:80]}.",
+        first=releases()[0],
+        last=releases()[-1],
+        flag=flag[:80],
         where=word.where(flag[:80]),
         fix=f"Did you mean {near[0]}?" if near else "",
     )

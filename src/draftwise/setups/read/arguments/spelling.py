@@ -72,9 +72,7 @@ class _Speller:
         straight = f"-{rest}" if is_short else f"--{rest}"
         self.findings.append(
             get_rule("typographic-dash").ruling(
-                f"{text.partition('=')[0]!r} begins with a typographic dash, and the parser takes it for a value.",
-                where=word.where(),
-                fix=f"Type {straight.partition('=')[0]}.",
+                text=text.partition("=")[0], straight=straight.partition("=")[0], where=word.where()
             )
         )
         return straight
@@ -130,7 +128,7 @@ class _Speller:
         return text
 
     def _report(self, word: Word, code: str, message: str) -> None:
-        self.findings.append(get_rule(code).ruling(message, where=word.where()))
+        self.findings.append(get_rule(code).ruling(message=message, where=word.where()))
 
 
 def _nest(keys: Sequence[str], value: Any) -> dict[str, Any]:
@@ -218,7 +216,9 @@ def _explain_old(taken: Sequence[tuple[OldFlag, Word, str]], spec: dict[str, Any
     left_out = {old.flag: old.note for old, _, _ in taken if old.key not in spec and old.key != "model"}
     notes = "".join(f" {flag} has no successor: {note}." for flag, note in left_out.items() if note)
     yield get_rule("flag-from-before-0.9").ruling(
-        f"{names}: no release from 0.9.2 on has {'this flag' if len(taken) == 1 else 'these flags'}.",
+        names=names,
+        flags_words="this flag" if len(taken) == 1 else "these flags",
+        spec=json.dumps(spec),
+        notes=notes,
         where=taken[0][1].where(),
-        fix=f"Write --speculative-config '{json.dumps(spec)}' instead.{notes}",
     )

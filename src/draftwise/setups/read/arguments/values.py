@@ -108,9 +108,7 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
             found.value,
         )
     findings += (
-        get_rule("flag-json-duplicate").ruling(
-            f"{key[:60]} is written twice; only the last one counts.", where=given.word.where(given.option)
-        )
+        get_rule("flag-json-duplicate").ruling(key=key[:60], where=given.word.where(given.option))
         for key in found.duplicates
     )
     return text if found.value is None and _CONFIG.fullmatch(str(given.row["type"])) else found.value
@@ -123,4 +121,4 @@ _SHELL_MISTAKES: Mapping[str, str] = {
 
 
 def _refuse(given: Given, code: str, message: str, fix: str = "", meant: Any = None) -> Refused:
-    return Refused(get_rule(code).ruling(message, where=given.word.where(given.option), fix=fix), meant)
+    return Refused(get_rule(code).ruling(message=message, where=given.word.where(given.option), fix=fix), meant)

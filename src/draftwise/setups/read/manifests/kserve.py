@@ -113,11 +113,7 @@ def _find_misplaced(document: Document, path: Path, model: Mapping[str, Any]) ->
     """Yield what stands inside `model` and belongs beside it."""
     if "storageUris" in model:
         here = (*path, "storageUris")
-        yield get_rule("storage-uris-in-model").ruling(
-            "storageUris is no field of the model: the API server drops it, and nothing is mounted.",
-            where=f"line {document.line(here)} {get_text(here)}",
-            fix="Put it beside model, into the predictor.",
-        )
+        yield get_rule("storage-uris-in-model").ruling(line=document.line(here), path=get_text(here))
 
 
 def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -180,10 +176,7 @@ def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, 
     if image and not model.get("image"):
         found.append(
             get_rule("runtime-not-in-file").ruling(
-                f"The runtime ({model.get('runtime') or 'chosen by KServe'}) is not in this file; KServe's own"
-                f" runtime for {name} is assumed.",
-                where=where,
-                fix="Put the ServingRuntime into the same file, and set runtimeVersion to pin vLLM.",
+                runtime=model.get("runtime") or "chosen by KServe", name=name, where=where
             )
         )
     return image, tuple(Word(text, place="runtime") for text in args)

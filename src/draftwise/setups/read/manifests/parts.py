@@ -57,13 +57,7 @@ def _read_no_list(document: Document, path: Path, value: Any, found: Found) -> t
     """Return what was meant by arguments that are no list, and report them."""
     line, place = document.line(path), get_text(path)
     kind = "one text" if isinstance(value, str) else _KINDS.get(type(value), _NO_TEXT)
-    found.append(
-        get_rule("arguments-not-a-list").ruling(
-            f"{path[-1]} is {kind}; it must be a list of texts, or the manifest is refused.",
-            where=f"line {line} {place}",
-            fix="Make each argument an item of a list.",
-        )
-    )
+    found.append(get_rule("arguments-not-a-list").ruling(key=path[-1], kind=kind, line=line, place=place))
     return split_words(value, line=line, place=place) if isinstance(value, str) else ()
 
 
@@ -75,11 +69,7 @@ def _as_meant(key: str, value: Any) -> Iterator[str]:
 
 def _not_text(item: Any, line: int, place: str) -> Finding:
     kind = _KINDS.get(type(item), _NO_TEXT)
-    return get_rule("argument-not-text").ruling(
-        f"The argument is {kind} for YAML; arguments must be text, or the manifest is refused.",
-        where=f"line {line} {place}",
-        fix="Put it in single quotes.",
-    )
+    return get_rule("argument-not-text").ruling(kind=kind, line=line, place=place)
 
 
 def get_gpus(container: Mapping[str, Any]) -> int | None:

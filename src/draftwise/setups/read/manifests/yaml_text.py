@@ -208,8 +208,7 @@ class _Builder:
     def _report_duplicate(self, key: str, line: int, path: Path) -> None:
         self.findings.append(
             get_rule("duplicate-key").ruling(
-                f"{get_text((*path, key))} is written twice; of the two only the last counts.",
                 where=f"{_at(self.name, line)} {get_text((*path, key))}",
-                fix="Keep one of them.",
+                message=f"{get_text((*path, key))} is written twice; of the two only the last counts.",
             )
         )

@@ -150,11 +150,7 @@ def _get_assigned(words: Iterable[Word]) -> Environment:
 
 def _slips(command: Command) -> Iterator[Finding]:
     for line in command.lost_continuations:
-        yield get_rule("lost-continuation").ruling(
-            "The line ends in a backslash and a space: for the shell the command ends here.",
-            where=f"line {line}",
-            fix="Take away the space after the backslash.",
-        )
+        yield get_rule("lost-continuation").ruling(line=line)
 
 
 def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0) -> Launch | None:
@@ -307,7 +303,5 @@ def _is_for_vllm(args: Sequence[Word]) -> bool:
 
 def _repeated(image: str, word: Word) -> Finding:
     return get_rule("entrypoint-repeated").ruling(
-        f"{image.partition(':')[0]} starts the server by itself: {word.text!r} is one word too many.",
-        where=word.place or (f"line {word.line}" if word.line else ""),
-        fix="Begin with the model, or set the entry point to the first word.",
+        image=image.partition(":")[0], text=word.text, where=word.place or (f"line {word.line}" if word.line else "")
     )

@@ -1,0 +1,205 @@
+"""The folder of a deployment: the service, its twin, the commands, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.deploying.baseline import make_baseline
+from draftwise.deploying.files import CANARY, Folder
+from draftwise.deploying.memo import write_memo
+from draftwise.deploying.observe import Observation, observe
+from draftwise.deploying.observe.naming import name_for
+from draftwise.deploying.order import Order, refuse_other_hosts
+from draftwise.deploying.proxies import Front, Wanted
+from draftwise.deploying.proxies.policy import find_policy
+from draftwise.deploying.read_back import read_back
+from draftwise.deploying.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
+from draftwise.deploying.scaling import SCALING, scale, settle
+from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
+from draftwise.deploying.twin import Pool, without_speculation
+from draftwise.deploying.validate import validate_text
+from draftwise.deploying.weights_layout import name_leftovers
+from draftwise.plan.check import check
+from draftwise.setups.write import write_json
+
+__all__ = ["THEN", "deploy", "fill_in", "start_twin"]
+
+THEN = " && "
+"""Between the commands of a step."""
+
+
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wanted | None = None) -> Folder:
+    """Return the files of an order for a platform.
+
+    Args:
+        order: of the side that speculates.
+        to: one of `TARGETS`.
+        metrics_prefix: how the names of the server's metrics begin; empty for what the platform makes of them, None for
+            no files that watch it.
+        proxy: in front of both twins; None for none.
+
+    Raises:
+        InvalidSetup: a file does not start what was ordered, or the setup does not speculate.
+    """
+    if without_speculation(order.setup) == order.setup:
+        raise InvalidSetup.because(
+            "no-twin",
+            "The setup does not speculate: its twin would be the same server, and both would take each other's pods.",
+            where="-sc",
+            fix="Give a speculative config, or the run that adopted one; --edit takes the config out of a file.",
+        )
+    target = TARGETS[to]
+    if not target.spans_hosts:
+        spanning = name_targets("spans_hosts")
+        refuse_other_hosts(
+            order.setup,
+            fix="Leave it out, and use the GPUs of one host, more of them as replicas (--max-replicas); or use "
+            f"--to {spanning} with --nnodes.",
+        )
+    warned, policy = tuple(_find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
+    order = target.prepare(order)
+    twins: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
+    files: dict[str, str] = {}
+    for side, each in sides.items():
+        name, text = f"{side}{target.suffix}", target.render(each)
+        if found := read_back(text, each.setup, name=name, lost=target.lost):
+            raise InvalidSetup(found)
+        files[name] = text
+    watched = _watch(order, target, metrics_prefix)
+    front = Front()
+    if proxy is not None:
+        from draftwise.deploying.proxies import put_in_front  # most folders have none
+
+        front = put_in_front(order, proxy, target.address, policy)
+    more = {
+        **target.code.write_more(sides["spec"], sides["plain"], watched),
+        **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
+        **front.steps,
+    }
+    files |= {name: step.text for name, step in more.items()}
+    files |= {name: text for name, (_, text) in watched.files.items()}
+    release = order.platform.release
+    if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
+        raise InvalidSetup(refused)
+    limits = (*warned, *target.code.find_limits(order), *front.limits)
+    files[SETUP] = write_json(order.setup)
+    files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
+    record = _make_record(to, target, sides, is_scaled=SCALING in more)
+    files[DEPLOYMENT] = write_record(record)
+    files["MEMO.md"] = write_memo(
+        order,
+        files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
+        apply={
+            "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+            **{step.does: step.command for step in more.values()},
+            **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
+            **front.commands,
+            **watched.commands,
+            **_list_commands(target, record),
+        },
+        weights=tuple(target.code.describe(order)),
+        limits=limits,
+        leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
+        leaves=record.leaves,
+        unwatched=watched.missing,
+    )
+    return Folder(files, limits)
+
+
+def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
+    """Yield what `check` warns of, and the directories of this machine that the server would look for on another one.
+
+    Args:
+        setup: as it was ordered.
+        brings_weights: whether the files put the checkpoints in place, so that no directory is missing there.
+    """
+    yield from (finding for finding in check(setup).findings if finding.severity is Severity.WARNING)
+    bringing = name_targets("brings_weights")
+    drafter = None if setup.spec is None else setup.spec.model
+    for name in filter(None, () if brings_weights else (setup.target, drafter)):
+        path = Path(name)
+        is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
+        if path.is_absolute() or path.is_dir() or is_no_name:
+            yield Finding.warning(
+                "weights-not-brought",
+                f"{name} is a directory, and no file here brings it to where the server runs.",
+                where="model",
+                fix="Mount it there under that path, or bake it into the image, or name the checkpoint on the hub; "
+                f"`--to {bringing} --layout` writes all of that, and `draftwise bundle` packs it.",
+            )
+
+
+def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, Order], *, is_scaled: bool) -> Record:
+    order = sides["spec"]
+    layout = order.platform.layout if target.brings_weights else None
+    leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
+    return Record(
+        leaves=f"{leaves} Its ScaledObject, too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
+        to=to,
+        platform_release=order.platform.release,
+        startup_s=order.startup_s,
+        sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
+    )
+
+
+def _watch(order: Order, target: DeployTarget, prefix: str | None) -> Observation:
+    if prefix is None:
+        return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
+    prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
+    return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
+
+
+def _describe(target: DeployTarget) -> Mapping[str, str]:
+    return {
+        f"spec{target.suffix}": "the service",
+        f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
+        SETUP: "the setup, as every verb of draftwise reads it",
+        BASELINE: "what the run found, which production is held against",
+        DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
+    }
+
+
+def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:
+    """Return a command of a target for one of the twins, as a shell takes it.
+
+    Args:
+        command: of the target.
+        side: whose file and name are filled in.
+        record: of the folder.
+        folder: where the file lies, seen from where the command is to run.
+    """
+    return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
+
+
+def _offer_proxy(order: Order, to: str, target: DeployTarget) -> dict[str, str]:
+    """Return the command of a canary where the platform itself has none."""
+    places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
+    return {
+        "Try it on 10 % of the requests first: the platform has no canary of its own, a proxy in front of both twins "
+        "is one": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
+        f"--share 10{places} --out proxied"
+    }
+
+
+def start_twin(target: DeployTarget, record: Record, folder: Path = Path()) -> str:
+    """Return the command that starts the twin; a service whose port and GPUs it takes is stopped before."""
+    spec, plain = record.sides["spec"], record.sides["plain"]
+    steps = [fill_in(target.stop, spec, record, folder)] if target.stop else []
+    return THEN.join([*steps, fill_in(target.apply, plain, record, folder)])
+
+
+def _list_commands(target: DeployTarget, record: Record) -> dict[str, str]:
+    spec = record.sides["spec"]
+    how = (
+        "send the traffic elsewhere, as the twin takes its place" if target.stop else "start the twin, move the traffic"
+    )
+    return {
+        "Start it": fill_in(target.apply, spec, record),
+        f"Go back (`draftwise rollback` says it step by step): {how}, then": (
+            f"{start_twin(target, record)}\n{fill_in(target.remove, spec, record)}"
+        ),
+    }

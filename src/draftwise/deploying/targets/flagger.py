@@ -1,0 +1,74 @@
+"""Flagger: a Deployment and the Canary that shares its requests between what runs and what was changed.
+
+Flagger copies the Deployment as `NAME-primary` and makes the Services itself, so that no Service is written. It knows
+pods by the label `app`, of which it writes the copy's anew (pkg/canary/deployment_controller.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from draftwise.core import Finding
+from draftwise.deploying.files import CANARY, StepFile
+from draftwise.deploying.observe import FLAGGER, Observation
+from draftwise.deploying.observe.analysis import make_canary_metric
+from draftwise.deploying.observe.promise import find_promise
+from draftwise.deploying.order import Order
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import dump_yaml, fill, write_template
+
+__all__ = ["HOOKS"]
+
+_SHARES = "flagger-canary.yaml"
+_MINUTES = 10
+"""Between two steps, where no run says how long a reading takes."""
+
+
+def _list_values(order: Order) -> Mapping[str, object]:
+    return {"selector": {"app": order.name}}
+
+
+def _write_more(spec: Order, plain: Order, watched: Observation) -> Mapping[str, StepFile]:
+    """Return the Canary of the plain side's Deployment, and the Deployment with pods that speculate."""
+    promise = find_promise(spec) if FLAGGER in watched.files else None
+    metric = None if promise is None else make_canary_metric(spec, promise)
+    analysis = {"interval": metric["interval"] if metric else f"{_MINUTES}m", "metrics": [metric] if metric else []}
+    first = f"kubectl apply -f {FLAGGER} && " if metric else ""
+    judge = "while tokens per step stay over the break-even" if metric else "while no request fails"
+    return {
+        _SHARES: StepFile(
+            text=write_template("flagger_canary.yaml", plain, analysis),
+            about=f"Flagger's Canary of the twin: it shares the requests in steps of 10 %, {judge}",
+            does="Hand the running twin to Flagger, and wait until it has copied it",
+            command=f"{first}kubectl apply -f {_SHARES} && "
+            f"kubectl wait --for=condition=Promoted canary/{plain.name} --timeout={2 * plain.startup_s}s",
+        ),
+        CANARY: StepFile(
+            text=_render_changed(spec, plain),
+            about="the twin's Deployment with pods that speculate, which Flagger then tries",
+            does="Try it on the running twin (Flagger goes back by itself; applying `plain.yaml` makes that stay)",
+            command=f"kubectl apply -f {CANARY}",
+        ),
+    }
+
+
+def _render_changed(spec: Order, plain: Order) -> str:
+    (deployment,), (speculating,) = (fill("flagger.yaml", each, _list_values(each)) for each in (plain, spec))
+    pods = speculating["spec"]["template"]
+    deployment["metadata"]["annotations"] = dict(spec.annotations)
+    pods["metadata"]["labels"] |= {"app": plain.name}
+    deployment["spec"]["template"] = pods
+    return dump_yaml(deployment)
+
+
+def _find_limits(_order: Order) -> Iterator[Finding]:
+    yield Finding.info(
+        "canary-provider",
+        "Flagger shares requests through a mesh, an ingress or a gateway, which its own --mesh-provider names; "
+        "with the provider kubernetes it switches all of them at once.",
+        where="spec.provider",
+        fix="Set spec.provider of the Canary where the cluster has several.",
+    )
+
+
+HOOKS = Hooks(list_values=_list_values, write_more=_write_more, find_limits=_find_limits)

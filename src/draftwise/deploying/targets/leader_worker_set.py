@@ -1,0 +1,106 @@
+"""LeaderWorkerSet: a server whose ranks lie on several hosts, as a group of pods that start and end together.
+
+The first pod answers; the others run vLLM's workers without an API (`--headless`) and find it by the name that the
+controller puts into their environment (lws 0.9: pkg/utils/pod/pod_utils.go). From `--nnodes`, `--node-rank` and
+`--master-addr` vLLM derives which ranks are whose (vllm 0.26.0: engine/arg_utils.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.deploying.order import Order, refuse_other_hosts
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import fill_part
+from draftwise.deploying.twin import count_hosts
+
+__all__ = ["HOOKS"]
+
+_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+"""Label of the controller's that tells a group's pods apart; 0 is the one that answers."""
+_LEADER, _RANK, _OWN = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)", "$(POD_IP)"
+_OF_HOST = (
+    *("node_rank", "headless", "master_addr", "data_parallel_address"),
+    *("data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local"),
+)
+_EACH_ANSWERS = ("data_parallel_external_lb", "data_parallel_hybrid_lb")
+_ONLY_WITH_API = "api_server_count"
+"""A flag that workers without an API refuse."""
+
+
+def _prepare(order: Order) -> Order:
+    """Return an order whose ranks can be dealt out to a group.
+
+    Raises:
+        InvalidSetup: it says itself which host it is for, has ranks elsewhere and not how many hosts there are, or has
+            every host answer.
+    """
+    args = order.setup.args
+    if count_hosts(order.setup) == 1:
+        refuse_other_hosts(order.setup, fix="Leave it out, and say how many hosts there are, e.g. --nnodes 2.")
+        return order
+    _refuse(args, _OF_HOST, "is for one host of several, whose place its number in the group takes")
+    _refuse(args, _EACH_ANSWERS, "has each host answer, and of a group one does")
+    return order
+
+
+def _refuse(args: Mapping[str, Any], flags: Iterable[str], why: str) -> None:
+    for flag in (f"--{name.replace('_', '-')}" for name in flags if args.get(name, False) is not False):
+        raise InvalidSetup.because(
+            "host-of-group-given", f"{flag} {why}.", where=flag, fix="Leave it out: --nnodes spreads the ranks."
+        )
+
+
+def _list_values(order: Order) -> Mapping[str, object]:
+    size, container = count_hosts(order.setup), fill_part("container", order)
+    pods = {"workerTemplate": container}
+    if size > 1:
+        pods = {"leaderTemplate": _make_leader(order, container), "workerTemplate": _make_worker(order)}
+    templates = {role: _make_template(order, each) for role, each in pods.items()}
+    selector = {**order.labels, _INDEX: "0"}
+    return {"size": size, "pods": templates, "service_name": f"{order.name}-http", "selector": selector}
+
+
+def _make_template(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"labels": dict(order.labels)}, "spec": fill_part("pod", order, {"container": container})}
+
+
+def _make_leader(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+    # Its name resolves for others; what listens takes an address.
+    own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return {
+        **container,
+        "args": [*container["args"], *_meet_at(order, _OWN)],
+        "env": [own, *container.get("env", ())],
+    }
+
+
+def _make_worker(order: Order) -> dict[str, Any]:
+    args = {name: value for name, value in order.setup.args.items() if name != _ONLY_WITH_API}
+    container = fill_part("container", replace(order, setup=replace(order.setup, args=args)))
+    container = {name: value for name, value in container.items() if name != "ports" and not name.endswith("Probe")}
+    return {**container, "args": [*container["args"], f"--node-rank={_RANK}", *_meet_at(order, _LEADER), "--headless"]}
+
+
+def _meet_at(order: Order, address: str) -> Iterator[str]:
+    yield f"--master-addr={address}"
+    if order.setup.args.get("data_parallel_size", 1) != 1:
+        yield f"--data-parallel-address={address}"
+
+
+def _find_limits(order: Order) -> Iterator[Finding]:
+    """Yield what the files leave to the cluster."""
+    if count_hosts(order.setup) > 1:
+        yield Finding.warning(
+            "hosts-over-pod-network",
+            "The hosts of a group talk over the network of the pods: no RDMA device is asked for, as its name is the "
+            "cluster's, and without one each step waits for that network.",
+            where="--nnodes",
+            fix="Add the resource of your RDMA devices to both containers, e.g. rdma/ib.",
+        )
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

@@ -1,0 +1,105 @@
+"""KServe's LLMInferenceService: vLLM behind llm-d's scheduler, from KServe's own template.
+
+The template hands the arguments to `eval`, so that a shell reads them once more and JSON would lose its quotes. The
+speculative config is therefore written key by key (`--speculative-config.method=eagle3`), which reads the same with and
+without a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.deploying.order import Order
+from draftwise.deploying.targets.inference_service import warn_of_deadline
+from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.templating import list_args
+from draftwise.knowledge.models import names_directory
+
+__all__ = ["HOOKS"]
+
+_CONFIG = "--speculative-config"
+_SIZE = "tensor_parallel_size"
+
+
+def _prepare(order: Order) -> Order:
+    """Return the order as it is.
+
+    Raises:
+        InvalidSetup: the target is a directory, and a URI is wanted.
+    """
+    if names_directory(order.setup.target):
+        raise InvalidSetup.because(
+            "layout-cannot-fetch",
+            f"An LLMInferenceService downloads its model from the hub, and {order.setup.target} is a directory.",
+            where="--target",
+            fix="Use --to kserve with --layout modelcar:IMAGE or pvc:CLAIM.",
+        )
+    return order
+
+
+def _list_values(order: Order) -> Mapping[str, object]:
+    """Return the arguments as words that a shell leaves alone.
+
+    Raises:
+        InvalidSetup: a shell would change an argument, or the config has a value that no word says.
+    """
+    args = dict(order.setup.args)
+    size = args.get(_SIZE)
+    is_split = isinstance(size, int) and size > 0
+    if is_split:
+        del args[_SIZE]
+    plain = replace(order, setup=replace(order.setup, args=args, spec=None))
+    words = [*list_args(plain)[1:], *_spell_config(order)]
+    for word in words:
+        if shlex.quote(word) != word:
+            raise InvalidSetup.because(
+                "argument-read-by-shell",
+                f"The template of an LLMInferenceService has a shell read {word[:60]!r}, which changes it.",
+                fix="Use --to kserve, or say it without spaces, quotes, braces and dollar signs.",
+            )
+    return {"words": words, "parallelism": {"tensor": size} if is_split else None}
+
+
+def _spell_config(order: Order) -> Iterator[str]:
+    """Yield the speculative config, a word for each value."""
+    if order.setup.spec is not None:
+        yield from _spell(_CONFIG, order.setup.spec.to_dict())
+
+
+def _spell(flag: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value and not any("." in key for key in value):
+        for key, item in value.items():
+            yield from _spell(f"{flag}.{key}", item)
+    elif isinstance(value, bool | int | float):
+        yield f"{flag}={json.dumps(value)}"
+    elif isinstance(value, str) and _stays_text(value):
+        yield f"{flag}={value}"
+    else:
+        raise InvalidSetup.because(
+            "config-not-spelled",
+            f"The value {json.dumps(value)[:60]} of {flag.removeprefix(_CONFIG).strip('.') or 'the config'} cannot be "
+            "written as an argument of an LLMInferenceService, which takes texts, numbers and booleans.",
+            where=_CONFIG,
+            fix="Use --to kserve, which takes the config as JSON.",
+        )
+
+
+def _stays_text(value: str) -> bool:
+    """Say whether vLLM takes a text for a text and for no number, list or object."""
+    try:
+        json.loads(value)
+    except ValueError:
+        return bool(value)
+    return False
+
+
+def _find_limits(order: Order) -> Iterator[Finding]:
+    yield from warn_of_deadline(order, TARGETS["llminferenceservice"])
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

@@ -1,0 +1,50 @@
+"""A systemd unit: vLLM installed on the host."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from draftwise.deploying.order import Order
+from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.templating import PROGRAM, list_args
+
+__all__ = ["HOOKS"]
+
+_MIB = 1 << 20
+
+
+def _render(order: Order) -> str:
+    """Return the unit of a server.
+
+    The unit runs what `/usr/bin/env` finds as `vllm`; only the comment on its first line names the release.
+    """
+    program = " ".join(["/usr/bin/env", *PROGRAM])
+    lines = [
+        f"# vLLM {order.setup.engine_version}; by draftwise",
+        *(f"# {name}: {text}" for name, text in order.annotations.items()),
+        "[Unit]",
+        f"Description=vLLM {order.setup.engine_version}: {order.name} ({order.pool})",
+        "After=network-online.target",
+        "Wants=network-online.target",
+        "",
+        "[Service]",
+        *(f"Environment={_quote(f'{name}={value}')}" for name, value in order.setup.env.items()),
+        "ExecStart=" + " \\\n  ".join([program, *(_quote(word.replace("$", "$$")) for word in list_args(order))]),
+        "Restart=on-failure",
+        "RestartSec=10",
+        f"TimeoutStartSec={order.startup_s}",
+        f"MemoryMax={ceil(order.host.memory_bytes / _MIB)}M",
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quote(word: str) -> str:
+    """Return a word that systemd reads as it is (systemd.syntax(7)); in commands `$` is doubled before."""
+    escaped = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+HOOKS = Hooks(render=_render)

@@ -1,0 +1,77 @@
+"""A VLLMRuntime, which the operator of vLLM's production-stack turns into a Deployment.
+
+The operator decides much by itself (operator/internal/controller/vllmruntime_controller.go at a6c01db0): the program
+that it starts, the probes, and that prefixes are not cached nor prefills chunked unless the object says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.deploying.order import Order
+from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.templating import list_args, list_env
+
+__all__ = ["HOOKS"]
+
+_SWITCHES = {"enable_prefix_caching": "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
+_V1 = "VLLM_USE_V1"
+_PROGRAM = "/opt/venv/bin/vllm"
+_WITH_PROGRAM = "lmcache/vllm-openai"
+"""The image for which the project's chart starts that program; for others it starts `vllm`."""
+
+
+def _prepare(order: Order) -> Order:
+    """Return an order that says what the operator would turn off where nobody says it."""
+    args = dict.fromkeys(_SWITCHES, True) | dict(order.setup.args)
+    return replace(order, setup=replace(order.setup, args=args, env={_V1: "1", **order.setup.env}))
+
+
+def _list_values(order: Order) -> Mapping[str, object]:
+    registry, _, name = order.image.partition("/")
+    if not name:
+        raise InvalidSetup.because(
+            "image-without-registry",
+            f"A VLLMRuntime names its image as registry and name, and {order.image!r} has no registry.",
+            where="--image",
+            fix=f"Write docker.io/library/{order.image}, or the registry that holds it.",
+        )
+    config = _make_config(order)
+    return {"model": list_args(order)[0], "config": config, "registry": registry, "image_name": name}
+
+
+def _make_config(order: Order) -> dict[str, Any]:
+    args, env = dict(order.setup.args), dict(order.setup.env)
+    given = {field: args.pop(flag) for flag, field in _SWITCHES.items() if isinstance(args.get(flag), bool)}
+    v1 = env.pop(_V1) == "1" if env.get(_V1) in ("0", "1") else True
+    words = list_args(replace(order, setup=replace(order.setup, args=args)))[1:]
+    variables = list_env(replace(order, setup=replace(order.setup, env=env)))
+    return {"port": order.port, "v1": v1, **given, "extraArgs": words, **({"env": variables} if variables else {})}
+
+
+def _find_limits(order: Order) -> Iterator[Finding]:
+    """Yield what the operator decides and the service may not bear."""
+    if _WITH_PROGRAM not in order.image:
+        yield Finding.warning(
+            "program-fixed",
+            f"The operator starts {_PROGRAM}, which the images of {_WITH_PROGRAM} have; nothing here knows "
+            f"whether {order.image} has it.",
+            where="--image",
+            fix=f"Name an image that has {_PROGRAM}, or use --to production-stack, whose chart starts `vllm`.",
+        )
+    deadline_s = TARGETS["vllmruntime"].deadline_s or 0
+    if order.startup_s > deadline_s:
+        yield Finding.warning(
+            "progress-deadline-fixed",
+            f"The operator gives a server {deadline_s} s to answer, and no field changes that; a start may "
+            f"take {order.startup_s} s here, and the server is then started again and again.",
+            where="startupProbe",
+            fix="Keep the compilation cache and the weights on the node so that starts take less, or use "
+            "--to production-stack.",
+        )
+
+
+HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

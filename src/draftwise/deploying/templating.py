@@ -1,0 +1,202 @@
+"""Fills the templates of `deploying/templates`: YAML with placeholders for values of an order or parts of a template.
+
+A text that is one placeholder (`$args`) becomes the value itself; None drops the key or the item. Within a longer text
+(`${name}-http`) the value is written as text. A key that is a placeholder without a value (`$probes:`) is replaced by
+the keys of the mapping that it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from math import ceil
+from typing import Any
+
+import yaml
+
+from draftwise.core import InvalidSetup
+from draftwise.deploying.order import Order
+from draftwise.setups.write import write_flags
+
+__all__ = ["PROGRAM", "VALUES", "dump_yaml", "fill", "fill_part", "list_args", "list_env", "to_gib", "write_template"]
+
+PROGRAM = ["vllm", "serve"]
+"""The command, written out because the entry point of vLLM's images differs from release to release."""
+_PERIOD_S = 10
+"""Seconds between two probes of a start, as in `parts.yaml`."""
+_GIB = 1 << 30
+_PLACEHOLDER = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_PARTS = "parts.yaml"
+_FastDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The dumper of libyaml is ten times as fast as the one in Python."""
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Dumper(_FastDumper):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
+    """Writes a text of several lines as a block."""
+
+
+def _write_text(dumper: Any, text: str) -> yaml.ScalarNode:
+    node: yaml.ScalarNode = dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text.strip("\n") else None
+    )
+    return node
+
+
+_Dumper.add_representer(str, _write_text)
+
+
+def dump_yaml(*documents: Any) -> str:
+    """Return YAML documents without broken lines and without references, because people edit these files."""
+    copies = (json.loads(json.dumps(each)) for each in documents)
+    options = {"Dumper": _Dumper, "sort_keys": False, "width": 100_000, "allow_unicode": True}
+    return "---\n".join(yaml.dump(each, **options) for each in copies)
+
+
+def list_args(order: Order) -> list[str]:
+    """Return the arguments of the server; a flag and its value are one word, so that a rollback drops a single line.
+
+    Raises:
+        InvalidSetup: a word holds `{{`, which platforms take for a template.
+    """
+    words = [order.placement.target or order.setup.target, *_join(order)]
+    for word in words:
+        if "{{" in word:
+            raise InvalidSetup.because(
+                "argument-is-template",
+                f"The argument {word[:60]!r} holds {{{{, which helm and KServe would fill in as a template.",
+                fix="Put it into a file of the image or a mount, and name the file.",
+            )
+    return words
+
+
+def _join(order: Order) -> Iterator[str]:
+    for words in write_flags(order.setup):
+        if words[0] == "--speculative-config":
+            yield f"{words[0]}={json.dumps(json.loads(words[1]), separators=(',', ':'))}"
+        elif len(words) == 2 and words[0].startswith("--"):
+            yield "=".join(words)
+        else:
+            yield from words
+
+
+def list_env(order: Order) -> list[dict[str, str]] | None:
+    """Return the variables as a container's field `env` has them; None where there are no variables."""
+    return [{"name": name, "value": value} for name, value in order.setup.env.items()] or None
+
+
+def to_gib(num_bytes: int) -> str:
+    """Return a size as Kubernetes writes it, in whole GiB."""
+    return f"{ceil(num_bytes / _GIB)}Gi"
+
+
+def _select_node(order: Order) -> dict[str, str] | None:
+    return {"nvidia.com/gpu.product": order.gpu_product} if order.gpu_product else None
+
+
+def _select_node_by_terms(order: Order) -> list[dict[str, Any]] | None:
+    product = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [order.gpu_product]}
+    return [{"matchExpressions": [product]}] if order.gpu_product else None
+
+
+VALUES: Mapping[str, Callable[[Order], Any]] = {
+    "name": lambda order: order.name,
+    "service": lambda order: order.service,
+    "service_name": lambda order: order.name,
+    "pool": lambda order: order.pool,
+    "image": lambda order: order.image,
+    "target": lambda order: order.setup.target,
+    "program": lambda _: PROGRAM,
+    "args": list_args,
+    "env": list_env,
+    "labels": lambda order: dict(order.labels),
+    "selector": lambda order: dict(order.labels),
+    "annotations": lambda order: dict(order.annotations),
+    "port": lambda order: order.port,
+    "port_text": lambda order: str(order.port),
+    "probe_port": lambda _: "http",
+    "replicas": lambda order: None if order.platform.scale else 1,  # each apply would undo an autoscaler's number
+    "cpus": lambda order: order.host.cpus,
+    "cpu_quantity": lambda order: str(order.host.cpus),
+    "num_gpus": lambda order: order.num_gpus,
+    "gpu_quantity": lambda order: str(order.num_gpus),
+    "gpu_product": lambda order: order.gpu_product or None,
+    "node_selector": _select_node,
+    "node_selector_terms": _select_node_by_terms,
+    "account": lambda order: order.platform.service_account or None,
+    # A volume in memory counts as the container's.
+    "memory": lambda order: to_gib(order.host.memory_bytes + order.host.shm_bytes),
+    "memory_bytes": lambda order: order.host.memory_bytes + order.host.shm_bytes,
+    "shm": lambda order: to_gib(order.host.shm_bytes),
+    "shm_bytes": lambda order: order.host.shm_bytes,
+    "startup_s": lambda order: order.startup_s,
+    "progress_s": lambda order: order.startup_s + 60,
+    "startup_failures": lambda order: ceil(order.startup_s / _PERIOD_S),
+}
+"""Placeholders that every template may use, next to the parts of `parts.yaml`."""
+
+
+def write_template(name: str, order: Order, values: Mapping[str, Any] | None = None) -> str:
+    """Return the file of a template, filled.
+
+    Args:
+        name: of the template, such as `kubernetes.yaml`.
+        order: of the server.
+        values: further placeholders, or others in the place of those in `VALUES`.
+    """
+    return dump_yaml(*fill(name, order, values))
+
+
+def fill(name: str, order: Order, values: Mapping[str, Any] | None = None) -> list[Any]:
+    """Return the documents of a template, filled; the arguments are those of `write_template`."""
+    return [_Filling(order, values or {}).fill(each) for each in _read(name)]
+
+
+def fill_part(name: str, order: Order, values: Mapping[str, Any] | None = None, *, of: str = _PARTS) -> Any:
+    """Return the part under a key of a template, filled; the other arguments are those of `write_template`."""
+    return _Filling(order, values or {}).fill(_read(of)[0][name])
+
+
+@cache
+def _read(name: str) -> list[Any]:
+    text = files("draftwise.deploying").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+    return list(yaml.load_all(text, Loader=_FastLoader))
+
+
+class _Filling:
+    """Fills templates with the values of one order."""
+
+    def __init__(self, order: Order, values: Mapping[str, Any]) -> None:
+        self._order, self._values = order, values
+
+    def look_up(self, name: str) -> Any:
+        """Return what a placeholder stands for; KeyError for an unknown one."""
+        if name in self._values:
+            return self._values[name]
+        if name in VALUES:
+            return VALUES[name](self._order)
+        return self.fill(_read(_PARTS)[0][name])
+
+    def fill(self, value: Any) -> Any:
+        match value:
+            case dict():
+                return dict(self._fill_items(value))
+            case list():
+                return [filled for item in value if (filled := self.fill(item)) is not None]
+            case str():
+                found = _PLACEHOLDER.fullmatch(value)
+                return self.look_up(found[1] or found[2]) if found else self._write(value)
+        return value
+
+    def _fill_items(self, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for key, value in mapping.items():
+            if value is None and (found := _PLACEHOLDER.fullmatch(key)):
+                yield from self.look_up(found[1] or found[2]).items()
+            elif (filled := self.fill(value)) is not None:
+                yield self._write(key), filled
+
+    def _write(self, text: str) -> str:
+        return _PLACEHOLDER.sub(lambda found: str(self.look_up(found[1] or found[2])), text)

@@ -1,0 +1,283 @@
+"""Where a server finds its weights: which directory holds which checkpoint, and what puts it there."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from packaging.version import Version
+
+from draftwise.core import InvalidSetup, Setup
+from draftwise.knowledge.methods import find_method, find_placeholder
+from draftwise.knowledge.models import names_directory
+from draftwise.knowledge.stored import read_rows
+
+__all__ = [
+    "LAYOUTS",
+    "MODEL_ROOTS",
+    "Checkpoint",
+    "Kind",
+    "Layout",
+    "LayoutRow",
+    "Mount",
+    "Placement",
+    "choose_layout",
+    "find_drafter",
+    "name_directory",
+    "name_leftovers",
+    "name_upstream",
+    "place",
+    "read_layout",
+    "rename_upstream",
+]
+
+Kind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
+_MODELS = "/mnt/models"
+"""Where KServe puts what `storageUri` names."""
+_CLAIM = "/mnt/claim"
+"""Beside the directories that are downloaded, which may lie on a volume of their own."""
+MODEL_ROOTS = (_MODELS, _CLAIM)
+"""Where the server's directories of weights begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """One kind of layout, a row of `knowledge/data/weights_layouts.json`."""
+
+    kind: Kind
+    about: str
+    leftovers: str
+    """What stays after going back, a sentence; `{directory}` and `{store}` are filled in."""
+    store: str = ""
+    """Placeholder for the name of what holds the weights; empty where the layout needs no such name."""
+    single_uri: bool = False
+    """Whether it takes one URI, which every release of KServe takes."""
+
+    @property
+    def shape(self) -> str:
+        """The layout as the command line takes it, such as `pvc:CLAIM`."""
+        return f"{self.kind}:{self.store}" if self.store else self.kind
+
+
+LAYOUTS: Mapping[Kind, LayoutRow] = {row["kind"]: LayoutRow(**row) for row in read_rows("weights_layouts")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way of bringing the weights to the server."""
+
+    kind: Kind
+    store: str = ""
+    """The image of a modelcar, or the name of a claim."""
+
+    def __str__(self) -> str:
+        """Return it as the command line takes it."""
+        return f"{self.kind}:{self.store}" if self.store else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A directory of the server and the URI that fills it."""
+
+    uri: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights of the target or of the drafter."""
+
+    name: str
+    """As the hub names it, or a directory of the operator's."""
+    revision: str = ""
+    """Of the hub's; empty for its main branch."""
+
+    @property
+    def directory(self) -> str:
+        """Return the directory for it below that of the models."""
+        return name_directory(self.name)
+
+    @property
+    def uri(self) -> str:
+        """Return how KServe names it where it downloads."""
+        return f"hf://{self.name}:{self.revision}" if self.revision else f"hf://{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the weights lie; by default the server fetches what its setup names."""
+
+    target: str = ""
+    """Directory that the target is loaded from; empty for the name in the setup."""
+    whole: str = ""
+    """One URI that fills the models' directory."""
+    mounts: tuple[Mount, ...] = ()
+    """Or a URI for the target's directory."""
+    drafts: tuple[Mount, ...] = ()
+    """And one for the drafter's."""
+    staged: tuple[Checkpoint, ...] = ()
+    """What has to be put into the image or onto the claim."""
+
+
+def name_leftovers(layout: Layout, setup: Setup) -> str:
+    """Return what stays behind of a layout after going back, a sentence.
+
+    Args:
+        layout: of the weights.
+        setup: as it is served.
+    """
+    drafter = find_drafter(setup)
+    row = LAYOUTS[layout.kind if drafter else "one"]
+    return row.leftovers.format(directory=drafter, store=layout.store)
+
+
+def read_layout(text: str) -> Layout:
+    """Return the layout that a command line names, such as `one` or `pvc:models`.
+
+    Raises:
+        InvalidSetup: there is no such layout, or it lacks its claim or image.
+    """
+    kind, _, store = text.partition(":")
+    known = next((row for row in LAYOUTS.values() if row.kind == kind), None)
+    if known is None or bool(store) != bool(known.store):
+        shapes = ", ".join(row.shape for row in LAYOUTS.values())
+        raise InvalidSetup.because(
+            "no-such-layout", f"{text!r} is no layout.", where="--layout", fix=f"Layouts are {shapes}."
+        )
+    return Layout(kind=known.kind, store=store)
+
+
+def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layout:
+    """Return the layout that needs nothing but the files: no image to build, no claim to fill.
+
+    Args:
+        setup: whose weights are placed.
+        release: of KServe.
+        several_since: the first release that downloads several checkpoints.
+
+    Raises:
+        InvalidSetup: the release downloads one checkpoint, and the setup loads two.
+    """
+    if not find_drafter(setup):
+        return Layout(kind="one")
+    if release < Version(several_since):
+        raise InvalidSetup.because(
+            "layout-not-chosen",
+            f"KServe {release} downloads one checkpoint, and the setup loads two.",
+            where="--layout",
+            fix="Name an image or a claim that holds both: --layout modelcar:IMAGE or --layout pvc:CLAIM; or update "
+            f"KServe to {several_since}.",
+        )
+    return Layout(kind="storage-uris")
+
+
+def find_drafter(setup: Setup) -> str:
+    """Return the checkpoint of a setup's drafter; empty where it has none beside the target's."""
+    spec = setup.spec
+    if spec is None or not spec.model or spec.model == setup.target or find_placeholder(spec.model) is not None:
+        return ""
+    method = find_method(spec.method) if spec.method else None
+    return spec.model if method is None or method.weights in ("drafter", "either") else ""
+
+
+def name_directory(checkpoint: str) -> str:
+    """Return the directory for a checkpoint below that of the models: its own name, from which vLLM tells methods."""
+    return posixpath.basename(checkpoint.rstrip("/")) if names_directory(checkpoint) else checkpoint
+
+
+def name_upstream(path: str) -> str:
+    """Return the checkpoint that a path on the server holds, as it is named elsewhere; other names as they are."""
+    root = next((each for each in MODEL_ROOTS if path.startswith(f"{each}/")), None)
+    return path if root is None else path.removeprefix(f"{root}/")
+
+
+def rename_upstream(setup: Setup) -> Setup:
+    """Return a setup with the names by which its checkpoints are known, for the directories that hold them there."""
+    spec = setup.spec
+    if spec is not None and spec.model:
+        spec = replace(spec, model=name_upstream(spec.model))
+    return replace(setup, target=name_upstream(setup.target), spec=spec)
+
+
+def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
+    """Return a setup as it is said on the server, with directories for names, and what fills these.
+
+    Raises:
+        InvalidSetup: the layout does not hold what the setup loads.
+    """
+    target, drafter = _list_checkpoints(setup)
+    _refuse(layout, target, drafter)
+    root = _CLAIM if layout.kind == "mixed" else _MODELS
+    path = _MODELS if layout.kind == "one" else f"{root}/{target.directory}"
+    draft_path = f"{_MODELS}/{drafter.directory}" if drafter is not None else ""
+    placement = replace(_fill(layout, path, target, drafter), target=path)
+    if drafter is not None and layout.kind in ("storage-uris", "mixed"):
+        placement = replace(placement, drafts=(Mount(uri=drafter.uri, path=draft_path),))
+    is_named = layout.kind in ("one", "storage-uris")  # the URI still says which model of the hub it is
+    own = path if setup.spec is not None and setup.spec.model == setup.target else ""  # drafts with its own modules
+    return _rename(setup, setup.target if is_named else path, draft_path or own), placement
+
+
+def _list_checkpoints(setup: Setup) -> tuple[Checkpoint, Checkpoint | None]:
+    """Return the checkpoints of the target and of the drafter."""
+    name = find_drafter(setup)
+    revision = setup.spec.options.get("revision") if setup.spec is not None else None
+    target = Checkpoint(name=setup.target, revision=_to_text(setup.args.get("revision")))
+    return target, Checkpoint(name=name, revision=_to_text(revision)) if name else None
+
+
+def _to_text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _fill(layout: Layout, path: str, target: Checkpoint, drafter: Checkpoint | None) -> Placement:
+    """Return what brings the target to its directory."""
+    both = (target,) if drafter is None else (target, drafter)
+    match layout.kind:
+        case "one":
+            return Placement(whole=target.uri)
+        case "storage-uris":
+            return Placement(mounts=(Mount(uri=target.uri, path=path),))
+        case "modelcar":
+            return Placement(whole=f"oci://{layout.store}", staged=both)
+        case "pvc":
+            return Placement(whole=f"pvc://{layout.store}", staged=both)
+        case "mixed":
+            # KServe mounts the whole claim there, whatever path the URI goes on with.
+            return Placement(mounts=(Mount(uri=f"pvc://{layout.store}", path=_CLAIM),), staged=(target,))
+
+
+def _refuse(layout: Layout, target: Checkpoint, drafter: Checkpoint | None) -> None:
+    if drafter is not None and layout.kind == "one":
+        raise InvalidSetup.because(
+            "layout-too-small",
+            f"The layout one holds one checkpoint, and the setup loads two: {target.name} and {drafter.name}.",
+            where="--layout",
+            fix="Choose storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM.",
+        )
+    if drafter is not None and drafter.directory == target.directory:
+        raise InvalidSetup.because(
+            "layout-names-collide",
+            f"{target.name} and {drafter.name} would lie in one directory, {target.directory}.",
+            where="--layout",
+            fix="Rename one of them; a drafter's name should tell its method.",
+        )
+    fetched = {"one": (target,), "storage-uris": (target, drafter), "mixed": (drafter,)}
+    for checkpoint in fetched.get(layout.kind, ()):
+        if checkpoint is not None and names_directory(checkpoint.name):
+            raise InvalidSetup.because(
+                "layout-cannot-fetch",
+                f"The layout {layout.kind} downloads from the hub, and {checkpoint.name} is a directory.",
+                where="--layout",
+                fix="Choose modelcar:IMAGE or pvc:CLAIM.",
+            )
+
+
+def _rename(setup: Setup, target: str, drafter: str) -> Setup:
+    """Return a setup with directories for names; requests go on naming the model as they did."""
+    spec = setup.spec
+    if spec is not None and drafter:
+        spec = replace(spec, model=drafter)
+    return replace(setup, target=target, spec=spec, args={"served_model_name": [setup.target], **setup.args})

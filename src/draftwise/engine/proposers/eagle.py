@@ -1,0 +1,88 @@
+"""EAGLE: a decoder layer that extrapolates the target's last hidden state (Li et al. 2024, arXiv 2401.15077).
+
+Shape letters: N rows of a pass, H hidden size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention.pass_rows import AttentionPlan
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
+from draftwise.engine.models.families import FAMILIES
+from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
+
+__all__ = ["EagleDrafter", "build", "load_eagle"]
+
+_FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIES["llama"])
+
+
+class EagleDrafter(DraftHead):
+    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it."""
+
+    def __init__(
+        self,
+        aux_layers: tuple[int, ...],
+        shape: ModelShape,
+        vocabulary: HeadVocabulary,
+        fc: Linear,
+        layers: DraftLayers,
+    ) -> None:
+        super().__init__(aux_layers, shape, vocabulary)
+        self._fc, self._layers = fc, layers
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of (token, state before it); see `ChainDrafter.forward`."""
+        assert carry_NH is not None
+        kernels = self._layers.kernels
+        x_NH = self._fc(kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, None))
+        x_NH, delta_NH = self._layers.forward(x_NH, x_NH, positions_N, kv, plan)
+        hidden_NH = kernels.add(x_NH, delta_NH)
+        return hidden_NH, hidden_NH
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of an EAGLE head."""
+    return build_chain(load_eagle(find_weights(spec, config), target), spec, config, target)
+
+
+def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
+    """Return the EAGLE head of a directory in vLLM's layout (`EagleLlamaForCausalLM`).
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that it was trained for; lends its head, and its embedding if the directory has none.
+
+    Raises:
+        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+    """
+    checkpoint = LayeredHead(path, target, _FAMILIES)
+    checkpoint.check_width(may_differ=False)
+    reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
+    layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(checkpoint.shape.num_layers)]
+    drafter = EagleDrafter(
+        (target.shape.num_layers + 1,),
+        checkpoint.shape,
+        checkpoint.vocabulary(target.weights.head),
+        fc=reader.linear("", ["fc"], [hidden], 2 * hidden),
+        layers=checkpoint.layers(*layers),
+    )
+    checkpoint.check_read()
+    return drafter

@@ -1,0 +1,207 @@
+"""EAGLE-3: a decoder layer over states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
+
+With a mask it is P-EAGLE, which drafts all tokens in one pass.
+
+Shape letters: N rows of a pass, F features of a token, H hidden size, V the target's vocabulary, U tokens that the
+head can name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_layers
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
+from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.attention.pass_rows import AttentionPlan
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary, Mask
+from draftwise.engine.models.families import FAMILIES
+from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
+
+__all__ = ["Eagle3Drafter", "build", "load_eagle3"]
+
+_FAMILIES = {
+    "LlamaForCausalLMEagle3": FAMILIES["llama"],
+    "Eagle3LlamaForCausalLM": FAMILIES["llama"],
+    "LlamaForCausalLM": FAMILIES["llama"],
+    "PeagleLlamaForCausalLM": FAMILIES["llama"],
+    "PEagleDraftModel": FAMILIES["llama"],
+    "Eagle3Qwen2_5vlForCausalLM": FAMILIES["llama"],
+    "Eagle3Qwen3vlForCausalLM": FAMILIES["llama"],
+    "Eagle3Qwen3ForCausalLM": FAMILIES["qwen3"],
+    "Qwen3ForCausalLM": FAMILIES["qwen3"],
+    "PeagleQwen3ForCausalLM": FAMILIES["qwen3"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fusion:
+    """From the auxiliary hidden states of a token to one vector."""
+
+    input_norm: Tensor | None
+    """Over all of them together."""
+    fc_norms: tuple[Tensor, ...]
+    """Over each of them; empty: none."""
+    fc: Linear
+    eps: float
+
+    def __call__(self, features_NF: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            features_NF = F.rms_norm(features_NF, self.input_norm.shape, self.input_norm, self.eps)
+        if self.fc_norms:
+            parts = zip(features_NF.chunk(len(self.fc_norms), dim=-1), self.fc_norms, strict=True)
+            features_NF = torch.cat([F.rms_norm(part, norm.shape, norm, self.eps) for part, norm in parts], dim=-1)
+        return self.fc(features_NF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Network:
+    """All but embedding and head."""
+
+    fusion: _Fusion | None
+    """None: it reads the target's last state as it is (`use_aux_hidden_state` false)."""
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    layers: DraftLayers
+    norm: Tensor
+    norm_before_residual: bool
+    """Whether the residual stream starts with the normed state."""
+    norm_output: bool
+    """Whether the next row's state is the one after `norm`."""
+
+
+class Eagle3Drafter(DraftHead):
+    """Reads embedding and state beside each other; what it leaves is the next row's state."""
+
+    def __init__(
+        self,
+        aux_layers: tuple[int, ...],
+        shape: ModelShape,
+        vocabulary: HeadVocabulary,
+        network: _Network,
+        mask: Mask | None = None,
+    ) -> None:
+        super().__init__(aux_layers, shape, vocabulary, mask)
+        self._network = network
+
+    def enter(self, features_NF: Tensor) -> Tensor:
+        """Return the fused states [N, H]."""
+        return features_NF if self._network.fusion is None else self._network.fusion(features_NF)
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of (token, state before it); see `ChainDrafter.forward`."""
+        assert carry_NH is not None
+        network, layers = self._network, self._network.layers
+        norms = network.embedding_norm, network.hidden_norm
+        both_NX = layers.kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, norms)
+        x_NH = both_NX.chunk(2, dim=-1)[1] if network.norm_before_residual else carry_NH
+        x_NH, delta_NH = layers.forward(x_NH, both_NX, positions_N, kv, plan)
+        x_NH, hidden_NH = layers.kernels.add_norm(x_NH, delta_NH, network.norm)
+        return hidden_NH, hidden_NH if network.norm_output else x_NH
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of an EAGLE-3 or P-EAGLE head."""
+    return build_chain(load_eagle3(find_weights(spec, config), target), spec, config, target)
+
+
+def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
+    """Return the EAGLE-3 or P-EAGLE head of a directory in vLLM's layout (`Eagle3LlamaForCausalLM`).
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that it was trained for; lends its embedding and head where the directory has none.
+
+    Raises:
+        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+    """
+    checkpoint = LayeredHead(path, target, _FAMILIES)
+    uses_aux = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
+    checkpoint.check_width(may_differ=uses_aux)
+    aux_layers = _aux_layers(checkpoint, target) if uses_aux else (target.shape.num_layers + 1,)
+    fusion = _read_fusion(checkpoint, target, len(aux_layers)) if uses_aux else None
+    drafter = Eagle3Drafter(
+        aux_layers,
+        checkpoint.shape,
+        checkpoint.own_vocabulary(),
+        _read_network(checkpoint, fusion),
+        _read_mask(checkpoint, len(aux_layers) * target.shape.hidden_size) if uses_aux else None,
+    )
+    checkpoint.check_read(lambda name: _is_ignored(name, uses_aux))
+    return drafter
+
+
+def _aux_layers(checkpoint: LayeredHead, target: CausalLM) -> tuple[int, ...]:
+    """Return the layers whose input is kept, ascending, as vLLM orders them."""
+    num_layers = target.shape.num_layers
+    layers = find_aux_layers(checkpoint.config) or default_layers(num_layers, AUX_KEY)
+    if fault := find_layers_fault(layers, num_layers, where=checkpoint.where):
+        raise InvalidSetup(fault)
+    return layers.ids
+
+
+def _read_fusion(checkpoint: LayeredHead, target: CausalLM, num_aux_layers: int) -> _Fusion:
+    reader, config, width = checkpoint.reader, checkpoint.config, target.shape.hidden_size
+    eagle_config = config.get("eagle_config") or {}
+    norms_all = bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc", False)))
+    norms_each = range(num_aux_layers if config.get("fc_norm") else 0)
+    return _Fusion(
+        input_norm=reader.vector("input_norm.weight", num_aux_layers * width) if norms_all else None,
+        fc_norms=tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each),
+        fc=reader.linear("", ["fc"], [checkpoint.shape.hidden_size], num_aux_layers * width),
+        eps=checkpoint.eps,
+    )
+
+
+def _read_network(checkpoint: LayeredHead, fusion: _Fusion | None) -> _Network:
+    reader, config, hidden = checkpoint.reader, checkpoint.config, checkpoint.shape.hidden_size
+    first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0."
+    layer = reader.layer(first, num_in=2 * hidden)
+    further = [reader.layer(f"layers.{i}.") for i in range(1, checkpoint.shape.num_layers)]
+    assert layer.input_norm is not None
+    return _Network(
+        fusion=fusion,
+        embedding_norm=layer.input_norm,
+        hidden_norm=reader.vector(first + "hidden_norm.weight", hidden),
+        layers=checkpoint.layers(layer, *further),
+        norm=reader.vector("norm.weight", hidden),
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        norm_output=bool(config.get("norm_output", False)),
+    )
+
+
+def _read_mask(checkpoint: LayeredHead, width: int) -> Mask | None:
+    """Return the mask of a P-EAGLE head: its token, and its states as the target would tell them."""
+    token_id = find_mask_token(checkpoint.config)
+    if token_id is None or "mask_hidden" not in checkpoint:
+        return None
+    if fault := find_mask_fault(token_id, checkpoint.shape.vocab_size, key="ptd_token_id", where=checkpoint.where):
+        raise InvalidSetup(fault)
+    return Mask(token_id=token_id, features_F=checkpoint.flat("mask_hidden", width))
+
+
+def _is_ignored(name: str, uses_aux: bool) -> bool:
+    """Say whether a tensor may be there for nothing, as in vLLM."""
+    unused_hidden_norm = name.startswith("layers.") and name.endswith(".hidden_norm.weight")
+    unused_fusion = not uses_aux and name.startswith(("fc.", "fc_norm."))
+    return name in ("t2d", "mask_hidden") or name.startswith("input_norm.") or unused_hidden_norm or unused_fusion

@@ -1,0 +1,169 @@
+"""Multi-token prediction: modules that a target was trained with (MiMo, arXiv 2505.07608; DeepSeek-V3, 2412.19437).
+
+Shape letters: N rows of a pass, H hidden size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.attention.pass_rows import AttentionPlan
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
+from draftwise.engine.models.families import FAMILIES
+from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.proposers.paged import build_chain
+from draftwise.engine.proposers.proposer import Proposer, find_weights
+from draftwise.engine.spec import ResolvedSpec
+
+__all__ = ["MtpDrafter", "build", "check_k", "load_mtp"]
+
+_FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
+"""A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
+_PREFIX = "model.mtp_layers."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Module:
+    """Weights of one module."""
+
+    token_norm: Tensor
+    hidden_norm: Tensor
+    input_proj: Linear
+    input_norm: Tensor
+    layers: DraftLayers
+    final_norm: Tensor
+
+
+class MtpDrafter(DraftHead):
+    """Drafts with the target's first module, again and again; the target's embedding and head serve it.
+
+    vLLM too makes every draft token of a MiMo target with its first module, however many there are.
+
+    Attributes:
+        n_predict: modules that the target was trained with; see `check_k`.
+    """
+
+    def __init__(
+        self,
+        aux_layers: tuple[int, ...],
+        shape: ModelShape,
+        vocabulary: HeadVocabulary,
+        module: _Module,
+        n_predict: int,
+    ) -> None:
+        super().__init__(aux_layers, shape, vocabulary)
+        self._module, self.n_predict = module, n_predict
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of (token, state before it); see `ChainDrafter.forward`."""
+        assert carry_NH is not None
+        module, kernels = self._module, self._module.layers.kernels
+        norms = module.token_norm, module.hidden_norm
+        # The row at position 0 is trained without its token.
+        both_NX = kernels.embed_beside(
+            tokens_N, self._embedding_VH, carry_NH, norms, state_first=True, positions_N=positions_N
+        )
+        x_NH, normed_NH = kernels.add_norm(module.input_proj(both_NX), None, module.input_norm)
+        x_NH, delta_NH = module.layers.forward(x_NH, normed_NH, positions_N, kv, plan)
+        _, hidden_NH = kernels.add_norm(x_NH, delta_NH, module.final_norm)
+        return hidden_NH, hidden_NH
+
+
+def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """Return the proposer of a target's MTP modules."""
+    drafter = load_mtp(find_weights(spec, config), target)
+    check_k(drafter.n_predict, spec.k)
+    return build_chain(drafter, spec, config, target)
+
+
+def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
+    """Return the MTP modules of a directory in MiMo's layout (`model.mtp_layers.0.` and on).
+
+    Args:
+        path: the target's own checkpoint, or a directory with its config.json and the modules' tensors only.
+        target: the model that they were trained with.
+
+    Raises:
+        InvalidSetup: there are none, they do not fit the target, or tensors are missing or unknown.
+    """
+    checkpoint = LayeredHead(path, target, _FAMILIES)
+    checkpoint.check_width(may_differ=False)
+    n_predict = _count(checkpoint)
+    drafter = MtpDrafter(
+        # The stream before the final norm, unlike EAGLE (vLLM's MiMoModel leaves that norm to its head).
+        (target.shape.num_layers,),
+        dataclasses.replace(checkpoint.shape, num_layers=1),
+        HeadVocabulary(embedding_VH=target.weights.embedding_VH, head=target.weights.head),
+        _read_module(checkpoint, _PREFIX + "0."),
+        n_predict,
+    )
+    later = tuple(f"{_PREFIX}{i}." for i in range(1, n_predict))
+    checkpoint.check_read(lambda name: not name.startswith(_PREFIX) or name.startswith(later))
+    return drafter
+
+
+def check_k(n_predict: int, k: int) -> None:
+    """Check a number of draft tokens against the number of modules, by vLLM's rule.
+
+    Raises:
+        InvalidSetup: k is larger than `n_predict` and no multiple of it.
+    """
+    if k > n_predict and k % n_predict:
+        raise InvalidSetup.because(
+            "not-a-multiple",
+            f"{k} is no multiple of the {n_predict} tokens that the target's MTP modules predict.",
+            where="num_speculative_tokens",
+            fix=f"Use {k - k % n_predict} or {k - k % n_predict + n_predict}.",
+        )
+
+
+def _count(checkpoint: LayeredHead) -> int:
+    """Return how many modules config.json promises."""
+    n_predict = checkpoint.config.get("num_nextn_predict_layers") or 0
+    modules = any(name.startswith(_PREFIX) for name in checkpoint)
+    if n_predict and modules:
+        return int(n_predict)
+    if any(name.endswith(".eh_proj.weight") for name in checkpoint):
+        raise InvalidSetup.because(
+            "unsupported-mtp",
+            "The MTP modules are laid out as DeepSeek's and GLM's, which are not supported.",
+            where=checkpoint.where,
+            fix="Use a MiMo target, or another method: eagle3 works with every target.",
+        )
+    absent = f"no tensors {_PREFIX}*" if n_predict else "no num_nextn_predict_layers"
+    raise InvalidSetup.because(
+        "no-mtp",
+        f"The checkpoint has no MTP modules: there are {absent}.",
+        where=checkpoint.where,
+        fix="Train them with `draftwise train mtp`, or use another method.",
+    )
+
+
+def _read_module(checkpoint: LayeredHead, prefix: str) -> _Module:
+    reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
+    layer = reader.layer(prefix)
+    assert layer.input_norm is not None
+    return _Module(
+        token_norm=reader.vector(prefix + "token_layernorm.weight", hidden),
+        hidden_norm=reader.vector(prefix + "hidden_layernorm.weight", hidden),
+        input_proj=reader.linear(prefix, ["input_proj"], [hidden], 2 * hidden),
+        input_norm=layer.input_norm,
+        layers=checkpoint.layers(layer),
+        final_norm=reader.vector(prefix + "final_layernorm.weight", hidden),
+    )

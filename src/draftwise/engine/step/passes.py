@@ -1,0 +1,227 @@
+"""The passes of the target: which rows they have, what goes in and what comes out.
+
+Shape letters: B sequences (padded to a bucket on a GPU), S = K+1 target rows a sequence, K draft tokens, N rows of a
+pass, R rows of logits or rows that are wanted, C prompts, V vocabulary, H hidden size, F features of a token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.models import CausalLM
+from draftwise.engine.sampling.acceptance import Rule
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
+from draftwise.engine.sampling.verify import verify
+from draftwise.engine.step.confirm import Confirmations
+from draftwise.engine.step.launched import PromptRanks
+from draftwise.engine.step.prompt_passes import MixedDraft
+from draftwise.engine.step.scheduler import Chunk
+from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.table import SequenceTable, View
+
+__all__ = ["PassOutput", "Passes", "StepShape", "bucket_of", "ranks_prompts"]
+
+_RANKED_ROWS = 256
+"""Prompt tokens whose log-probabilities are computed at once."""
+
+
+def bucket_of(num_seqs: int, sizes: abc.Sequence[int]) -> int | None:
+    """Return the smallest of the ascending `sizes` that holds `num_seqs` sequences; None: the step is not padded."""
+    place = bisect_left(sizes, num_seqs)
+    return sizes[place] if place < len(sizes) else None
+
+
+def ranks_prompts(chunks: list[Chunk]) -> bool:
+    """Return whether hidden states of all rows of these prompts are needed, for log-probabilities."""
+    return any(chunk.sequence.params.prompt_logprobs is not None for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Properties that decoding steps share if they launch the same kernels."""
+
+    size: int | None
+    """Sequences, padding included; None: as many as there are, and nothing is captured."""
+    k: int
+    all_greedy: bool
+    truncates: bool
+    num_ranked: int | None
+    """Tokens that are ranked at each position; None: none."""
+
+    @classmethod
+    def of(cls, sequences: list[Sequence], size: int | None, k: int) -> StepShape:
+        """Return the shape of a step of these sequences."""
+        traits = [sequence.traits for sequence in sequences]
+        return cls(
+            size,
+            k,
+            all_greedy=all(each.greedy for each in traits),
+            truncates=any(each.truncates for each in traits),
+            num_ranked=max((each.num_ranked for each in traits if each.num_ranked is not None), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """The target's answer to a step's rows."""
+
+    view: View
+    draft: Draft
+    logits_BSV: Tensor
+    features_BSF: Tensor | None
+
+
+class Passes:
+    """Target and proposer over the sequences of the table. No method waits for the device, except for what a proposer
+    on the host must see; none keeps a tensor, so all can be captured but `prompts`, whose inputs come from the host.
+
+    Args:
+        model: the target.
+        kv: its pages.
+        table: the device's table.
+        confirmations: keep the proposer up to date.
+        rule: by which draft tokens are accepted.
+        uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: PagedKV,
+        table: SequenceTable,
+        confirmations: Confirmations,
+        *,
+        rule: Rule,
+        uniform: bool,
+    ) -> None:
+        self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
+        self._rule, self._uniform = rule, uniform
+
+    def decode(self, slots_B: Tensor, shape: StepShape) -> PassOutput:
+        """Draft, and run the target over each sequence's last token and its draft."""
+        view = self._look_up(slots_B, shape)
+        draft = self.confirmations.draft(view, shape.k)
+        width = draft.tokens_BK.shape[1] + 1
+        spans = Spans.on(view.position_B, draft.lengths_B + 1, width, uniform=self._uniform)
+        draft = draft if spans.width == width else draft.cut(spans.width - 1)
+        tokens_N = spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
+        hidden_NH, features_NF = self.forward(tokens_N, spans, view.page_table_BP)
+        return PassOutput(
+            view=view,
+            draft=draft,
+            logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
+            features_BSF=None if features_NF is None else spans.unpack(features_NF),
+        )
+
+    def finish(self, output: PassOutput, shape: StepShape) -> tuple[Tensor, Ranked | None]:
+        """Verify the draft and move the table on by what is accepted; return the numbers that the host reads."""
+        view, logits_BSV = output.view, output.logits_BSV
+        accepted = verify(
+            logits_BSV,
+            output.draft,
+            tempering=view.tempering,
+            seeds_B=view.seeds_B,
+            positions_B=view.num_output_B,
+            acceptance=self._rule,
+        )
+        ranked = None
+        if shape.num_ranked is not None:
+            ranked = rank_tokens(logits_BSV.flatten(0, 1), accepted.tokens_BS.flatten(), shape.num_ranked)
+        return self.table.advance(view, output.draft, accepted, output.features_BSF), ranked
+
+    def draft_for_mixed(self, shape: StepShape, mixed: MixedDraft) -> None:
+        """Draft for each sequence of a mixed pass, and keep the draft where the pass finds it."""
+        view = self._look_up(mixed.slots_B, shape)
+        mixed.set(view, self.confirmations.draft(view, shape.k))
+
+    def read_mixed(
+        self, shape: StepShape, mixed: MixedDraft, hidden_RH: Tensor, features_NF: Tensor | None
+    ) -> PassOutput:
+        """Return the output of a mixed pass for its decoding sequences, whose rows are the first."""
+        num_seqs, width = len(mixed.slots_B), shape.k + 1
+        rows_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
+        return PassOutput(
+            view=self._look_up(mixed.slots_B, shape),
+            draft=mixed.draft,
+            logits_BSV=self.model.logits(hidden_RH[: num_seqs * width]).unflatten(0, (num_seqs, width)),
+            features_BSF=rows_BSF,
+        )
+
+    def prompts(self, chunks: list[Chunk]) -> tuple[Tensor, Tensor | None, tuple[PromptRanks, ...]]:
+        """Compute prompts as they are, without padding.
+
+        Returns:
+            last_CH, the hidden state of the last row of each; features_NF, the auxiliary hidden states of all rows; and
+            the ranks of prompt tokens, where a request wants them.
+        """
+        device = self.model.device
+        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], device)
+        tokens_N = upload([token for c in chunks for token in c.sequence.tokens[c.start : c.end]], device)
+        pages_CP = self.table.pages(upload([c.sequence.row for c in chunks], device))
+        if not ranks_prompts(chunks):
+            return *self.forward(tokens_N, spans, pages_CP, wanted=(spans.last_row_B, spans.ends())), ()
+        hidden_NH, features_NF = self.forward(tokens_N, spans, pages_CP)
+        ranks = tuple(self._rank(chunks, hidden_NH))
+        return hidden_NH[spans.last_row_B], features_NF, ranks
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        spans: Spans,
+        page_table_BP: Tensor,
+        features_NF: Tensor | None = None,
+        wanted: tuple[Tensor, Spans] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the target.
+
+        Args:
+            tokens_N: of the rows.
+            spans: where they are.
+            page_table_BP: of their sequences.
+            features_NF: where to put the auxiliary hidden states; None: they get a tensor.
+            wanted: which rows' hidden states are returned, and where these are; None: all.
+
+        Returns:
+            hidden_NH, or of the wanted rows, and the auxiliary hidden states of all rows, concatenated.
+        """
+        plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
+        aux_layers = self.confirmations.aux_layers
+        if aux_layers and features_NF is None:
+            width = len(aux_layers) * self.model.shape.hidden_size
+            features_NF = torch.empty(spans.num_rows, width, dtype=self.model.dtype, device=self.model.device)
+        if wanted is not None and max(aux_layers, default=0) < self.model.shape.num_layers:
+            plan = plan.wanting(*wanted)
+        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, aux_layers, features_NF)
+        if wanted is not None and plan.wanted is None:
+            hidden_NH = hidden_NH.index_select(0, wanted[0])
+        return hidden_NH, features_NF
+
+    def _look_up(self, slots_B: Tensor, shape: StepShape) -> View:
+        return self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
+
+    def _rank(self, chunks: list[Chunk], hidden_NH: Tensor) -> Iterator[PromptRanks]:
+        """Rank the prompt tokens that follow the positions computed, where a request wants that.
+
+        In pieces, because the log-probabilities of a whole chunk would take gigabytes.
+        """
+        row, device = 0, self.model.device
+        for chunk in chunks:
+            sequence = chunk.sequence
+            targets = sequence.request.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+            k = sequence.params.prompt_logprobs
+            if k is not None and not sequence.num_output:
+                for first in range(0, len(targets), _RANKED_ROWS):
+                    piece = targets[first : first + _RANKED_ROWS]
+                    logits_RV = self.model.logits(hidden_NH[row + first : row + first + len(piece)])
+                    yield PromptRanks(sequence=sequence, ranked=rank_tokens(logits_RV, upload(piece, device), k))
+            row += chunk.length

@@ -1,0 +1,293 @@
+"""Prompts of a step laid out as one of a few sizes, so that the target's pass over them can be a CUDA graph.
+
+A pass over few tokens takes the GPU less long than the host takes to launch it, kernel by kernel. Rows that a size has
+too many are computed as if the last prompt went on: what they write lies behind its end, where the tokens to come
+overwrite it, and nobody reads what comes out.
+
+Sequences that decode in the same step go first, as long as they have few rows: a pass of their own would take as long
+as it takes to read all weights. Each has W rows, whatever its draft's length: those behind it are computed in vain, as
+in a step without prompts.
+
+Shape letters: N rows of the pass, B sequences, padding included in both, D of them decoding, W rows of each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.engine.attention.pass_rows import PassPart, Spans
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.step.scheduler import Chunk
+from draftwise.engine.step.table import View
+
+__all__ = ["MixedDecode", "MixedDraft", "PromptBatch", "PromptSize", "choose_size", "prompt_sizes"]
+
+_ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
+"""Beyond, a pass of most models takes the GPU longer than the host."""
+_SEQS = (1, 8)
+_MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+_MOST_DECODE_ROWS = 128
+"""Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
+_LONGEST_CONTEXT = 4096
+"""Of decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
+the keys of few long ones among many multiprocessors."""
+
+
+_ALIGNED = 4
+"""Sequences whose rows of a page table end at a multiple of 16 bytes, for which kernels are compiled."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PromptSize:
+    """A size that passes over prompts are padded to."""
+
+    num_rows: int
+    """N."""
+    num_seqs: int
+    """Prompts at most."""
+    num_decodes: int = 0
+    """D; 0: none, nor may there be any."""
+    width: int = 0
+    """W."""
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows whose hidden states are read: those of D sequences, then the last one of each prompt."""
+        return self.num_decodes * self.width + self.num_seqs
+
+    @staticmethod
+    def of(
+        chunks: Sequence[Chunk],
+        sizes: Sequence[PromptSize],
+        *,
+        reach: int,
+        num_decodes: int = 0,
+        width: int = 0,
+        num_rows: int = 0,
+    ) -> PromptSize | None:
+        """Return the smallest of the ascending `sizes` that holds these prompts; None: they are computed as they are.
+
+        Args:
+            chunks: of the step.
+            sizes: to choose from.
+            reach: positions that the pages of a sequence can have.
+            num_decodes: sequences that decode in the same pass, padding included.
+            width: rows of each of these.
+            num_rows: rows of all of them, without padding.
+        """
+        num_rows += sum(chunk.length for chunk in chunks)
+        room = reach - chunks[-1].end
+        for size in sizes:
+            alike = size.width == width and len(chunks) <= size.num_seqs and num_decodes <= size.num_decodes
+            if alike and 0 <= size.num_rows - num_rows <= room:
+                return size
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedDecode:
+    """Sequences that may decode in a pass over prompts."""
+
+    count: int
+    padded: int
+    """With padding, as a step of their own has it."""
+    width: int
+    """W."""
+    longest: int
+    """Tokens of the longest."""
+
+
+def choose_size(
+    chunks: Sequence[Chunk],
+    sizes: Sequence[PromptSize],
+    *,
+    reach: int,
+    mixed: MixedDecode | None = None,
+    max_num_rows: int = 0,
+) -> PromptSize | None:
+    """Return what a pass over these prompts, and over the sequences that share it, is padded to.
+
+    Args:
+        chunks: of the step.
+        sizes: that are captured, ascending.
+        reach: positions that the pages of a sequence can have.
+        mixed: sequences that decode in the same step.
+        max_num_rows: rows of a pass at most that they share with more prompts than a graph has; that one is not padded.
+
+    Returns:
+        None: prompts are computed as they are, and the sequences in a pass of their own.
+    """
+    if mixed is None:
+        return PromptSize.of(chunks, sizes, reach=reach)
+    if mixed.padded * mixed.width > _MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
+        return None
+    num_rows = mixed.count * mixed.width
+    place = {"num_decodes": mixed.padded, "width": mixed.width, "num_rows": num_rows}
+    if sizes and (size := PromptSize.of(chunks, sizes, reach=reach, **place)) is not None:
+        return size
+    num_rows += sum(chunk.length for chunk in chunks)
+    if not sizes or not sizes[-1].num_rows < num_rows <= max_num_rows:
+        return None
+    return PromptSize(num_rows, len(chunks), -(-mixed.padded // _ALIGNED) * _ALIGNED, mixed.width)
+
+
+def prompt_sizes(
+    *, max_num_seqs: int, max_num_batched_tokens: int, widths: Sequence[int] = ()
+) -> tuple[PromptSize, ...]:
+    """Return the sizes that are captured, in ascending order.
+
+    Args:
+        max_num_seqs: sequences of a step at most.
+        max_num_batched_tokens: rows of a pass at most.
+        widths: rows that a decoding sequence may have: 1 and the draft tokens of a step.
+    """
+    num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
+    alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
+    mixed = [
+        PromptSize(rows, _SEQS[-1], min(max_num_seqs, _MOST_DECODE_ROWS // width), width)
+        for rows in _MIXED_ROWS
+        for width in set(widths)
+        if max_num_seqs > 1 and width <= _MOST_DECODE_ROWS
+    ]
+    return tuple(sorted(size for size in (*alone, *mixed) if size.num_rows <= max_num_batched_tokens))
+
+
+class MixedDraft:
+    """What is drafted before a pass over prompts, and needed again after it: in tensors of no graph, since the graph of
+    the pass may use the memory of any other graph for its own.
+
+    Args:
+        slots_B: of a captured step, padding included.
+        k: draft tokens of a sequence at most.
+
+    Attributes:
+        slots_B: as given.
+        draft: what may follow.
+    """
+
+    def __init__(self, slots_B: Tensor, k: int) -> None:
+        size, device = len(slots_B), slots_B.device
+        self.slots_B = slots_B
+        self.draft = Draft.empty(size, k, device=device)
+        self._last_B, self._position_B = torch.zeros(2, size, dtype=torch.long, device=device).unbind()
+
+    def set(self, view: View, draft: Draft) -> None:
+        """Keep a draft, and the token and the position that it follows."""
+        self._last_B.copy_(view.last_B)
+        self._position_B.copy_(view.position_B)
+        self.draft.lengths_B.copy_(draft.lengths_B)
+        self.draft.tokens_BK[:, : draft.tokens_BK.shape[1]].copy_(draft.tokens_BK)
+
+    def starts(self, count: int) -> Tensor:
+        """Return the position of the first row of so many sequences."""
+        return self._position_B[:count]
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and positions of the rows of so many sequences."""
+        tokens_BW = torch.cat((self._last_B.unsqueeze(1), self.draft.tokens_BK), dim=1)[:count]
+        offsets_W = torch.arange(tokens_BW.shape[1], device=tokens_BW.device)
+        return tokens_BW.flatten(), (self.starts(count).unsqueeze(1) + offsets_W).flatten()
+
+
+class PromptBatch:
+    """The rows of a pass: always the same tensors, written for each.
+
+    Args:
+        size: of the pass.
+        padding_slot: of the table.
+        device: where.
+        longest: rows of a prompt at most, of a pass that no graph does again; None: one does.
+    """
+
+    def __init__(
+        self, size: PromptSize, *, padding_slot: int, device: torch.device, longest: int | None = None
+    ) -> None:
+        self.size, self._padding_slot = size, padding_slot
+        self._longest = longest
+        num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
+        num_seqs = num_decodes + size.num_seqs
+        lengths = (3 * num_rows, 4 * num_seqs, size.num_wanted)
+        self._numbers = torch.zeros(sum(lengths), dtype=torch.long, device=device)
+        by_row, by_seq, self._wanted_rows_R = self._numbers.split(lengths)
+        self.tokens_N, self._owners_N, self._positions_N = by_row.view(3, -1).unbind()
+        self.slots_B, self._starts_B, self._lengths_B, self._wanted_starts_B = by_seq.view(4, -1).unbind()
+        self._wanted_lengths_B = upload([width] * num_decodes + [1] * size.num_seqs, device)
+        self.spans: Spans
+        """Of what was set last; what is captured looks at its tensors only."""
+        self.wanted: tuple[Tensor, Spans]
+        """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
+        there have some, too, which are others'."""
+
+    def set(self, chunks: Sequence[Chunk], slots: Sequence[int] = (), mixed: MixedDraft | None = None) -> None:
+        """Enter the prompts of a step, and the sequences that decode in the same pass, in these slots."""
+        size, count = self.size, len(slots)
+        num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
+        by_row = np.zeros((3, num_rows), dtype=np.int64)
+        by_seq = np.zeros((4, num_decodes + size.num_seqs), dtype=np.int64)
+        wanted_rows = np.zeros(size.num_wanted, dtype=np.int64)
+        by_seq[0] = self._padding_slot
+        by_seq[0, :count], by_seq[2, :count] = slots, width
+        wanted_rows[: num_decodes * width] = np.minimum(np.arange(num_decodes * width), num_rows - 1)
+        row = count * width
+        by_row[1, :row] = np.repeat(np.arange(count), width)
+        for i, chunk in enumerate(chunks):
+            b, is_last = num_decodes + i, i == len(chunks) - 1
+            length = num_rows - row if is_last else chunk.length
+            by_row[0, row : row + chunk.length] = chunk.sequence.tokens[chunk.start : chunk.end]
+            by_row[1, row : row + length] = b
+            by_row[2, row : row + length] = np.arange(chunk.start, chunk.start + length)
+            by_seq[:, b] = chunk.sequence.row, chunk.start, length, chunk.end - 1
+            wanted_rows[num_decodes * width + i] = row + chunk.length - 1
+            row += length
+        numbers = np.concatenate((by_row, by_seq, wanted_rows), axis=None)
+        self._numbers.copy_(upload(numbers, self._numbers.device))
+        if mixed:
+            by_seq[[1, 3], :count] = self._enter(mixed, count)
+        self.spans = Spans.laid_out(
+            _pairs(by_seq[1], by_seq[2]),
+            self._starts_B,
+            self._lengths_B,
+            positions_N=self._positions_N,
+            owners_N=self._owners_N,
+            parts=self._parts(count),
+        )
+        ends = Spans(
+            starts_B=self._wanted_starts_B,
+            lengths_B=self._wanted_lengths_B,
+            width=max(width, 1),
+            host=_pairs(by_seq[3], np.repeat((width, 1), (num_decodes, size.num_seqs))),
+            parts=(PassPart(0, num_decodes, width, 0), PassPart(num_decodes, size.num_seqs, 1, num_decodes * width))
+            if num_decodes
+            else (),
+        )
+        self.wanted = self._wanted_rows_R, ends
+
+    def _parts(self, count: int) -> tuple[PassPart, ...]:
+        """Return which sequences are taken by themselves, if so many decode: in a graph there may be any number."""
+        size = self.size
+        if not size.num_decodes:
+            return ()
+        if self._longest is None:
+            return PassPart(0, size.num_decodes, size.width), PassPart(size.num_decodes, size.num_seqs, size.num_rows)
+        return PassPart(0, count, size.width, 0), PassPart(size.num_decodes, size.num_seqs, self._longest)
+
+    def _enter(self, mixed: MixedDraft, count: int) -> list[int]:
+        """Enter tokens and positions that only the device knows; return the latter if the host may look."""
+        tokens_N, positions_N = mixed.rows(count)
+        self.tokens_N[: len(tokens_N)].copy_(tokens_N)
+        self._positions_N[: len(positions_N)].copy_(positions_N)
+        starts_B = mixed.starts(count)
+        for room_B in (self._starts_B, self._wanted_starts_B):
+            room_B[:count].copy_(starts_B)
+        return starts_B.tolist() if starts_B.device.type == "cpu" else [0] * count
+
+
+def _pairs(starts: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(starts.tolist(), lengths.tolist(), strict=True))

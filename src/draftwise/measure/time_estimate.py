@@ -1,0 +1,298 @@
+"""How long turns will take: going by the warm-up at first, then by the turns that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil
+
+from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
+from draftwise.measure.load.requests import fill_streams
+from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.statistics import FEWEST_PROMPTS
+
+__all__ = [
+    "Pace",
+    "TextPace",
+    "TimeEstimate",
+    "describe_plan",
+    "expect_seconds",
+    "fill_plan",
+    "fit_plan",
+    "name_missing",
+    "name_repetitions",
+]
+
+_KEPT = 0.7
+"""Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
+_KEPT_OF_ALL = 0.95
+"""The same of turns anywhere, which tell of kinds that were not measured: the last few turns are often of one kind."""
+_FEWEST_REPEATS = 2
+"""Repetitions, below which drift between them cannot be told from a difference."""
+_ENOUGH_PROMPTS = 12
+"""Of a workload, below which repetitions go first: other prompts tell more than the same ones again."""
+_LEAST_PROMPTS = 3
+"""Of a workload, below which candidates go first."""
+
+Pace = Mapping[tuple[str, str], float]
+"""Seconds per output token of a whole server, by arm and label of the condition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPace:
+    """How fast a server writes a text."""
+
+    first_s: float = 0.0
+    """Of every request, until its first token."""
+    per_token_s: float
+    """Of the whole server."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TimeEstimate:
+    """What turns take.
+
+    Args:
+        pace: of the warm-up.
+        lengths: output tokens of answers that are known, by workload and prompt id.
+        shares: of `max_tokens` that other outputs reach, by workload.
+        texts: pace on a workload under a condition, by arm, workload and label of the condition, where it is known
+            better than from the warm-up.
+        turn_s: of the plan.
+        overhead_s: of every turn, beside its requests.
+        switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
+        conditions: that the paces are known under: a load that is added later is taken to be like the next smaller one.
+    """
+
+    pace: Pace
+    shares: Mapping[str, float]
+    lengths: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    texts: Mapping[tuple[str, str, str], TextPace] = field(default_factory=dict)
+    turn_s: float = 20.0
+    overhead_s: float = 0.0
+    switch_s: float = 0.0
+    conditions: Sequence[Condition] = ()
+    _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
+    """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
+    _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+    """The same of all turns, over more of them."""
+    _filled: dict[tuple[str, int, tuple[str, ...], bool], tuple[int, float]] = field(default_factory=dict, init=False)
+    """What several streams come to, by workload, number of streams, prompts and whether others keep the load up."""
+
+    def sum(self, turns: Iterable[Turn]) -> float:
+        """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
+        turns = list(turns)
+        stretches = {(turn.stretch, turn.arm) for turn in turns}
+        starts = len(stretches) - len({stretch for stretch, _ in stretches})
+        return sum(map(self.expect, turns)) + self.switch_s * starts
+
+    def expect(self, turn: Turn) -> float:
+        """Return the seconds that a turn takes."""
+        seen = self._seen.get(_place(turn)) or self._seen.get(_place(self._stand_in(turn)))
+        taken, expected = seen or self._all
+        return self.expect_first(turn) * (taken / expected if expected else 1.0)
+
+    def learn(self, turn: Turn, seconds: float) -> None:
+        """Take in how long a turn took, all in all."""
+        expected = self.expect_first(turn)
+        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, expected, _KEPT)
+        self._all = _mix(self._all, seconds, expected, _KEPT_OF_ALL)
+
+    def expect_first(self, turn: Turn) -> float:
+        """Return the seconds of a turn as they looked before the first one."""
+        pace, streams = self._find_pace(turn), turn.condition.concurrency
+        if streams is not None and streams > 1:
+            requests, tokens = self._fill_streams(turn, streams)
+        else:
+            requests = len(turn.prompts)
+            tokens = sum(self._count_tokens(turn.workload, prompt) for prompt in turn.prompts)
+        work_s = pace.first_s * requests + pace.per_token_s * tokens
+        if streams is None:
+            # Requests come when they come: a server that is fast enough only waits for them.
+            work_s = max(work_s, _arrive_within(turn.prompts, turn.condition.load, self.turn_s))
+        return work_s + self.overhead_s
+
+    def _fill_streams(self, turn: Turn, streams: int) -> tuple[int, float]:
+        """Return the requests of a turn, and the tokens that all streams write until the last measured answer."""
+        place = turn.workload, streams, tuple(prompt.id for prompt in turn.prompts), turn.background is None
+        if place not in self._filled:
+            requests, of_each = fill_streams(turn, streams, partial(self._count_tokens, turn.workload))
+            self._filled[place] = requests, streams * of_each
+        return self._filled[place]
+
+    def _count_tokens(self, workload: str, prompt: Prompt) -> float:
+        known = self.lengths.get((workload, prompt.id))
+        # (Ramp-up requests are cut short.)
+        return self.shares.get(workload, 1.0) * prompt.max_tokens if known is None else min(known, prompt.max_tokens)
+
+    def _find_pace(self, turn: Turn) -> TextPace:
+        alike = self._stand_in(turn)
+        if (known := self.texts.get(_place(alike))) is not None:
+            return known
+        if (per_token_s := self.pace.get((turn.arm, alike.condition.label))) is None:
+            # No load is like it: no faster than under any that is known.
+            per_token_s = max(seconds for (arm, _), seconds in self.pace.items() if arm == turn.arm)
+        return TextPace(per_token_s=per_token_s)
+
+    def _stand_in(self, turn: Turn) -> Turn:
+        """Return the turn under the planned load that is most like its own: the next smaller one, or the smallest."""
+        here = turn.condition
+        if (turn.arm, here.label) in self.pace or here.place is None:
+            return turn
+        axis, load = here.place
+        planned = [
+            (place[1], each)
+            for each in self.conditions
+            if (place := each.place) is not None and (place[0], each.temperature) == (axis, here.temperature)
+        ]
+        smaller = [pair for pair in planned if pair[0] <= load]
+        if not planned:
+            return turn
+        _, alike = max(smaller, key=_at) if smaller else min(planned, key=_at)
+        return replace(turn, condition=alike)
+
+
+def _at(planned: tuple[float, Condition]) -> float:
+    return planned[0]
+
+
+def _place(turn: Turn) -> tuple[str, str, str]:
+    return turn.arm, turn.workload, turn.condition.label
+
+
+def _mix(sums: tuple[float, float], taken: float, expected: float, kept: float) -> tuple[float, float]:
+    return kept * sums[0] + taken, kept * sums[1] + expected
+
+
+def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
+    """Return the seconds in which the requests of a turn arrive."""
+    if isinstance(load, Replay):
+        return max(prompt.arrival_s or 0.0 for prompt in prompts) / load.speed
+    if isinstance(load, ClosedLoop):
+        return 0.0
+    if load.rate_per_s:
+        return len(prompts) / load.rate_per_s
+    return sum(turn_s if phase.duration_s is None else phase.duration_s for phase in load.phases)
+
+
+def expect_seconds(plan: RunPlan, estimate: TimeEstimate) -> float:
+    """Return how long a plan takes."""
+    repeats = range(1, plan.repeats + 1)
+    return sum(estimate.sum(plan_turns(plan, plan.conditions, repeat)) for repeat in repeats)
+
+
+def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[RunPlan, list[Omission]]:
+    """Return what of a plan fits in the time, and what is left out for it.
+
+    First every workload is cut to fewer prompts, as long as these are enough: that is a choice of the run, no
+    omission. Then repetitions go, then prompts down to the fewest that decide anything, then loads, those in the middle
+    before the ends (between which a crossover can still be searched), then, with one request in flight, the second
+    repetition (fewer prompts in two of them would decide nothing), then prompts again, then the last candidates, of
+    which nothing is known yet. If even the rest does not fit it is returned: the time ends it.
+    """
+    fitted = _cut(plan, estimate, seconds, _ENOUGH_PROMPTS)
+    reason = _say_needed(fitted, estimate, seconds)
+    found: list[Omission] = []
+    while expect_seconds(fitted, estimate) > seconds and fitted.repeats > _FEWEST_REPEATS:
+        fitted = replace(fitted, repeats=fitted.repeats - 1)
+    fitted = _cut(fitted, estimate, seconds, FEWEST_PROMPTS)
+    needed = _say_needed(fitted, estimate, seconds)
+    while expect_seconds(fitted, estimate) > seconds and len(fitted.conditions) > 1:
+        fitted = _without_condition(fitted)
+    if expect_seconds(fitted, estimate) > seconds and _has_a_block_for_each_prompt(fitted):
+        fitted = replace(fitted, repeats=1)
+    gone = name_missing(fitted, plan)
+    reasons = [reason] * (fitted.repeats < plan.repeats) + [needed]
+    found += [Omission(what=what, reason=why, is_final=True) for what, why in zip(gone, reasons, strict=False)]
+    if expect_seconds(fitted, estimate) > seconds:
+        # All workloads together must have enough to decide.
+        least = max(_LEAST_PROMPTS, ceil(FEWEST_PROMPTS / len(fitted.workloads)))
+        fitted = _cut(fitted, estimate, seconds, least)
+    while expect_seconds(fitted, estimate) > seconds and len(fitted.arms) > 2:
+        name = fitted.arms[-1].name
+        found.append(Omission(what=f"candidate {name}", reason=needed, candidate=name, is_final=True))
+        fitted = _without_last_arm(fitted)
+    fewest = max(len(workload.prompts) for workload in fitted.workloads)
+    return _cut(replace(fitted, workloads=plan.workloads), estimate, seconds, fewest), found
+
+
+def fill_plan(plan: RunPlan, asked: RunPlan, estimate: TimeEstimate, seconds: float) -> RunPlan:
+    """Return a plan with as many of the loads, then of the repetitions, that `fit_plan` left out as fit in the time."""
+    fuller = replace(plan, conditions=asked.conditions)
+    while len(fuller.conditions) > len(plan.conditions) and expect_seconds(fuller, estimate) > seconds:
+        fuller = _without_condition(fuller)
+    for repeats in range(asked.repeats, plan.repeats, -1):
+        if expect_seconds(replace(fuller, repeats=repeats), estimate) <= seconds:
+            return replace(fuller, repeats=repeats)
+    return fuller
+
+
+def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
+    """Return in words the repetitions, then the loads, that another plan has beyond a plan."""
+    labels = {condition.label for condition in plan.conditions}
+    names = [condition.label for condition in asked.conditions if condition.label not in labels]
+    missing = [name_repetitions(plan.repeats + 1, asked.repeats)] if plan.repeats < asked.repeats else []
+    return [*missing, f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"] if names else missing
+
+
+def _has_a_block_for_each_prompt(plan: RunPlan) -> bool:
+    """Return whether a single repetition tells drift from a difference: it is as many paired blocks as prompts."""
+    return not plan.one_at_a_time and all(each.concurrency == 1 for each in plan.conditions)
+
+
+def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
+    count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, estimate)
+    what = f"{count} prompts of each workload in {plan.repeats} repetitions"
+    return f"{what} would take {needed / 60:.1f} min, and {seconds / 60:.1f} min are left"
+
+
+def name_repetitions(first: int, last: int) -> str:
+    """Return repetitions in words."""
+    return f"repetition {first}" if first == last else f"repetitions {first} to {last}"
+
+
+def _cut(plan: RunPlan, estimate: TimeEstimate, seconds: float, fewest: int) -> RunPlan:
+    """Return the plan with every workload cut to as many prompts as fit, but not under a few."""
+
+    def cut(count: int) -> RunPlan:
+        return replace(plan, workloads=tuple(workload.first(count) for workload in plan.workloads))
+
+    most = max(len(workload.prompts) for workload in plan.workloads)
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        if expect_seconds(cut(middle), estimate) > seconds:
+            most = middle - 1
+        else:
+            fewest = middle
+    return cut(fewest)
+
+
+def _without_condition(plan: RunPlan) -> RunPlan:
+    middle = len(plan.conditions) // 2
+    return replace(plan, conditions=(*plan.conditions[:middle], *plan.conditions[middle + 1 :]))
+
+
+def _without_last_arm(plan: RunPlan) -> RunPlan:
+    return plan.keep_arms([arm.name for arm in plan.arms[:-1]])
+
+
+def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:
+    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
+    workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
+    loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
+    repeats = range(1, plan.repeats + 1)
+    total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
+    lines = [
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
+        f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
+    ]
+    for condition in plan.conditions:
+        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
+        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,289 @@
+"""Converts a drafter to the format that a server needs, and loads the result before it is moved into place.
+
+MTP modules are joined with the target they were trained for: the whole checkpoint that vLLM serves with method `mtp`.
+Of vLLM's architectures with such modules, MiMo is the simplest: Qwen2, whose q, k and v have biases. A target without
+biases is written with biases of zero.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
+from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.recognize import recognize
+from draftwise.checkpoints.speculators_format import from_plain, to_plain
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
+from draftwise.engine.models.families import get_family
+from draftwise.knowledge.methods import Method
+from draftwise.training.drafter_files import load_back, new_folder, read_tensor, save_drafter
+
+__all__ = ["FORMATS", "Exported", "assemble_mtp", "check_expressible", "export_drafter", "join_mtp", "write_shards"]
+
+FORMATS = ("vllm", "speculators")
+_NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
+"""Keys of a config.json that hold how many heads a drafter has, where each drafts one token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """An exported drafter, and how to serve it."""
+
+    out: str
+    model: str
+    """What to serve."""
+    speculative_config: dict[str, Any]
+
+
+def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: int | None = None) -> Exported:
+    """Write a drafter to a new directory.
+
+    MTP modules are joined with their target, since vLLM reads them from its checkpoint. EAGLE-3, P-EAGLE and DFlash
+    drafters are written in vLLM's plain layout or in that of the speculators library, whichever they came in; all
+    others in the plain layout.
+
+    Args:
+        drafter: its directory.
+        out: a directory that does not exist; it is created once the result has been loaded successfully.
+        target: checkpoint that it was trained for.
+        layout: one of FORMATS.
+        k: draft tokens per step in a server; None: as many as the drafter has heads or was trained for, or 3.
+
+    Raises:
+        InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` exists.
+    """
+    check_identity(drafter, target)
+    checkpoint = Checkpoint(drafter)
+    where = str(drafter / "config.json")
+    config = to_plain(checkpoint.config, where=where)
+    method = _find_method(config, checkpoint.files, where)
+    in_target = method.weights == "target"
+    spec: dict[str, Any] = {"method": method.name, "num_speculative_tokens": k or _trained_k(drafter, config, method)}
+    if method.parallel == "option" and find_mask_token(config) is not None:
+        spec["parallel_drafting"] = True
+    with new_folder(out) as folder, _named(folder, drafter):
+        if in_target:
+            _refuse_speculators(layout, where)
+            join_mtp(target, drafter, folder)
+            load_back(folder, spec)
+        else:
+            _write(checkpoint, config, folder, layout, target, spec["num_speculative_tokens"])
+            load_back(target, spec | {"model": str(folder)})
+    if in_target:
+        return Exported(out=str(out), model=str(out), speculative_config=spec)
+    return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
+
+
+@contextmanager
+def _named(draft: Path, drafter: Path) -> Iterator[None]:
+    """Say of the drafter what is found in the folder that is not in place yet: it is gone when that is read."""
+
+    def name(text: str) -> str:
+        return text.replace(str(draft), str(drafter))
+
+    try:
+        yield
+    except InvalidSetup as error:
+        raise InvalidSetup(
+            replace(each, message=name(each.message), where=name(each.where), fix=name(each.fix))
+            for each in error.findings
+        ) from None
+
+
+def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) -> Method:
+    method = recognize(config, names).traits
+    if method.trainable and method.drafts_from == "target_states":
+        return method
+    raise InvalidSetup.because(
+        "unsupported-architecture",
+        f"Architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
+        where=where,
+        fix="A draft model needs no export; other drafters must be of a method that `draftwise train` has.",
+    )
+
+
+def _trained_k(drafter: Path, config: Mapping[str, Any], method: Method) -> int:
+    """Return the number of draft tokens that a drafter was trained for, one for each head; 3 if it is not recorded."""
+    if config.get("block_size"):
+        return int(config["block_size"]) - 1
+    if method.network == "heads" and (heads := next(filter(None, map(config.get, _NUM_HEADS)), None)):
+        return int(heads)
+    try:
+        training = json.loads((drafter / IDENTITY_FILE).read_text(encoding="utf-8"))["training"]
+        return int(training["num_speculative_tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 3
+
+
+def _refuse_speculators(layout: str, where: str) -> None:
+    if layout == "speculators":
+        raise InvalidSetup.because(
+            "not-in-speculators-format",
+            "MTP modules have no speculators format.",
+            where=where,
+            fix="Leave --format out.",
+        )
+
+
+def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout: str, target: Path, k: int) -> None:
+    """Write config.json, tensors and identity."""
+    tensors = {name: read_tensor(checkpoint, name) for name in checkpoint.files}
+    if layout == "speculators":
+        tensors |= _companions(tensors, Checkpoint(target))
+        written = from_plain(config, verifier=str(target), k=k, where=str(checkpoint.path / "config.json"))
+    else:
+        written = config
+    dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    save_drafter(folder, written, tensors, dtype)
+    identity = checkpoint.path / IDENTITY_FILE
+    if identity.exists():
+        shutil.copyfile(identity, folder / identity.name)
+
+
+def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, Tensor]:
+    """Return what the speculators library stores in addition to a drafter's own tensors."""
+    added: dict[str, Tensor] = {}
+    if "embed_tokens.weight" not in tensors:
+        added["embed_tokens.weight"] = read_tensor(target, "model.embed_tokens.weight")
+    if "d2t" in tensors and "t2d" not in tensors:
+        ids_U = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+        added["t2d"] = torch.zeros(target.config["vocab_size"], dtype=torch.bool).index_fill(0, ids_U, True)
+    return added
+
+
+_SHARD_BYTES = 4 * 2**30
+_COPIED = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template*", "generation_config.json"),
+)
+_BIASED = ("q_proj", "k_proj", "v_proj")
+
+
+def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
+    """Make sure that a target can be written as a MiMo checkpoint with the same outputs.
+
+    Raises:
+        InvalidSetup: it cannot; all reasons are given.
+    """
+    family = get_family(config, where=where)
+    shape = ModelShape.from_hf_config(config, where=where)
+    window = config.get("sliding_window") is not None and (
+        family.window_switch is None or bool(config.get(family.window_switch))
+    )
+    obstacles = {
+        "its heads of q and k are normed": family.qk_norm,
+        "its output projections have biases": family.qkv_bias is None and bool(config.get("attention_bias")),
+        "its MLP has biases": bool(family.mlp_bias_key and config.get(family.mlp_bias_key)),
+        "it attends in a sliding window": window,
+        f"head_dim is {shape.head_dim}, not hidden_size / num_attention_heads": (
+            shape.head_dim * shape.num_heads != shape.hidden_size
+        ),
+        f"its activation is {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+    }
+    reasons = [reason for reason, holds in obstacles.items() if holds]
+    if reasons:
+        raise InvalidSetup.because(
+            "not-expressible",
+            f"The target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
+            where=where,
+            fix="Train another method: eagle3 works with every target.",
+        )
+
+
+def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | Path) -> None:
+    """Write the target with its MTP modules as one checkpoint.
+
+    Args:
+        target_path: the target's checkpoint.
+        modules_path: the exported modules: `model.mtp_layers.*` only.
+        out: a directory that does not exist; it is created once it is complete.
+
+    Raises:
+        InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` exists.
+    """
+    with new_folder(Path(out)) as folder:
+        join_mtp(target_path, modules_path, folder)
+
+
+def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) -> None:
+    """Do the same in an existing folder."""
+    target, modules = Checkpoint(target_path), Checkpoint(modules_path)
+    check_expressible(target.config, where=str(target.path / "config.json"))
+    check_identity(modules.path, target.path)
+    write_shards(_tensors(target, modules), folder, _SHARD_BYTES)
+    config = _join_configs(target, modules)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for source, patterns in ((target.path, _COPIED), (modules.path, (IDENTITY_FILE,))):
+        for file in (file for pattern in patterns for file in source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
+    return {
+        **{
+            key: value
+            for key, value in target.config.items()
+            if key not in ("torch_dtype", "attention_bias", "mlp_bias")
+        },
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",  # vLLM uses the architecture; transformers has this type without remote code
+        "rms_norm_eps": modules.config["rms_norm_eps"],
+        "dtype": modules.config["dtype"],
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "num_nextn_predict_layers": modules.config["num_nextn_predict_layers"],
+        **{key: modules.config[key] for key in ("rope_theta", "rope_parameters") if key in modules.config},
+    }
+
+
+def _tensors(target: Checkpoint, modules: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of the joint checkpoint, one in memory at a time."""
+    for name in sorted(target.files):
+        tensor = read_tensor(target, name)
+        yield name, tensor
+        stem = name.removesuffix(".weight")
+        if stem.endswith(_BIASED) and stem + ".bias" not in target.files:
+            yield stem + ".bias", torch.zeros(len(tensor), dtype=tensor.dtype)
+    if "lm_head.weight" not in target.files:
+        # vLLM needs the drafter's head in the file, even if the target's is tied to its embedding.
+        yield "lm_head.weight", read_tensor(target, "model.embed_tokens.weight")
+    for name in sorted(modules.files):
+        yield name, read_tensor(modules, name)
+
+
+def write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path, most_bytes: int) -> None:
+    """Write tensors by name to files of at most so many bytes (a larger tensor has its own), and the index of them."""
+    shards: list[list[str]] = []
+    total, held, held_bytes = 0, dict[str, Tensor](), 0
+
+    def flush() -> None:
+        write_tensors(folder / f"shard-{len(shards)}", held)
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and held_bytes + tensor.nbytes > most_bytes:
+            flush()
+            held_bytes = 0
+        held[name] = tensor
+        held_bytes += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    file_of: dict[str, str] = {}
+    for i, names in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.rename(folder / f"shard-{i}", folder / file)
+        file_of |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,340 @@
+"""Where the target's hidden states come from: this process, for each batch; the disk; or a vLLM server.
+
+vLLM's method `extract_hidden_states` writes files, which are read here.
+
+Shape letters: B rows of a batch, T tokens of a row or a sample, N states of a token, F = N * H features of a token,
+H hidden size.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftwise.backends.asking import Asker
+from draftwise.core import BackendError, InvalidSetup
+from draftwise.machine.files import replacing
+from draftwise.training.data import BatchRows, Corpus, Feed
+from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
+from draftwise.training.progress import Reporter
+from draftwise.training.ranks import Ranks
+
+__all__ = [
+    "DiskStates",
+    "GatheredStates",
+    "OnlineStates",
+    "ServedStates",
+    "StateSource",
+    "check_served",
+    "write_states",
+]
+
+_SHARD_BYTES = 2**28
+
+
+class StateSource(Protocol):
+    """Provides the hidden states of batches."""
+
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:
+        """Prepare the batches that are used next."""
+
+    def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:
+        """Return the states of a batch, on its device."""
+
+
+class OnlineStates:
+    """Runs the target on each batch."""
+
+    def __init__(self, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
+        self._target, self._aux_layers = target, tuple(aux_layers)
+
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:
+        """Do nothing: the target runs when a batch is used."""
+
+    def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:  # noqa: ARG002 - the batch is enough
+        """Run the target."""
+        return self._target.compute_states(batch, self._aux_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which samples lie in which shard."""
+
+    folder: Path
+    firsts: tuple[int, ...]
+    """First sample of each shard, then the number of samples."""
+
+    @classmethod
+    def of(cls, folder: Path, corpus: Corpus, bytes_per_token: int) -> _Layout:
+        shard_of_sample = (corpus.offsets_S[:-1] * bytes_per_token) // _SHARD_BYTES
+        _, firsts = np.unique(shard_of_sample, return_index=True)
+        return cls(folder, (*firsts.tolist(), len(corpus)))
+
+    def file(self, shard: int) -> Path:
+        return self.folder / f"states-{shard:05}.safetensors"
+
+
+def write_states(
+    corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
+) -> None:
+    """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
+
+    A token takes (auxiliary states + 1) * H values of the target's type.
+
+    Raises:
+        InvalidSetup: the disk has too little free space.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = _Layout.of(folder, corpus, _bytes_per_token(target, aux_layers))
+    shards = range(len(layout.firsts) - 1)
+    missing = [shard for shard in shards if not layout.file(shard).exists()]
+    ends = corpus.offsets_S[list(layout.firsts)]
+    needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, aux_layers)
+    _check_room(folder, needed, reporter)
+    ranks.wait()  # until all know what is missing
+    missing = ranks.share(missing)
+    feed = Feed(corpus, target.device)
+    with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+        for shard in missing:
+            parts = [
+                _compute(index, corpus, feed, target, aux_layers)
+                for index in range(layout.firsts[shard], layout.firsts[shard + 1])
+            ]
+            with replacing(layout.file(shard)) as partial:
+                save_file({"states": torch.cat(parts)}, partial)
+            bar.advance(ranks.size)
+    ranks.wait()
+
+
+def _bytes_per_token(target: FrozenTarget, aux_layers: Sequence[int]) -> int:
+    return (len(aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
+
+
+def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidSetup.because(
+            "disk-full",
+            f"The hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
+            where=str(folder),
+            fix="Use --hidden-states online, less data, or --cache on a larger disk.",
+        )
+    if needed:
+        reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+
+
+def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_layers: Sequence[int]) -> Tensor:
+    """Return the states of one sample, [T, F]."""
+    length = int(corpus.lengths[index])
+    rows = BatchRows(np.array([index]), length, 0, length)
+    states = target.compute_states(feed.make_batch(rows), aux_layers)
+    return torch.cat((*states.aux_BTH, states.final_BTH), dim=-1)[0].cpu()
+
+
+class GatheredStates(ABC):
+    """Puts batches together from the states of samples, the next batches while the current ones are learnt.
+
+    Args:
+        corpus: the samples.
+        target: whose states they are.
+        aux_layers: which states, before the final one.
+    """
+
+    def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
+        self._corpus, self._device, self._num_aux_layers = corpus, target.device, len(aux_layers)
+        self._width, self._dtype = target.hidden_size, target.embedding_VH.dtype
+        self._gatherer = ThreadPoolExecutor(1)
+        self._gathered: dict[bytes, Future[Tensor]] = {}
+
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:
+        """Start to gather them."""
+        new = {each.samples_B.tobytes(): self._gatherer.submit(self._gather, each) for each in rows}
+        self._gathered = new | self._gathered
+
+    def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:  # noqa: ARG002 - the rows say what to gather
+        """Return the states of these rows."""
+        future = self._gathered.pop(rows.samples_B.tobytes(), None)
+        states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
+        *aux, final = states_BTF.split(self._width, dim=-1)
+        return States(aux_BTH=tuple(aux), final_BTH=final)
+
+    def _gather(self, rows: BatchRows) -> Tensor:
+        shape = (len(rows.samples_B), rows.length, (self._num_aux_layers + 1) * self._width)
+        states_BTF = torch.zeros(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        used = [row for row, sample in enumerate(rows.samples_B.tolist()) if sample >= 0]
+        for row, part_TF in zip(used, self._read(rows.samples_B[used].tolist()), strict=True):
+            states_BTF[row, : len(part_TF)] = part_TF
+        return states_BTF
+
+    @abstractmethod
+    def _read(self, samples: Sequence[int]) -> Iterator[Any]:
+        """Yield the states of each sample, [T, F], or what is assigned like them."""
+
+
+class DiskStates(GatheredStates):
+    """Reads what `write_states` wrote.
+
+    Args:
+        corpus: as given to `write_states`.
+        target: likewise.
+        aux_layers: likewise.
+        folder: likewise.
+    """
+
+    def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path) -> None:
+        super().__init__(corpus, target, aux_layers)
+        self._layout = _Layout.of(folder, corpus, _bytes_per_token(target, aux_layers))
+        self._slices: dict[int, Any] = {}
+
+    def _read(self, samples: Sequence[int]) -> Iterator[Any]:
+        offsets, firsts = self._corpus.offsets_S, self._layout.firsts
+        for sample in samples:
+            shard = int(np.searchsorted(firsts, sample, side="right")) - 1
+            base = offsets[firsts[shard]]
+            yield self._shard(shard)[int(offsets[sample] - base) : int(offsets[sample + 1] - base)]
+
+    def _shard(self, shard: int) -> Any:
+        """Return the rows of a shard, memory-mapped."""
+        if shard not in self._slices:
+            file = self._layout.file(shard)
+            self._slices[shard] = safe_open(file, framework="pt").get_slice("states")
+        return self._slices[shard]
+
+
+_AT_ONCE = 16
+"""Samples that the server is asked for at a time."""
+_MOST_DIFFERENCE = 0.05
+"""Between the server's states and ours, relative to their size: rounding to bfloat16 stays below."""
+_CHECKED_TOKENS = 64
+
+
+class ServedStates(GatheredStates):
+    """Asks a server for the states of each sample when its batch is due; its files are deleted once they are read.
+
+    Args:
+        corpus: the samples.
+        target: the one that is served; of its weights only embedding, norm and head are used.
+        aux_layers: the states that the drafter reads; the server writes these and that which leaves the last layer.
+        url: of the server, with or without /v1.
+
+    Raises:
+        BackendError: it does not answer.
+    """
+
+    def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], url: str) -> None:
+        super().__init__(corpus, target, aux_layers)
+        layers = _served_layers(aux_layers, target)
+        self._num_states, self._places = len(layers), [layers.index(layer) for layer in aux_layers]
+        self._norm: Callable[[Tensor], Tensor] = target.model.model.norm
+        self._server, self._pool = Asker(url), ThreadPoolExecutor(_AT_ONCE)
+
+    def _read(self, samples: Sequence[int]) -> Iterator[Tensor]:
+        texts = [self._corpus.tokens_N[slice(*self._corpus.offsets_S[i : i + 2])].tolist() for i in samples]
+        yield from self._pool.map(self._get, texts)
+
+    def _get(self, tokens: list[int]) -> Tensor:
+        """Return a sample's states, the last of them normed, [T, F] in the target's dtype."""
+        states_TNH = _ask(self._server, tokens, self._num_states).to(self._device, self._dtype)
+        with torch.no_grad():
+            final_TH = self._norm(states_TNH[:, -1])
+        return torch.cat((states_TNH[:, self._places].flatten(1), final_TH), dim=-1).cpu()
+
+
+def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
+    """Make sure that a server writes the states that are asked for, by computing those of a short text here.
+
+    Args:
+        url: of the server.
+        corpus: where the text is from.
+        target: whole, on any device.
+        aux_layers: the states that the drafter reads.
+
+    Raises:
+        InvalidSetup: it serves other weights, or writes the states of other layers.
+        BackendError: it does not answer, or writes nothing that can be read here.
+    """
+    tokens = corpus.tokens_N[: min(int(corpus.lengths[0]), _CHECKED_TOKENS)].tolist()
+    tokens_BT = torch.tensor([tokens], device=target.device)
+    given_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    wanted = _served_layers(aux_layers, target)
+    batch = TokenBatch(tokens_BT=tokens_BT, valid_BT=given_BT, learnt_BT=given_BT)
+    expected_TNH = torch.stack(target.compute_states(batch, wanted).aux_BTH, dim=2)[0].float().cpu()
+    served_TNH = _ask(Asker(url), tokens, len(wanted)).float()
+    sizes_N = expected_TNH.norm(dim=-1).median(0).values
+    differences_N = (served_TNH - expected_TNH).norm(dim=-1).median(0).values / sizes_N
+    wrong = [layer for layer, each in zip(wanted, differences_N.tolist(), strict=True) if not each < _MOST_DIFFERENCE]
+    if not wrong:
+        return
+    raise InvalidSetup.because(
+        "wrong-states",
+        f"{url} writes other states than those of layers {_join(wanted)}: {_join(wrong)} differ from what "
+        f"{target.path} computes.",
+        where="--hidden-states",
+        fix=f"Serve this very target, with eagle_aux_hidden_state_layer_ids: [{_join(wanted)}].",
+    )
+
+
+def _served_layers(aux_layers: Sequence[int], target: FrozenTarget) -> list[int]:
+    """Return the layers whose states a server must write, in vLLM's order: ascending, once each."""
+    return sorted({*aux_layers, target.num_layers})
+
+
+def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
+    """Return the states of a text, [T, N, H].
+
+    Raises:
+        BackendError: there are none, or not for these tokens.
+    """
+    told = server.complete(tokens).get("kv_transfer_params") or {}
+    path = told.get("hidden_states_path")
+    if not isinstance(path, str):
+        raise BackendError(
+            f"{server.url} names no file of hidden states: start vLLM with the method extract_hidden_states and a "
+            "connector that writes them (docs/training.md)."
+        )
+    tensors = _take(Path(path))
+    states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
+    if states is None or ids is None or ids.tolist() != tokens or states.shape[:1] != ids.shape:
+        raise BackendError(f"{path} does not hold the hidden states of the {len(tokens)} tokens that were sent.")
+    if states.shape[1] != num_states:
+        raise BackendError(
+            f"{path} holds {states.shape[1]} states of a token; {num_states} are needed, the last layer's included."
+        )
+    return states
+
+
+def _take(path: Path) -> Mapping[str, Tensor]:
+    """Read a file that a server writes, once its lock is free, and delete both.
+
+    Raises:
+        BackendError: it cannot be read.
+    """
+    lock = path.with_name(path.name + ".lock")
+    try:
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            tensors = load_file(path)
+        path.unlink()
+        lock.unlink()
+    except (OSError, SafetensorError) as error:
+        raise BackendError(
+            f"{path}, where the server says that it wrote hidden states, cannot be read here: {error}. Its "
+            "shared_storage_path must be a folder that this machine sees under the same name."
+        ) from None
+    return tensors
+
+
+def _join(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))

@@ -1,0 +1,387 @@
+"""A training run, from data to a checkpoint that has been loaded back; on several GPUs, one process for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from draftwise import __version__
+from draftwise.backends.address import check_url
+from draftwise.checkpoints.identity import target_identity, write_identity
+from draftwise.core import Finding, InvalidSetup, Severity, StorageError
+from draftwise.engine.models.gguf import checkpoint_of
+from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.training import get_training
+from draftwise.training.data import Corpus, Feed, SampleOrder, split
+from draftwise.training.drafter_files import load_back
+from draftwise.training.frozen_target import FrozenTarget
+from draftwise.training.hidden_states import (
+    DiskStates,
+    OnlineStates,
+    ServedStates,
+    StateSource,
+    check_served,
+    write_states,
+)
+from draftwise.training.method import DrafterTraining, resolve_options
+from draftwise.training.progress import Reporter
+from draftwise.training.ranks import Ranks, joined
+from draftwise.training.run_folder import RunFolder
+from draftwise.training.run_memory import TrainingMemory, find_target_bytes
+from draftwise.training.run_settings import TrainSettings
+from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
+from draftwise.training.training_loop import DataSource, Evaluation, Stopped, TrainingRun
+
+__all__ = ["TrainResult", "train", "train_on_gpus"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_IN_RUST = "os error 28"
+"""In what safetensors, which is written in Rust, raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a run made."""
+
+    out: str
+    model: str
+    """What to serve."""
+    speculative_config: dict[str, Any]
+    """How to serve it."""
+    heldout_loss: float
+    acceptance: tuple[float, ...]
+    acceptance_length: float
+    num_parameters: int
+    """Trained ones."""
+
+
+def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResult:
+    """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
+
+    Args:
+        method: one that is trainable (`knowledge.methods`).
+        settings: of the run.
+        reporter: shows the progress.
+
+    Raises:
+        InvalidSetup: settings, data, target or the output folder cannot be used.
+        Stopped: by a signal; the same call resumes the run.
+        StorageError: a disk is full; the same call resumes the run.
+    """
+    try:
+        with joined(settings.find_device()) as ranks:
+            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
+            raise
+        raise StorageError(
+            f"The disk of {settings.out}, or that of --cache, is full. Make room there, and give the same command to "
+            "resume the run at its last checkpoint."
+        ) from None
+
+
+def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainResult:
+    kind = get_training(method)
+    options = resolve_options(kind.OPTIONS, settings.options, method=method)
+    settings = dataclasses.replace(
+        settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
+    )
+    target_bytes = find_target_bytes(settings)
+    settings = settings.resolve(learning_rate=kind.learning_rate, num_ranks=ranks.size, target_bytes=target_bytes)
+    folder = RunFolder(settings.out, writes=ranks.is_first)
+    folder.check_free()
+    identity = target_identity(settings.target)["weights"]
+    cache = (Path(settings.cache) if settings.cache else folder.path / "cache") / identity[:12]
+    if settings.states_url:
+        check_url(settings.states_url, where="--hidden-states")
+    target = FrozenTarget.load(
+        settings.target,
+        settings.device,
+        settings.precision,
+        shard=bool(settings.shard),
+        num_layers=0 if settings.states_url else None,
+    )
+    samples = _gather(target, settings, cache, reporter, ranks)
+    learnt, held_out = (
+        Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
+    )
+    fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
+    folder.open(fixed | settings.fixed())
+    trained = _build(kind, target, settings, learnt)
+    if settings.states_url and ranks.is_first:
+        reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
+        check_served(settings.states_url, learnt, FrozenTarget.load(settings.target), trained.aux_layers)
+    reporter.print_line(_describe(trained, learnt, held_out, settings))
+    memory = TrainingMemory.of(trained, target, settings, ranks)
+    reporter.print_line(str(memory))
+    memory.check()
+    job = _Job(
+        method=trained,
+        target=target,
+        settings=settings,
+        learnt=learnt,
+        held_out=held_out,
+        cache=cache,
+        folder=folder,
+        reporter=reporter,
+        ranks=ranks,
+    )
+    evaluation = _learn(job)
+    if settings.shard:
+        trained = _make_whole(trained, _build(kind, target, settings, learnt))
+    result = _finish(trained, target, fixed | settings.fixed(), evaluation, folder) if ranks.is_first else None
+    return next(each for each in ranks.gather(result) if each is not None)
+
+
+def _build(
+    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learnt: Corpus
+) -> DrafterTraining:
+    """Return an untrained drafter, the same on every rank."""
+    torch.manual_seed(settings.seed)
+    trained = kind.build(target, settings.options)
+    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    return trained
+
+
+def _make_whole(sharded: DrafterTraining, untrained: DrafterTraining) -> DrafterTraining:
+    """Return the untrained drafter with the weights of the one that the ranks keep parts of."""
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(sharded.network, options=whole)
+    if state:  # the first rank's
+        untrained.network.load_state_dict(state)
+    return untrained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What the steps of a run need."""
+
+    method: DrafterTraining
+    target: FrozenTarget
+    settings: TrainSettings
+    learnt: Corpus
+    held_out: Corpus
+    cache: Path
+    folder: RunFolder
+    reporter: Reporter
+    ranks: Ranks
+
+
+def _gather(
+    target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
+) -> list[TextSample]:
+    """Return the samples, with answers of the target unless the data's own are to be learnt."""
+    tokenizer = Tokenizer.from_pretrained(settings.target)
+    limit = min(settings.max_length, target.max_length)
+    given = settings.answers == "given"
+    window = limit if given else min(limit, settings.prompt_tokens + settings.answer_tokens)
+    samples = list(read_samples(settings.data, tokenizer, max_length=limit, window=window))
+    if given:
+        return samples
+    answers = AnswerSettings(
+        temperature=settings.temperature,
+        max_tokens=min(settings.answer_tokens, limit - 1),
+        seed=settings.seed,
+        max_num_seqs=256 if settings.device == "cuda" else 16,
+    )
+    prompts = cut_prompts(samples, num_tokens=settings.prompt_tokens, room=max(limit - answers.max_tokens, 1))
+    return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
+
+
+def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
+    return (
+        f"{method.name}: {_num_parameters(method) / 1e6:.1f} M parameters, "
+        f"{len(learnt)} samples of {learnt.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
+        f"{settings.accumulate} x {settings.batch_tokens} tokens, {settings.optimizer}, peak rate {settings.lr:g}, "
+        f"{settings.precision} on {settings.device}"
+    )
+
+
+def _num_parameters(method: DrafterTraining) -> int:
+    return sum(each.numel() for each in method.network.parameters() if each.requires_grad)
+
+
+def _learn(job: _Job) -> Evaluation:
+    """Take the run's steps; return what the drafter is worth in the end."""
+    if job.settings.compile:
+        _compile(job.method, job.target)
+    learnt, held_out = _make_sources(job)
+    return TrainingRun(
+        job.method,
+        job.settings,
+        learnt=learnt,
+        held_out=held_out,
+        folder=job.folder,
+        reporter=job.reporter,
+        ranks=job.ranks,
+    ).run()
+
+
+def _compile(method: DrafterTraining, target: FrozenTarget) -> None:
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs eagerly
+    torch.set_float32_matmul_precision("high")
+    target.compile()
+    method.compile()
+
+
+def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
+    """Return where batches to learn and held-out ones come from."""
+    settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
+    assert batch_tokens is not None
+    assert settings.accumulate is not None
+    order = SampleOrder(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
+    held_out = SampleOrder(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
+    return (
+        DataSource(feed=Feed(job.learnt, device), states=_choose_states(job, job.learnt, may_store=True), order=order),
+        DataSource(
+            feed=Feed(job.held_out, device), states=_choose_states(job, job.held_out, may_store=False), order=held_out
+        ),
+    )
+
+
+def _choose_states(job: _Job, corpus: Corpus, *, may_store: bool) -> StateSource:
+    """Return where the hidden states of a corpus come from."""
+    if url := job.settings.states_url:
+        return ServedStates(corpus, job.target, job.method.aux_layers, url)
+    if may_store and job.settings.hidden_states == "disk":
+        return _store_states(job)
+    return OnlineStates(job.target, job.method.aux_layers)
+
+
+def _store_states(job: _Job) -> StateSource:
+    """Write the target's states for all samples to the cache, and return what reads them."""
+    layers = "-".join(map(str, job.method.aux_layers)) or "final"
+    folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
+    write_states(job.learnt, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    return DiskStates(job.learnt, job.target, job.method.aux_layers, folder)
+
+
+def _finish(
+    method: DrafterTraining, target: FrozenTarget, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
+) -> TrainResult:
+    """Write the drafter, load it back, and only then move it into place."""
+    k = len(evaluation.acceptance)
+    measured = {"heldout_loss": evaluation.loss, "acceptance": list(evaluation.acceptance)}
+    training = {"draftwise": __version__, **settings, "measured": measured}
+    with tempfile.TemporaryDirectory(dir=folder.path) as scratch:
+        made = Path(scratch)
+        method.export(made)
+        write_identity(made, target.path, training)
+        load_back(*method.describe_serving(made, target.path, k))
+        for file in sorted(made.iterdir(), key=lambda file: file.name == "config.json"):
+            file.chmod(0o644)
+            os.replace(file, folder.out / file.name)
+    folder.finish()
+    model, config = method.describe_serving(folder.out, target.path, k)
+    return TrainResult(
+        out=str(folder.out),
+        model=str(model),
+        speculative_config=config,
+        heldout_loss=evaluation.loss,
+        acceptance=evaluation.acceptance,
+        acceptance_length=evaluation.length,
+        num_parameters=_num_parameters(method),
+    )
+
+
+_STOP_S = 120
+"""How long the ranks have to end their step and write a checkpoint before they are killed."""
+
+
+def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:
+    """Train a drafter on several GPUs of this host, see `run.train`; with device `cpu`, in several processes.
+
+    A rank that dies ends the run; the same call resumes it at its last checkpoint.
+
+    Raises:
+        InvalidSetup: as `run.train` does, there are fewer GPUs, or a process died.
+        Stopped: by a signal; the same call resumes the run.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    settings.check_gpus(num_gpus)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what went wrong is said below
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_gpus,
+        run_id="draftwise",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+    )
+    if hasattr(config, "shutdown_timeout"):  # not before torch 2.12
+        config.shutdown_timeout = _STOP_S
+    with tempfile.TemporaryDirectory() as notes:
+        try:
+            results: dict[int, TrainResult] | None = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
+        except ChildFailedError as error:
+            _explain(Path(notes))
+            rank, failure = error.get_first_failure()
+            raise InvalidSetup.because(
+                "rank-died",
+                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the others with it.",
+                fix="The same command resumes the run at its last checkpoint.",
+            ) from None
+        except SignalException:
+            results = None
+        if results is None:
+            # After a signal torch leaves the thread of its rendezvous running. If that thread is the one in which the
+            # collector finds it, it cannot join itself, and says so with a traceback.
+            gc.collect()
+            _explain(Path(notes))
+            raise Stopped("stopped before the first step; the same command starts the run again.")
+    return results[0]
+
+
+def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:
+    """Train as one rank; what an operator should know is left in a file for the launcher."""
+    try:
+        return train(method, settings, Reporter(quiet=quiet))
+    except InvalidSetup as error:
+        _leave(notes, {"findings": [asdict(each) for each in error.findings]})
+    except Stopped as stopped:
+        _leave(notes, {"stopped": str(stopped)})
+    except StorageError as error:
+        _leave(notes, {"storage": str(error)})
+    sys.exit(1)
+
+
+def _leave(notes: str, what: object) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=notes, suffix=".json", delete=False) as file:
+        json.dump(what, file)
+
+
+def _explain(notes: Path) -> None:
+    """Raise what the first rank that left a note raised."""
+    for file in sorted(notes.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
+        note = json.loads(file.read_text())
+        if "stopped" in note:
+            raise Stopped(note["stopped"])
+        if "storage" in note:
+            raise StorageError(note["storage"])
+        findings = [each | {"severity": Severity(each["severity"])} for each in note["findings"]]
+        raise InvalidSetup([Finding(**each) for each in findings])
+
+
+def _name_exit(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
