@@ -476,7 +476,7 @@ def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
     def read_mapping(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _fail("an object", value)
-        return {read_key(key): _read_at(key, each, read) for key, each in value.items()}
+        return {_read_at(key, key, read_key): _read_at(key, each, read) for key, each in value.items()}
 
     return read_mapping
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,12 @@ class Manifest:
     one_at_a_time: bool = False
     remembering: Mapping[str, str] | None = None
     """None in runs from before candidates that could remember answers were asked each prompt once."""
-    context: RunContext = field(default_factory=RunContext)
+    context: RunContext
 
     def __post_init__(self) -> None:
         for name in ("arms", "workloads", "conditions"):
             if not getattr(self, name):
                 raise ValueError(f"it plans no {name}")
-        if strange := set(self.remembering or ()) - {arm.name for arm in self.arms[1:]}:
-            raise ValueError(f"it has no candidate {min(strange)!r}")
 
     @classmethod
     def of(cls, plan: RunPlan, context: RunContext) -> Manifest:
@@ -152,7 +150,7 @@ class Manifest:
             read_workload: returns a workload with its prompts.
 
         Raises:
-            DocumentError: the document was changed by hand.
+            ValueError: the document was changed by hand.
             InvalidSetup: a workload is not what was measured.
         """
         found = from_json(cls, row)
@@ -174,7 +172,11 @@ class Manifest:
 
     def _find_remembering(self, arms: Sequence[Arm]) -> Mapping[str, str]:
         """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
-        return find_remembering(arms) if self.remembering is None else self.remembering
+        if self.remembering is None:
+            return find_remembering(arms)
+        if strange := set(self.remembering) - {arm.name for arm in arms[1:]}:
+            raise ValueError(f"it has no candidate {min(strange)!r}")
+        return self.remembering
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
