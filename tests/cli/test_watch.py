@@ -21,9 +21,9 @@ from tests.support.watched import make_baseline
 from tests.support.web import serving_answers
 
 from draftwise.cli import main
-from draftwise.verbs.diagnosing import add_diagnoses
 from draftwise.cli._watching import draw_course
 from draftwise.core import Finding, Severity
+from draftwise.verbs.diagnosing import add_diagnoses
 from draftwise.watching.diagnose import Asked
 from draftwise.watching.watcher import Sight
 

@@ -27,6 +27,7 @@ from draftwise.core import (
     SpecConfig,
     StorageError,
 )
+from draftwise.core.documents import to_json
 from draftwise.measure import measurement as measure
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.spec import Candidate, MeasurementSpec
@@ -102,7 +103,7 @@ def calibrate(
     calibration = make_calibration(directory.read(), target=given["shape"] or given["target"])
     write_document(out, calibration)
     if as_json:
-        click.echo(json.dumps(calibration.to_dict(), indent=1))
+        click.echo(json.dumps(to_json(calibration), indent=1))
     else:
         _show(calibration)
     click.echo(f"\nCalibration: {out}; raw readings: {directory.path}", err=True)

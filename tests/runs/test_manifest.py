@@ -3,7 +3,8 @@
 import json
 
 from draftwise.core import Arm, Setup, SpecConfig
-from draftwise.runs.arm_rows import arm_to_row, row_to_arm
+from draftwise.core.documents import from_json, to_json
+from draftwise.runs.manifest import ArmRow
 
 
 def test_an_arm_is_read_back_with_its_whole_setup() -> None:
@@ -17,4 +18,4 @@ def test_an_arm_is_read_back_with_its_whole_setup() -> None:
         extra_args=("--no-such-flag", "1"),
     )
     for arm in (Arm(name="a", setup=setup), Arm(name="plain", url="http://h:1").with_spec(None)):
-        assert row_to_arm(json.loads(json.dumps(arm_to_row(arm))), {}) == arm
+        assert from_json(ArmRow, json.loads(json.dumps(to_json(ArmRow.of(arm))))).to_arm({}) == arm
