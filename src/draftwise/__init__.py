@@ -32,14 +32,13 @@ __all__ = [
 _ENGINE = {
     "LLM": "draftwise.engine.llm",
     "SamplingParams": "draftwise.engine.sampling.params",
-    "StructuredOutputsParams": "draftwise.engine.sampling.structured_outputs",
+    "StructuredOutputsParams": "draftwise.engine.sampling.params",
 }
 _VERBS = frozenset(__all__) - {*_ENGINE, "__version__"}
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
-    from draftwise.engine.sampling.params import SamplingParams
-    from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+    from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
     from draftwise.plan.forecast.api import forecast
     from draftwise.verbs.bundle import bundle
     from draftwise.verbs.check import check

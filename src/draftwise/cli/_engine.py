@@ -13,7 +13,7 @@ from draftwise.core.progress import Silent
 from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, PARALLEL_SIZES, QUANTIZATIONS
 
 if TYPE_CHECKING:
-    from draftwise.verbs.engine import Phase
+    from draftwise.verbs.engine import StartupPhase
 
 __all__ = ["PhaseLines", "engine_options", "split_settings"]
 
@@ -100,7 +100,7 @@ class PhaseLines(Silent):
 
     def update(self, result: object) -> None:
         """Draw a phase that begins, or write down one that is over."""
-        phase = cast("Phase", result)
+        phase = cast("StartupPhase", result)
         if phase.seconds is not None:
             self._hide()
             self._console.print(f"{phase.name}: {phase.seconds:.1f} s", highlight=False)

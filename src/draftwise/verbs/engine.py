@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
-from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_setup
+from draftwise.engine.engine_config import (
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    PARALLEL_SIZES,
+    QUANTIZATIONS,
+    EngineConfig,
+    one_gpu_settings,
+    vllm_setup,
+)
 
 if TYPE_CHECKING:
-    from draftwise.serve.messages import Phase
+    from draftwise.serve.channel import StartupPhase
 
 __all__ = [
     "DEVICES",
@@ -20,7 +29,7 @@ __all__ = [
     "PARALLEL_SIZES",
     "QUANTIZATIONS",
     "EngineConfig",
-    "Phase",
+    "StartupPhase",
     "make_config",
     "parse_spec",
 ]

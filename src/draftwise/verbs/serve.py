@@ -67,14 +67,14 @@ def serve(request: ServeRequest, progress: Progress) -> ServeResult:
     spec = parse_spec(request.speculative_config)
     config = make_config(str(request.model), spec, request.settings)
     try:
-        from draftwise.serve import server
+        from draftwise.serve import http_server
     except ModuleNotFoundError as error:
-        from draftwise.serve.launch import make_missing_error
+        from draftwise.serve.engine_process import make_missing_error
 
         raise make_missing_error(error) from None
     if request.enable_auto_tool_choice and request.tool_call_parser is None:
         refuse("--enable-auto-tool-choice needs --tool-call-parser.")
-    options = server.ServerOptions(
+    options = http_server.ServerOptions(
         host=request.host,
         port=request.port,
         served_model_name=request.served_model_name,
@@ -84,5 +84,5 @@ def serve(request: ServeRequest, progress: Progress) -> ServeResult:
         max_waiting=request.max_waiting,
         kernel_cache=request.kernel_cache,
     )
-    server.serve(config, spec, options, on_ready=progress.status, on_phase=progress.update)
+    http_server.serve(config, spec, options, on_ready=progress.status, on_phase=progress.update)
     return ServeResult(model=str(request.model))
