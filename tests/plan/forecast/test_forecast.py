@@ -9,6 +9,7 @@ import pytest
 from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibration, make_profile
 
 from draftwise.core import Calibration, HeldAgainst, InvalidSetup, Outlook, Severity
+from draftwise.core.documents import to_json
 from draftwise.knowledge.models import find_model
 from draftwise.plan.forecast.crossovers import find_crossovers
 from draftwise.plan.forecast.forecast import forecast
@@ -130,7 +131,7 @@ def test_a_line_that_never_falls_below_one_has_no_crossover() -> None:
 
 def test_the_document_has_the_best_of_every_load_and_no_infinity() -> None:
     made = forecast(make_profile(), make_calibration(), concurrency=(1, 128), prompt_tokens=64)
-    row = made.to_dict()
+    row = to_json(made)
     assert {each["load"] for each in row["best"]} == {1, 128}
     assert row["best"][0]["setting"] in ("eagle3", "ngram")
     assert all(each["high"] is None or math.isfinite(each["high"]) for each in row["crossovers"])
