@@ -13,9 +13,9 @@ from rich.text import Text
 from draftwise.cli._console import show_table
 from draftwise.cli._findings import report_to_dict
 from draftwise.core import Finding, Severity
-from draftwise.knowledge.advice import all_advice, get_advice
-from draftwise.plan.pick import Advice, Candidate
-from draftwise.plan.pick.command import decide_command
+from draftwise.knowledge.advice import all_advice, give_advice
+from draftwise.plan.pick import MethodRanking, RankedMethod
+from draftwise.plan.pick.recommend import decide_command
 from draftwise.setups.write import write_shell
 
 __all__ = ["advice_to_dict", "show_advice"]
@@ -26,7 +26,7 @@ _FEW = 2
 """Published results that are shown without --why."""
 
 
-def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
+def show_advice(console: Console, advice: MethodRanking, *, why: bool) -> None:
     """Print the verdict, the ranked methods, the first config to paste, the refusals and the command to measure."""
     console.print(Text(_head(advice), style="dim"), soft_wrap=True)
     console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
@@ -43,7 +43,7 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
         _show_rules(console, advice)
 
 
-def _head(advice: Advice) -> str:
+def _head(advice: MethodRanking) -> str:
     """Return one line with the requirements."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
     return "  ".join(
@@ -73,7 +73,7 @@ def _show_lines(console: Console, lines: str, style: str = "") -> None:
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
 
 
-def _table(advice: Advice) -> Table:
+def _table(advice: MethodRanking) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
         table.add_column(name, overflow="fold", no_wrap=name != "drafter")
@@ -85,7 +85,7 @@ def _table(advice: Advice) -> Table:
     return table
 
 
-def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
+def _row(advice: MethodRanking, candidate: RankedMethod) -> tuple[str, ...]:
     spec, expected = candidate.setup.spec, candidate.estimate
     drafter = (spec.model if spec is not None else None) or "-"
     k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
@@ -106,7 +106,7 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
     return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"
 
 
-def _basis(advice: Advice) -> str:
+def _basis(advice: MethodRanking) -> str:
     """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
         return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
@@ -116,7 +116,7 @@ def _basis(advice: Advice) -> str:
     )
 
 
-def _show_first(console: Console, advice: Advice) -> None:
+def _show_first(console: Console, advice: MethodRanking) -> None:
     first = advice.ranked[0]
     console.print()
     console.print(Text("To paste:", style="dim"))
@@ -125,8 +125,7 @@ def _show_first(console: Console, advice: Advice) -> None:
         _show_finding(console, finding, "  ")
     if first.scheduled is not None:
         text = f"For varying load: {json.dumps(dict(first.scheduled))}"
-        finding = get_advice("schedule").finding(text)
-        _show_finding(console, finding, "  ")
+        _show_finding(console, give_advice("schedule", message=text), "  ")
     for each in first.published_results[:_FEW]:
         _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
     for other in first.alternatives:
@@ -135,7 +134,7 @@ def _show_first(console: Console, advice: Advice) -> None:
     _show_lines(console, decide_command(first.setup, advice.requirements.traffic))
 
 
-def _show_refusals(console: Console, advice: Advice) -> None:
+def _show_refusals(console: Console, advice: MethodRanking) -> None:
     console.print()
     console.print(Text("Not recommended:", style="dim"))
     methods: dict[str, list[str]] = {}
@@ -145,7 +144,7 @@ def _show_refusals(console: Console, advice: Advice) -> None:
         console.print(Text.assemble(f"  {', '.join(names)}  ", (reason, "dim")), soft_wrap=True)
 
 
-def _show_rules(console: Console, advice: Advice) -> None:
+def _show_rules(console: Console, advice: MethodRanking) -> None:
     console.print()
     for candidate in advice.ranked[1:]:
         console.print(Text(f"Why {candidate.method}:", style="dim"))
@@ -166,17 +165,17 @@ def _show_rules(console: Console, advice: Advice) -> None:
             console.print(text.append(each.source, "dim"), soft_wrap=True)
 
 
-def _findings(advice: Advice) -> Iterator[Finding]:
+def _findings(advice: MethodRanking) -> Iterator[Finding]:
     yield from (lever.finding for lever in advice.levers)
     for candidate in advice.ranked:
         yield from (*candidate.reasons, *candidate.caveats)
     for refusal in advice.refused:
         yield from refusal.reasons
-    yield get_advice("guide-order").finding("")
-    yield get_advice("starting-point").finding("")
+    yield give_advice("guide-order")
+    yield give_advice("starting-point")
 
 
-def advice_to_dict(advice: Advice) -> dict[str, Any]:
+def advice_to_dict(advice: MethodRanking) -> dict[str, Any]:
     """Return the answer as JSON."""
     return {
         "vllm": advice.version,
@@ -190,7 +189,7 @@ def advice_to_dict(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
+def _candidate_to_dict(advice: MethodRanking, candidate: RankedMethod) -> dict[str, Any]:
     spec, expected = candidate.setup.spec, candidate.estimate
     budget = None if candidate.sizing is None else candidate.sizing.budget
     return {
