@@ -49,11 +49,10 @@ class AdviceRule:
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Thresholds, by name."""
 
-    def finding(self, *, severity: Severity | None = None, **values: object) -> Finding:
+    def finding(self, **values: object) -> Finding:
         """Return the finding that the rule applies.
 
         Args:
-            severity: None for the row's own.
             values: what the placeholders of the texts stand for; `message` and `fix` replace the row's own texts.
 
         Raises:
@@ -61,7 +60,7 @@ class AdviceRule:
         """
         message = str(values["message"]) if "message" in values else self.message.format_map(values)
         fix = str(values["fix"]) if "fix" in values else self.fix.format_map(values)
-        return Finding(code=self.code, severity=severity or self.severity, message=message, fix=fix, source=self.source)
+        return Finding(code=self.code, severity=self.severity, message=message, fix=fix, source=self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +133,9 @@ def get_advice(code: str) -> AdviceRule:
     return all_advice()[code]
 
 
-def give_advice(code: str, *, severity: Severity | None = None, **values: object) -> Finding:
+def give_advice(code: str, **values: object) -> Finding:
     """Return the finding that a rule applies: see `AdviceRule.finding`; KeyError for an unknown rule."""
-    return get_advice(code).finding(severity=severity, **values)
+    return get_advice(code).finding(**values)
 
 
 @cache

@@ -256,9 +256,9 @@ def _about_temperature(case: PickCase, proposal: Proposal) -> Iterator[Finding]:
         return
     if not temperature:
         return
+    found = give_advice("temperature-high", temperature=temperature, factor=expectation.factor)
     high = temperature > get_advice("temperature-high").numbers["above"]
-    severity = Severity.WARNING if high else Severity.INFO
-    yield give_advice("temperature-high", temperature=temperature, factor=expectation.factor, severity=severity)
+    yield replace(found, severity=Severity.WARNING) if high else found
     row = case.release.table("spec_fields").get(_SAMPLING, {})
     if _SAMPLED in row.get("choices", ()) and _SAMPLING in get_method(proposal.method).keys:
         yield give_advice("sample-drafts", factor=read_temperature_effect().factor(temperature, sampled=True))
