@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding
 from draftwise.knowledge.advice import get_advice, give_advice
 from draftwise.knowledge.families import PublishedDrafter, find_native
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.plan.cost.work import Work, find_drafter_work, find_work
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, GivenDrafter, PickCase
-from draftwise.plan.size.precision import precision_of
 from draftwise.plan.size.shapes import read_text_config
+from draftwise.plan.size.weight_parts import precision_of
 
 __all__ = ["Proposal", "Refusal", "list_methods", "propose"]
 

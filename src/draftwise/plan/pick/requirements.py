@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
@@ -21,8 +21,8 @@ from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.constants import Constants, gpu_prior
 from draftwise.plan.cost.machine import Batch, Machine
 from draftwise.plan.cost.work import find_work
-from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
 __all__ = [
     "STRUCTURED_OUTPUT",
