@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -189,17 +188,6 @@ class Pair:
     def fits(self) -> bool:
         """Whether nothing is wrong."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "drafter": self.drafter.to_dict(),
-            "target": self.target.to_dict(),
-            "tokenizers": None if self.tokenizers is None else self.tokenizers.to_dict(),
-            "size_ratio": self.size_ratio,
-            "fits": self.fits,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
 
 
 def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
