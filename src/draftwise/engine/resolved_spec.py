@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, Typical
 from draftwise.knowledge.methods import Method, all_methods, find_method, find_placeholder, get_method, methods_where

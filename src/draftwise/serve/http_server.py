@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
@@ -26,6 +25,7 @@ from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.recognize import recognize
 from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup, ModelShape

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers, find_aux_layers
+from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig

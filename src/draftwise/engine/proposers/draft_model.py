@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_layers
+from draftwise.checkpoints.config_values import AUX_KEY, default_layers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig

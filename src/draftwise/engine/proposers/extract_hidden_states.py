@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
