@@ -59,7 +59,6 @@ PLANTS = [
 BY_NAME = {
     "__init__.py",
     "cli/_group.py",
-    "cli/train.py",
     "core/lazy.py",
     "deploying/targets/registry.py",
     "engine/kernels/cuda/compile_ahead.py",
