@@ -24,7 +24,7 @@ State lives in four places: the engine (sequences, pages, the runner's tensors),
 and the files of a guard.
 torch is reachable from `engine`, `train` and `serve` only, so planning, checking and measuring work without it.
 
-# Beside the package
+# Outside the package
 `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
 committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `knowledge/data` and hold `check`
 against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
