@@ -76,8 +76,8 @@ def _strip(spec: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in spec.items() if key != "num_speculative_tokens"}
 
 
-_MOST_STEPS = 4.0
-"""That a request waits for: more is a queue, which a closed loop within the server's limits has not."""
+_MAX_WAIT_STEPS = 4.0
+"""Cap on the steps a request waits; beyond it the server is queueing."""
 
 
 def find_waiting(costs: CalibratedCosts, setting: str) -> Waiting:
@@ -99,7 +99,7 @@ def find_waiting(costs: CalibratedCosts, setting: str) -> Waiting:
         for each, first_s, service in found
         if each.in_flight > 1 and service.tpot_s
     ]
-    return Waiting(seconds=seconds, steps=min(_MOST_STEPS, max(0.0, fmean(together))) if together else 0.0)
+    return Waiting(seconds=seconds, steps=min(_MAX_WAIT_STEPS, max(0.0, fmean(together))) if together else 0.0)
 
 
 def _serve(costs: CalibratedCosts, k: int, first: FirstPoint) -> Service:

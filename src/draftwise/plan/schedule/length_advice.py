@@ -125,10 +125,10 @@ class Rates:
         self._costs, self._setting, self._entry, self._context = costs, setting, entry, context
 
     def speed_up(self, sequences: int, k: int, drafted: int | None = None) -> float:
-        """Return it at so many sequences with so many tokens verified.
+        """Return the speed-up with `sequences` decoding and `k` draft tokens verified.
 
         Args:
-            sequences: that decode.
+            sequences: sequences that decode.
             k: draft tokens verified.
             drafted: tokens drafted, where that is more.
         """
