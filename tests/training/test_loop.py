@@ -14,11 +14,11 @@ from draftwise.core import InvalidSetup, StorageError
 from draftwise.knowledge.methods import methods_where
 from draftwise.training import get_training
 from draftwise.training.frozen_target import FrozenTarget, TokenBatch
-from draftwise.training.progress import Reporter
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
+from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
 QUIET = Reporter(quiet=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, Stopped
 from draftwise.knowledge.methods import all_methods
 from draftwise.training import get_training
 
@@ -111,8 +111,7 @@ def _command(method: str) -> click.Command:
         options = get_training(method).OPTIONS
         settings = importlib.import_module("draftwise.training.run_settings")
         run = importlib.import_module("draftwise.training.training_run")
-        loop = importlib.import_module("draftwise.training.training_loop")
-        progress = importlib.import_module("draftwise.training.progress")
+        progress = importlib.import_module("draftwise.training.training_progress")
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
             "train-not-installed",
@@ -131,7 +130,7 @@ def _command(method: str) -> click.Command:
                 result = run.train(method, asked, progress.Reporter(quiet=quiet))
             else:
                 result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
-        except loop.Stopped as stopped:
+        except Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)
         if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
+from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.losses import Answers, compute_vocabulary_loss
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
 
 __all__ = ["DraftModelTraining"]

@@ -19,10 +19,10 @@ from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import InvalidSetup
 from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import Answers, answer_as_target
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.training.losses import Answers, answer_as_target
 from draftwise.training.method import Option
 
 __all__ = ["Eagle3Training"]

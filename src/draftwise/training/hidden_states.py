@@ -28,8 +28,8 @@ from draftwise.core import BackendError, InvalidSetup
 from draftwise.machine.files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.progress import Reporter
 from draftwise.training.ranks import Ranks
+from draftwise.training.training_progress import Reporter
 
 __all__ = [
     "DiskStates",

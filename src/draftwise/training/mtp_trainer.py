@@ -17,11 +17,10 @@ from torch import Tensor
 
 from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
-from draftwise.training.drafter_export import check_expressible
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import Answers, answer_as_text
+from draftwise.training.drafter_export import check_expressible, save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
-from draftwise.training.losses import Answers, answer_as_text
 from draftwise.training.method import Option, learn_from
 
 __all__ = ["MtpTraining"]

@@ -22,8 +22,8 @@ from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
-from draftwise.training.progress import Bar, Reporter
 from draftwise.training.ranks import ALONE, Ranks
+from draftwise.training.training_progress import Bar, Reporter
 from draftwise.workloads.rows import open_plain, read_objects
 
 __all__ = ["AnswerSettings", "TextSample", "answer", "cut_prompts", "read_samples"]

@@ -16,26 +16,22 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from draftwise.core import InvalidSetup, SpecStats
+from draftwise.core import InvalidSetup, SpecStats, Stopped
 from draftwise.training.data import BatchRows, Feed, Position, SampleOrder
 from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.hidden_states import StateSource
 from draftwise.training.method import DrafterTraining, DraftLoss
-from draftwise.training.progress import Bar, Reporter
 from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.run_folder import RunFolder, draw_curves
 from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_progress import Bar, Reporter
 
-__all__ = ["DataSource", "Evaluation", "Optimizers", "Stopped", "TrainingRun", "compute_schedule_factor"]
+__all__ = ["DataSource", "Evaluation", "Optimizers", "TrainingRun", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
-    """A signal ended the run; the message says how to resume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

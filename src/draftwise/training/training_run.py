@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from draftwise import __version__
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
-from draftwise.core import Finding, InvalidSetup, Severity, StorageError
-from draftwise.engine.models.gguf import checkpoint_of
+from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
+from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import get_training
 from draftwise.training.data import Corpus, Feed, SampleOrder, split
-from draftwise.training.drafter_files import load_back
+from draftwise.training.drafter_export import load_back
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.hidden_states import (
     DiskStates,
@@ -38,13 +38,13 @@ from draftwise.training.hidden_states import (
     write_states,
 )
 from draftwise.training.method import DrafterTraining, resolve_options
-from draftwise.training.progress import Reporter
 from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
-from draftwise.training.training_loop import DataSource, Evaluation, Stopped, TrainingRun
+from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
+from draftwise.training.training_progress import Reporter
 
 __all__ = ["TrainResult", "train", "train_on_gpus"]
 
