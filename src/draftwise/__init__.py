@@ -12,15 +12,14 @@ __all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__", "f
 _ENGINE = {
     "LLM": "draftwise.engine.llm",
     "SamplingParams": "draftwise.engine.sampling.params",
-    "StructuredOutputsParams": "draftwise.engine.sampling.structured_outputs",
+    "StructuredOutputsParams": "draftwise.engine.sampling.params",
 }
 _LIGHT = {"forecast": "draftwise.plan.forecast.api"}
 """What needs no engine."""
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
-    from draftwise.engine.sampling.params import SamplingParams
-    from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+    from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
     from draftwise.plan.forecast.api import forecast
 
 

@@ -31,8 +31,8 @@ def is_hydra(config, names):
     return config.get("heads_of") == "hydra"
 """,
     "plan/size/hydra.py": """
-from draftwise.plan.size.drafter import Drafter
-from draftwise.plan.size.parts import Part
+from draftwise.plan.size.drafter_parts import Drafter
+from draftwise.plan.size.weight_parts import Part
 
 def describe_hydra(target, config, k):
     width = target["hidden_size"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers import Confirmed, Draft, Proposer
-from draftwise.engine.spec import ResolvedSpec
+from draftwise.engine.resolved_spec import ResolvedSpec
 
 __all__ = ["RepeatLast", "build"]
 

@@ -10,11 +10,20 @@ import click
 from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
 from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
-from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_setup
+from draftwise.engine.engine_config import (
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    PARALLEL_SIZES,
+    QUANTIZATIONS,
+    EngineConfig,
+    one_gpu_settings,
+    vllm_setup,
+)
 
 if TYPE_CHECKING:
-    from draftwise.serve.messages import Phase
+    from draftwise.serve.channel import StartupPhase
 
 __all__ = ["PhaseLines", "engine_options", "make_config"]
 
@@ -105,7 +114,7 @@ class PhaseLines:
     def __exit__(self, *_: object) -> None:
         self._hide()
 
-    def show(self, phase: Phase) -> None:
+    def show(self, phase: StartupPhase) -> None:
         """Draw a phase that begins, or write down one that is over."""
         if phase.seconds is not None:
             self._hide()

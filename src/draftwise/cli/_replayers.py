@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.sampling.acceptance import Standard
-from draftwise.engine.spec import ResolvedSpec, resolve_spec
+from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
+from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replayer import Replayer

@@ -63,14 +63,14 @@ def serve(
     spec = SpecConfig.parse(speculative_config) if speculative_config is not None else None
     config = make_config(model, spec, settings)
     try:
-        from draftwise.serve import server
+        from draftwise.serve import http_server
     except ModuleNotFoundError as error:
-        from draftwise.serve.launch import make_missing_error
+        from draftwise.serve.engine_process import make_missing_error
 
         raise make_missing_error(error) from None
     if enable_auto_tool_choice and tool_call_parser is None:
         raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser.")
-    options = server.ServerOptions(
+    options = http_server.ServerOptions(
         host=host,
         port=port,
         served_model_name=served_model_name,
@@ -82,4 +82,4 @@ def serve(
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     with PhaseLines() as phases:
-        server.serve(config, spec, options, on_ready=click.echo, on_phase=phases.show)
+        http_server.serve(config, spec, options, on_ready=click.echo, on_phase=phases.show)

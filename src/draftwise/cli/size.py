@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._setups import nearest_option, open_release
 from draftwise.core import Finding, Setup, Severity, SpecConfig

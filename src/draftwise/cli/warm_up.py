@@ -28,9 +28,9 @@ def warm_up(model: str, out: str, speculative_config: str | None, **settings: ob
     spec = SpecConfig.parse(speculative_config) if speculative_config is not None else None
     config = make_config(model, spec, settings)
     try:
-        from draftwise.serve.warm_up import fill_kernel_cache
+        from draftwise.serve.worker import fill_kernel_cache
     except ModuleNotFoundError as error:
-        from draftwise.serve.launch import make_missing_error
+        from draftwise.serve.engine_process import make_missing_error
 
         raise make_missing_error(error) from None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

@@ -19,7 +19,7 @@ from pathlib import Path
 from shutil import which
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.machine.files import write_whole
 from draftwise.version import __version__
 

@@ -22,17 +22,16 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import Startup
-from draftwise.engine.step.capture import capture_sizes
-from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.capture import Graphs, capture_sizes
 from draftwise.engine.step.prompt_passes import PromptSize
-from draftwise.engine.step.scheduler import Chunk, Schedule
+from draftwise.engine.step.scheduler import Chunk, StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 
 __all__ = ["Rehearsal", "warm_up"]
 
 logger = logging.getLogger("draftwise.engine")
 
-Launch = Callable[[Schedule], object]
+Launch = Callable[[StepSchedule], object]
 """What of a step is launched."""
 
 _TOKEN = 0
@@ -198,14 +197,14 @@ class Rehearsal:
         graphs.paused = not captured
         try:
             launch = launch or self._runner.run
-            launch(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+            launch(StepSchedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
         finally:
             model.weights, graphs.paused = weights, False
 
     def forget(self) -> None:
         """Let go of all slots."""
         slots = list(range(self._most_seqs))
-        nobody = Schedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
+        nobody = StepSchedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
         self._runner.run(nobody)
         self._made.clear()
 

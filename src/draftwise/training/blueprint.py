@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
+from draftwise.checkpoints.config_values import AuxLayers, usual_layers
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.rope import Rope

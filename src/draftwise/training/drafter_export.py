@@ -20,17 +20,17 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.recognize import recognize
 from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup, ModelShape, SpecConfig
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import CheckpointReader, write_tensors
 from draftwise.engine.models.weight_loading import get_family
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.spec import resolve_spec
+from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.knowledge.methods import Method
 
 __all__ = [

@@ -57,7 +57,7 @@ class EagleTraining(ChainTraining):
             name="num_speculative_tokens",
             default=1,
             least=1,
-            help="Draft tokens that are learnt; the paper's 1 does not train chains of them.",
+            help="Draft tokens that are learned; the paper's 1 does not train chains of them.",
         ),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),

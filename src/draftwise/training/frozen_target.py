@@ -31,8 +31,8 @@ class TokenBatch:
     """int64, padded on the right."""
     valid_BT: Tensor
     """bool: not padding."""
-    learnt_BT: Tensor
-    """bool: tokens of answers; only predictions of these are learnt and counted."""
+    learned_BT: Tensor
+    """bool: tokens of answers; only predictions of these are learned and counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import launch_without_gpu  # noqa: F401  (puts its driver in the place of a GPU'
 import torch
 import triton
 
-from draftwise.engine.compilers import Compilers, Job
+from draftwise.engine.compilers import CompileJob, Compilers
 from draftwise.engine.kernels.cuda import layer
 from draftwise.engine.kernels.cuda.compile_ahead import note_late_compilations, prepare, recording
 from draftwise.engine.kernels.cuda.matmul import run_matmul
@@ -32,7 +32,7 @@ def launch(width: int) -> torch.Tensor:
 
 
 def main(again: bool) -> None:
-    jobs: list[Job] = []
+    jobs: list[CompileJob] = []
     failed: list[str] = []
     prepare()
     if not again:

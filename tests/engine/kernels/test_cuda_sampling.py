@@ -21,7 +21,7 @@ from draftwise.engine.sampling import penalties as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402
-from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
 from draftwise.engine.sampling.logprobs import rank_tokens  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
 from draftwise.engine.sampling.penalties import Penalties, TokenCounts  # noqa: E402

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
+from draftwise.engine.step.scheduler import PrefixUse, Scheduler, StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 
 BLOCK = 4
@@ -76,7 +76,7 @@ class Device:
                     self.scheduler.remove(sequence)
         del self.underway[:count]
 
-    def _update_tables(self, schedule: Schedule) -> None:
+    def _update_tables(self, schedule: StepSchedule) -> None:
         for slot in schedule.released_slots:
             self.tables.pop(slot, None)
         for change in schedule.page_changes:

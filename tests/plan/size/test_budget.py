@@ -15,9 +15,9 @@ from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.knowledge.gpus import get_gpu, read_gpus
 from draftwise.knowledge.memory import get_batch_defaults
 from draftwise.knowledge.vllm import get_release
-from draftwise.plan.check.serving.graphs import capture_sizes
+from draftwise.plan.check.serving.cuda_graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
-from draftwise.plan.size.kv import CachedLayer, lay_out
+from draftwise.plan.size.memory_budget import CachedLayer, lay_out
 from draftwise.plan.size.view import contexts_of, items, to_dict
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

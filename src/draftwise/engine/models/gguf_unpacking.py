@@ -16,13 +16,20 @@ import torch
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from draftwise.checkpoints.gguf import GgufHeader, is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import ROPE_FACTORS, has_paired_rotation, make_config, rename_tensor
+from draftwise.checkpoints.gguf import (
+    ROPE_FACTORS,
+    GgufHeader,
+    has_paired_rotation,
+    is_gguf,
+    make_config,
+    read_gguf,
+    rename_tensor,
+)
+from draftwise.checkpoints.headers import INDEX
 from draftwise.checkpoints.headers import Tensor as StoredTensor
-from draftwise.checkpoints.quoting import quote, quote_some
-from draftwise.checkpoints.weight_files import INDEX
+from draftwise.checkpoints.text_files import quote, quote_some
 from draftwise.core import InvalidSetup, SpecConfig, StorageError
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.machine.cache import cache_folder, one_at_a_time
 

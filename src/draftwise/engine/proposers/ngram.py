@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 from draftwise.lookup.ngram_index import NgramIndex
 
 __all__ = ["NgramGpuProposer", "NgramProposer", "build", "build_gpu"]

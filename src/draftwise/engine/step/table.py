@@ -18,7 +18,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
-from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
 from draftwise.engine.step.scheduler import PageChange
 from draftwise.engine.step.sequence import Sequence
@@ -225,7 +225,7 @@ class SequenceTable:
         shares_CB = self._shares_SC.index_select(0, slots_B).t().contiguous()
         return integers_CB, torch.stack([derived[each] for each in _Derived]), shares_CB, self.pages(slots_B)
 
-    def advance(self, view: View, draft: Draft, accepted: Accepted, features_BSF: Tensor | None) -> Tensor:
+    def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
         """Confirm what a step emitted.
 
         Args:

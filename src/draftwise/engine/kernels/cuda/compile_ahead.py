@@ -28,7 +28,7 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-from draftwise.engine.compilers import Job
+from draftwise.engine.compilers import CompileJob
 from draftwise.engine.kernels import cuda
 
 __all__ = ["compile_job", "main", "note_late_compilations", "prepare", "recording"]
@@ -73,18 +73,18 @@ def _hash(value: Any, seen: set[int]) -> None:
 
 
 @contextmanager
-def recording(take: Callable[[Job], object]) -> Iterator[None]:
+def recording(take: Callable[[CompileJob], object]) -> Iterator[None]:
     """Launch no kernel inside; give to `take`, once each, those that would have to be compiled.
 
     New tensors hold zeros meanwhile: what kernels leave unwritten is looked up by operations of torch.
     """
     target: Any = driver.active.get_current_target()
-    seen, jobs = set[object](), set[Job]()
+    seen, jobs = set[object](), set[CompileJob]()
     launch = JITFunction.run
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002  (Triton's name)
         form = compile["specialization_data"]
-        job = Job(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
+        job = CompileJob(fn.module, fn.name, form, (target.backend, target.arch, target.warp_size))
         if job not in jobs:
             jobs.add(job)
             take(job)
@@ -130,7 +130,7 @@ def _zeros() -> Iterator[None]:
         module.empty, module.empty_like, kind.new_empty = makers
 
 
-def compile_job(job: Job) -> None:
+def compile_job(job: CompileJob) -> None:
     """Compile a kernel into Triton's cache; the driver in use says for which GPU."""
     function = getattr(importlib.import_module(job.module), job.name)
     compiled = getattr(function, "jit", function).preload(job.form)
@@ -167,7 +167,7 @@ def main(count: int) -> None:
     """Compile what stdin lists, `count` kernels at a time, as soon as it is listed."""
     prepare()  # while there are no jobs yet; so is this
     _find_launcher()
-    jobs = (Job(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
+    jobs = (CompileJob(*json.loads(line)) for line in iter(sys.stdin.readline, ""))
     first = next(jobs, None)
     if first is None:
         return
@@ -190,7 +190,7 @@ def _find_launcher() -> Any:
     return CudaLauncher
 
 
-def _try(job: Job) -> str:
+def _try(job: CompileJob) -> str:
     """Compile a job; return why it failed, or nothing."""
     try:
         compile_job(job)
