@@ -105,3 +105,17 @@ def test_drafters_that_guess_at_once_cost_one_pass(machine: Machine) -> None:
         machine.drafting_s(batch(1), each, 7) - machine.drafting_s(batch(1), each, 1) for each in (at_once, in_turn)
     ]
     assert more[0] < more[1] / 10
+
+
+def test_only_methods_without_weights_look_up() -> None:
+    assert [drafting(method, 3).is_lookup for method in ("ngram", "ngram_gpu", "eagle3", "draft_model")] == [
+        True, True, False, False
+    ]  # fmt: skip
+
+
+def test_heads_side_by_side_are_no_experts() -> None:
+    """Medusa has a head for each draft token, and each step reads all of them."""
+    work = find_drafter_work("medusa", 4, TARGET, None, BF16)
+    assert work is not None
+    assert work.expert_bytes == 0
+    assert work.bytes_for(1) == work.bytes_for(64) == work.dense_bytes > 0

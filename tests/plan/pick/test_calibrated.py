@@ -9,7 +9,7 @@ from tests.support.requirements import requirements
 from draftwise.core import InvalidSetup, StepPoint
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.plan.cost.machine import Batch
-from draftwise.plan.pick.case import open_case
+from draftwise.plan.pick.requirements import open_case
 
 
 def test_a_calibration_replaces_the_data_sheet_and_has_to_be_of_the_same_deployment() -> None:
