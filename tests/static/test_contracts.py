@@ -35,7 +35,7 @@ PLANTS = [
     (NO_TORCH, "workloads/rows.py", "from draftwise.serve import engine_process"),
     (NO_TORCH, "statistics/family.py", "import torch"),
     (NO_TORCH, "runs/schedule.py", "import transformers"),
-    (NO_TORCH, "plan/upgrade.py", "from draftwise.training import progress"),
+    (NO_TORCH, "plan/upgrade.py", "from draftwise.training import training_progress"),
     (NO_TORCH, "backends/gpu_placement.py", "from draftwise.engine import llm"),
     (NO_TORCH, "deciding/thresholds.py", "from draftwise.engine.llm import LLM"),
     (NO_TORCH, "reporting/svg.py", "from draftwise.training import run_folder"),
