@@ -11,7 +11,7 @@ from typing import Any, cast
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.engine_config import EngineConfig, one_gpu_settings
-from draftwise.engine.models.gguf import unpack_models
+from draftwise.engine.models.gguf_unpacking import unpack_models
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import TimedStartup

@@ -119,7 +119,7 @@ def _open_kernels(config: EngineConfig) -> KernelCache | None:
     folder = os.environ.get(KERNEL_CACHE)
     if not folder:
         return None
-    from draftwise.engine.models.loading import find_device
+    from draftwise.engine.models.weight_loading import find_device
 
     return KernelCache.open(folder, describe_platform(find_device(config.device).type))
 
@@ -133,7 +133,7 @@ def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig,
     """
     if not any(model and is_gguf(model) for model in (config.model, spec.model if spec else None)):
         return config, spec
-    from draftwise.engine.models.gguf import unpack_models
+    from draftwise.engine.models.gguf_unpacking import unpack_models
 
     return unpack_models(config, spec, logger.info)
 

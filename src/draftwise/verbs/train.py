@@ -70,8 +70,8 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
         Stopped: the run was asked to stop; its checkpoint is written, and the same request resumes it.
     """
     with _explain_missing():
-        from draftwise.training.progress import Reporter, TrainingBars
         from draftwise.training.run_settings import TrainSettings
+        from draftwise.training.training_progress import Reporter, TrainingBars
         from draftwise.training.training_run import train as run
         from draftwise.training.training_run import train_on_gpus
     data = (request.data,) if isinstance(request.data, str) else tuple(request.data)
@@ -126,5 +126,5 @@ def find_options(method: str) -> Sequence[Option]:
 def open_bars() -> Progress:
     """Return a Progress that draws bars on stderr."""
     with _explain_missing():
-        from draftwise.training.progress import TrainingBars
+        from draftwise.training.training_progress import TrainingBars
     return TrainingBars()

@@ -39,7 +39,7 @@ def count(rows: Sequence[Row], logits: torch.Tensor) -> Penalties | None:
     counts = TokenCounts(len(rows) + 1, vocab_size, logits.device)
     counts.enter([1], [range(vocab_size)], [[0, 0]])
     for slot, row in zip(slots, rows, strict=True):
-        if row.params.penalises:
+        if row.params.penalizes:
             counts.enter([slot], [row.prompt_ids], [row.output_ids])
     return Penalties.of([row.params for row in rows], slots, counts, logits.device)
 

@@ -55,7 +55,7 @@ class HostSampler:
         self, sequences: list[Sequence], logits_B1V: Tensor
     ) -> tuple[Draft, AcceptedTokens, TokenRanks | None]:
         """Sample the first token after the prompts of these sequences; return as `verify` does."""
-        if counted := [each for each in sequences if each.params.penalises]:
+        if counted := [each for each in sequences if each.params.penalizes]:
             prompts = [each.request.prompt_token_ids for each in counted]
             self._counts.enter([each.row for each in counted], prompts, [each.output for each in counted])
         return self.verify(
