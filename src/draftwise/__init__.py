@@ -14,14 +14,14 @@ _ENGINE = {
     "SamplingParams": "draftwise.engine.sampling.params",
     "StructuredOutputsParams": "draftwise.engine.sampling.structured_outputs",
 }
-_LIGHT = {"forecast": "draftwise.plan.forecast.api"}
+_LIGHT = {"forecast": "draftwise.verbs.forecast"}
 """What needs no engine."""
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
     from draftwise.engine.sampling.params import SamplingParams
     from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
-    from draftwise.plan.forecast.api import forecast
+    from draftwise.verbs.forecast import forecast
 
 
 def __getattr__(name: str) -> Any:

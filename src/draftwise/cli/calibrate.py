@@ -13,7 +13,7 @@ from rich.table import Table
 
 from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console, show_table
-from draftwise.cli._context import context_option, read_notes
+from draftwise.cli._context import context_option
 from draftwise.cli._decision import ConsoleProgress
 from draftwise.cli._group import BEGAN
 from draftwise.cli._launching import launch_options, read_launch, split_arguments
@@ -35,6 +35,7 @@ from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
 from draftwise.verbs.access import read_headers
+from draftwise.verbs.notes import read_notes
 
 __all__ = ["calibrate"]
 

@@ -11,7 +11,7 @@ import click
 
 from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console
-from draftwise.cli._context import context_option, read_notes
+from draftwise.cli._context import context_option
 from draftwise.cli._decision import ConsoleProgress, show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._launching import launch_options, read_launch, split_arguments
@@ -24,6 +24,7 @@ from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.reporting.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.verbs.access import read_headers
+from draftwise.verbs.notes import read_notes
 from draftwise.workloads import BUNDLED
 
 __all__ = ["decide"]

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from draftwise import __version__
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.answers import make_answer
 from draftwise.serve.asgi import ApiKey, EventStream, read_body, run_until_disconnect
@@ -24,6 +23,7 @@ from draftwise.serve.errors import EXCEPTION_HANDLERS
 from draftwise.serve.fields import parse_body
 from draftwise.serve.stats_log import StatsLog
 from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
 
 __all__ = ["create_app"]
 

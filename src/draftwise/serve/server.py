@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
@@ -26,6 +25,7 @@ from draftwise.serve.defaults import Defaults
 from draftwise.serve.launch import build_engine, start_process, unpack
 from draftwise.serve.messages import Phase, Ready
 from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine

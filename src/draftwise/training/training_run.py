@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from draftwise import __version__
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError
@@ -45,6 +44,7 @@ from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
 from draftwise.training.training_loop import DataSource, Evaluation, Stopped, TrainingRun
+from draftwise.version import __version__
 
 __all__ = ["TrainResult", "train", "train_on_gpus"]
 
