@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from draftwise.checkpoints.inspect import Inspection
-from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.text_files import quote
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook

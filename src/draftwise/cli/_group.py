@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from draftwise import __version__
 from draftwise.cli._streams import settle_streams
 from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
+from draftwise.version import __version__
 
 __all__ = ["BEGAN", "VerbGroup"]
 

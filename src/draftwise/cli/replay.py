@@ -22,7 +22,7 @@ from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
 from draftwise.core import Acceptance, InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.core.documents import to_json
-from draftwise.engine.config import DEVICES, DTYPES
+from draftwise.engine.engine_config import DEVICES, DTYPES
 from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.replaying import replay_candidates
 from draftwise.replaying.transcripts import (

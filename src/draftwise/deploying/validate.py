@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.knowledge.kinds import find_kind, read_schema
-from draftwise.setups.read.manifests.admission import find_refusals
+from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 
 __all__ = ["validate", "validate_text"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp
 
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.core import Baseline, InvalidSetup
 from draftwise.guarding.reading import ProbeReading
 from draftwise.watching.fingerprint import compare_probe, take_answers

@@ -51,6 +51,8 @@ __all__ = ["TrainResult", "train", "train_on_gpus"]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
 """In what safetensors, which is written in Rust, raises."""
+_STOP_S = 120
+"""How long the ranks have to end their step and write a checkpoint before they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,10 +299,6 @@ def _finish(
         acceptance_length=evaluation.length,
         num_parameters=_num_parameters(method),
     )
-
-
-_STOP_S = 120
-"""How long the ranks have to end their step and write a checkpoint before they are killed."""
 
 
 def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:

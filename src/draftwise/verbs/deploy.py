@@ -198,7 +198,7 @@ def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -
     """Return the folder with the answers of a server that runs the setup in its baseline."""
     import asyncio
 
-    from draftwise.backends.probed import ProbedPair
+    from draftwise.backends.backend import ProbedPair
     from draftwise.deploying.record import BASELINE
     from draftwise.deploying.verify.server import verify_server
     from draftwise.verbs.probing import ask_again, load_prompts

@@ -8,13 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from draftwise.checkpoints.base_model import RecordedBase
-from draftwise.checkpoints.dimensions import get_int
-from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
-from draftwise.checkpoints.mtp_modules import MtpModules
+from draftwise.checkpoints.config_values import get_int
+from draftwise.checkpoints.identity import RecordedBase
+from draftwise.checkpoints.inspect import Inspection, MtpModules, inspect_checkpoint
 from draftwise.checkpoints.pair import Pair, inspect_pair
-from draftwise.checkpoints.quantization import Quantization
 from draftwise.checkpoints.tokenizer_fit import TokenComparison
+from draftwise.checkpoints.weight_quantization import Quantization
 from draftwise.core import Finding, Ruling, Severity
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress

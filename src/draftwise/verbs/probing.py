@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
 from draftwise.machine.files import write_whole

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from typing import Any, ClassVar
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Setup, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress

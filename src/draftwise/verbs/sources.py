@@ -22,8 +22,8 @@ from draftwise.setups.read import (
     read_stdin,
     read_words,
 )
-from draftwise.setups.read.arguments.json_text import read_json
-from draftwise.setups.read.text_file import read_text
+from draftwise.setups.read.arguments.flag_values import read_json
+from draftwise.setups.read.text_files import read_text
 from draftwise.verbs.verb import refuse
 
 __all__ = ["FoundSetups", "SetupRequest", "Source", "Sources", "find_sources", "open_release", "remarks_on"]

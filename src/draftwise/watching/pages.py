@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream
+from draftwise.backends.backend import BrokenStream
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
 from draftwise.watching.look import Look, read_page

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream
+from draftwise.backends.backend import BrokenStream
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
 

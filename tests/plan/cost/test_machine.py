@@ -12,8 +12,8 @@ from draftwise.plan.cost.constants import gpu_prior
 from draftwise.plan.cost.machine import Batch, Drafting, Machine
 from draftwise.plan.cost.work import find_drafter_work, find_work
 from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
-from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import BF16
 
 BATCHES = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 PLAIN_MS = (4.76, 4.85, 4.95, 5.16, 5.68, 6.67, 7.65, 8.66, 11.40, 13.98)

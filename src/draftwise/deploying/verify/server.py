@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import sqrt
 
-from draftwise.backends.probed import Probed, ProbedPair
+from draftwise.backends.backend import Probed, ProbedPair
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.outputs import is_tie
