@@ -21,7 +21,7 @@ from draftwise.training.samples import AnswerSettings, TextSample, _generate, an
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
 from draftwise.training.training_run import train
 
-QUIET = Reporter(quiet=True)
+QUIET = Reporter()
 PARD = {"hidden_size": 32, "num_attention_heads": 2, "parallel": True, "mask_token_id": 9, "num_speculative_tokens": 3}
 
 

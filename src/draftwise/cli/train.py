@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.core import InvalidSetup
-from draftwise.knowledge.methods import all_methods
-from draftwise.training import get_training
+from draftwise.cli._results import show
+from draftwise.core.progress import Silent, Stopped
+from draftwise.verbs.train import TrainRequest, TrainResult, find_options, open_progress
+from draftwise.verbs.train import train as run_train
 
-__all__ = ["train"]
+__all__ = ["render", "train"]
 
 _EXIT_INTERRUPTED = 130
 
@@ -74,7 +75,7 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(all_methods(trainable=True))
+        return list(list_methods())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
@@ -107,35 +108,20 @@ def train() -> None:
 
 def _command(method: str) -> click.Command:
     """Return the command of a method."""
-    try:
-        options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.training.run_settings")
-        run = importlib.import_module("draftwise.training.training_run")
-        loop = importlib.import_module("draftwise.training.training_loop")
-        progress = importlib.import_module("draftwise.training.progress")
-    except ModuleNotFoundError as error:
-        raise InvalidSetup.because(
-            "train-not-installed",
-            f"Training needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[train]'.",
-        ) from None
-    own = [option.name for option in options]
+    options = find_options(method)
 
-    def callback(as_json: bool, quiet: bool, gpus: int | None, **given: Any) -> None:
-        chosen = {name: given.pop(name) for name in own}
+    def callback(as_json: bool, quiet: bool, **given: Any) -> None:
+        chosen = {name: given.pop(name) for name in (option.name for option in options)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        given = {name: value for name, value in given.items() if value is not None}
+        request = TrainRequest(method, **given, options=chosen, quiet=quiet)
         try:
-            asked = settings.TrainSettings(options=chosen, **given)
-            if gpus is None or "RANK" in os.environ:
-                result = run.train(method, asked, progress.Reporter(quiet=quiet))
-            else:
-                result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
-        except loop.Stopped as stopped:
+            with nullcontext(Silent()) if quiet else open_progress() as progress:
+                result = run_train.run(request, progress)
+        except Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)
-        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks
-            _show(result, as_json=as_json)
+        if result.is_first:
+            show(result, render, as_json=as_json, indent=None)
 
     for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
         callback = flag(callback)
@@ -155,13 +141,12 @@ def _flag(option: Any) -> Callable[[Any], Any]:
     return click.option(name, option.name, type=kind, default=None, help=text)
 
 
-def _show(result: Any, *, as_json: bool) -> None:
+def render(console: Console, result: TrainResult) -> None:
     """Print the result, and the command to serve it."""
-    if as_json:
-        fields = ("out", "model", "speculative_config", "heldout_loss", "acceptance", "acceptance_length")
-        values = {name: getattr(result, name) for name in (*fields, "num_parameters")}
-        click.echo(json.dumps(values))
-        return
     rates = " ".join(f"{100 * rate:.0f}" for rate in result.acceptance)
-    click.echo(f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)")
-    click.echo(f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'")
+    lines = (
+        f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)",
+        f"draftwise serve {result.model} --speculative-config '{json.dumps(dict(result.speculative_config))}'",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import FSDPModule
 
 from draftwise.core import InvalidSetup, SpecStats
+from draftwise.core.progress import Stopped
 from draftwise.training.data import BatchRows, Feed, Position, SampleOrder
 from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.hidden_states import StateSource
@@ -26,16 +27,12 @@ from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.run_folder import RunFolder, draw_curves
 from draftwise.training.run_settings import TrainSettings
 
-__all__ = ["DataSource", "Evaluation", "Optimizers", "Stopped", "TrainingRun", "compute_schedule_factor"]
+__all__ = ["DataSource", "Evaluation", "Optimizers", "TrainingRun", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
-    """A signal ended the run; the message says how to resume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +108,7 @@ class TrainingRun:
         """Take all remaining steps, and return the last evaluation.
 
         Raises:
-            Stopped: by SIGINT or SIGTERM, after a checkpoint was written.
+            Stopped: by SIGINT, SIGTERM or the progress, after a checkpoint was written.
             InvalidSetup: the loss is no longer a number, or a batch does not fit into memory.
         """
         self._resume()
@@ -148,7 +145,12 @@ class TrainingRun:
                 self._log_evaluation(evaluation)
             is_due = time.monotonic() - saved > settings.save_minutes * 60
             # The ranks' clocks differ, and so do the steps at which a signal reaches them: all do the same.
-            stops, saves = (any(each) for each in zip(*self._ranks.gather((is_stopped(), is_due)), strict=True))
+            stops, saves = (
+                any(each)
+                for each in zip(
+                    *self._ranks.gather((is_stopped() or self._reporter.stop_requested, is_due)), strict=True
+                )
+            )
             if stops or saves or (settings.save_every and step % settings.save_every == 0):
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
                 self._save()
