@@ -14,7 +14,7 @@ from rich.console import Console
 
 from draftwise.cli._results import show
 from draftwise.core.progress import Silent, Stopped
-from draftwise.verbs.train import TrainRequest, TrainResult, find_options, open_progress
+from draftwise.verbs.train import TrainRequest, TrainResult, find_options, list_methods, open_progress
 from draftwise.verbs.train import train as run_train
 
 __all__ = ["render", "train"]

@@ -114,6 +114,22 @@ class CompareResult(Result):
     """What a reader must know about the numbers."""
     compared: Compared = field(metadata=HIDDEN)
 
+    @classmethod
+    def of(cls, compared: Compared) -> CompareResult:
+        """Return the result of a comparison."""
+        return cls(
+            sentence=describe_comparison(compared),
+            like_for_like=compared.is_like_for_like,
+            still_true=compared.is_still_true,
+            before=ComparedSide.of(compared.before),
+            after=ComparedSide.of(compared.after),
+            differences=compared.differences,
+            verdicts=tuple(map(VerdictRow.of, compared.verdicts)),
+            cells=compared.cells,
+            notes=tuple(list_notes(compared)),
+            compared=compared,
+        )
+
     @property
     def exit_code(self) -> int:
         """1 if a verdict is no longer true, or the two cannot be compared like for like."""
@@ -135,15 +151,4 @@ def compare(request: CompareRequest, _progress: Progress) -> CompareResult:
     if unknown := [each for each in changed if each not in KINDS]:
         refuse(f"There is no kind of difference {unknown[0]!r}: give one of {', '.join(KINDS)}.", where="--changed")
     compared = compare_sides(read_side(Path(request.before)), read_side(Path(request.after)), changed)
-    return CompareResult(
-        sentence=describe_comparison(compared),
-        like_for_like=compared.is_like_for_like,
-        still_true=compared.is_still_true,
-        before=ComparedSide.of(compared.before),
-        after=ComparedSide.of(compared.after),
-        differences=compared.differences,
-        verdicts=tuple(map(VerdictRow.of, compared.verdicts)),
-        cells=compared.cells,
-        notes=tuple(list_notes(compared)),
-        compared=compared,
-    )
+    return CompareResult.of(compared)

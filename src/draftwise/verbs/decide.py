@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import Arrivals, Calibration, Phase, Profile
+from draftwise.core import Arrivals, Calibration, Condition, Phase, Profile
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
@@ -30,7 +30,7 @@ from draftwise.verbs.notes import read_notes
 from draftwise.verbs.verb import verb
 from draftwise.workloads import BUNDLED
 
-__all__ = ["DecideRequest", "DecideResult", "decide"]
+__all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
 
 _UNFINISHED = 130
 
@@ -142,14 +142,7 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
         draft_lengths=tuple(map(int, read_numbers(request.lengths or (), least=1, whole=True))),
         workloads=((request.workloads,) if isinstance(request.workloads, str) else tuple(request.workloads)) or BUNDLED,
         max_tokens=request.max_tokens,
-        conditions=make_conditions(
-            concurrency=request.concurrency or (),
-            rate=request.rate or (),
-            arrivals=request.arrivals,
-            phases=request.phases or (),
-            replay=request.replay,
-            temperatures=request.temperatures,
-        ),
+        conditions=read_conditions(request),
         prompts=request.prompts,
         minutes=request.minutes,
         repeats=request.repeats,
@@ -170,6 +163,18 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
     )
     refuse_conflict(spec)
     return measurements.prepare(spec, progress, began_s=request.began_s)
+
+
+def read_conditions(request: DecideRequest) -> tuple[Condition, ...]:
+    """Return the product of loads and temperatures."""
+    return make_conditions(
+        concurrency=request.concurrency or (),
+        rate=request.rate or (),
+        arrivals=request.arrivals,
+        phases=request.phases or (),
+        replay=request.replay,
+        temperatures=request.temperatures,
+    )
 
 
 def _read_thresholds(request: DecideRequest) -> dict[str, float]:
