@@ -15,9 +15,9 @@ from draftwise.checkpoints.gguf import is_gguf
 from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop
-from draftwise.engine.config import DEVICES, DTYPES
-from draftwise.engine.sampling.acceptance import Standard
-from draftwise.engine.spec import ResolvedSpec, resolve_spec
+from draftwise.engine.engine_config import DEVICES, DTYPES
+from draftwise.engine.sampling.acceptance_rules import Standard
+from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
