@@ -13,13 +13,13 @@ from functools import partial
 import httpx
 import pytest
 from tests.support import builders
-from tests.support.serving import serving_launched
+from tests.support.serving import serving_launched, start_thread
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 from draftwise.serve.channel import Broke, Channel, ChannelProtocol, StepResult
-from draftwise.serve.engine_process import start_process, start_thread
+from draftwise.serve.engine_process import start_process
 from draftwise.serve.worker import EngineWorker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

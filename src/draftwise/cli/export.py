@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._results import show
+from draftwise.cli._results import json_option, show
 from draftwise.verbs.export import ExportRequest, ExportResult
 from draftwise.verbs.export import export as run_export
 
@@ -28,20 +28,21 @@ __all__ = ["export", "render"]
 )  # fmt: skip
 @click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K",
               help="Draft tokens per step  [default: as trained]")  # fmt: skip
-def export(**given: Any) -> None:
+@json_option
+def export(as_json: bool, **given: Any) -> None:
     """Write DRAFTER, the directory of a drafter, in a format that a server loads.
 
     MTP modules and their target become one checkpoint, which is where vLLM looks for them. EAGLE-3, P-EAGLE and
     DFlash drafters are converted between vLLM's plain layout and the speculators format. The result is loaded with
     the engine's own loader, which rejects incomplete drafters, before it is moved into place.
     """
-    show(run_export.run(ExportRequest(**given)), render, as_json=False)
+    show(run_export.run(ExportRequest(**given)), render, as_json=as_json)
 
 
 def render(console: Console, result: ExportResult) -> None:
-    """Print where the drafter is, and the command to serve it."""
+    """Print what was written, and how to serve it."""
     for line in (
         f"wrote {result.out}",
-        f"vllm serve {result.model} --speculative-config '{json.dumps(dict(result.speculative_config))}'",
+        f"vllm serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'",
     ):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

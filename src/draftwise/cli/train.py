@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any
 
 import click
 from rich.console import Console
 
-from draftwise.cli._results import show
-from draftwise.core.progress import Silent, Stopped
-from draftwise.verbs.train import TrainRequest, TrainResult, find_options, list_methods, open_progress
+from draftwise.cli._results import json_option, show
+from draftwise.core.progress import Progress, Silent
+from draftwise.verbs.train import Stopped, TrainRequest, TrainResult, find_options, list_trainable, open_bars
 from draftwise.verbs.train import train as run_train
 
 __all__ = ["render", "train"]
 
 _EXIT_INTERRUPTED = 130
+_FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--target", required=True, metavar="DIR", help="Checkpoint of the target."),
@@ -66,7 +66,7 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
     click.option("--save-every", type=int, metavar="STEPS", help="Further checkpoints, by steps."),
     click.option("--save-minutes", type=float, metavar="N", help="Minutes between checkpoints.  [default: 5]"),
-    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    json_option,
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
 
@@ -75,7 +75,7 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(list_methods())
+        return list_trainable()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
@@ -109,14 +109,16 @@ def train() -> None:
 def _command(method: str) -> click.Command:
     """Return the command of a method."""
     options = find_options(method)
+    own = [option.name for option in options]
 
     def callback(as_json: bool, quiet: bool, **given: Any) -> None:
-        chosen = {name: given.pop(name) for name in (option.name for option in options)}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
-        request = TrainRequest(method, **given, options=chosen, quiet=quiet)
+        given = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: given.pop(name) for name in own if name in given}
+        fields = {name: given.pop(name) for name in _FIELDS if name in given}
+        request = TrainRequest(method, **fields, settings=given, options=chosen)
+        progress: Progress = Silent() if quiet else open_bars()
         try:
-            with nullcontext(Silent()) if quiet else open_progress() as progress:
-                result = run_train.run(request, progress)
+            result = run_train.run(request, progress)
         except Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)
@@ -142,11 +144,10 @@ def _flag(option: Any) -> Callable[[Any], Any]:
 
 
 def render(console: Console, result: TrainResult) -> None:
-    """Print the result, and the command to serve it."""
+    """Print how good the drafter is, and the command that serves it."""
     rates = " ".join(f"{100 * rate:.0f}" for rate in result.acceptance)
-    lines = (
+    for line in (
         f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)",
-        f"draftwise serve {result.model} --speculative-config '{json.dumps(dict(result.speculative_config))}'",
-    )
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

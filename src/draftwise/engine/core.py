@@ -23,7 +23,7 @@ from draftwise.engine.text.tokenizer import Tokenizer
 __all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "SpecCounter"]
 
 Pending = tuple[Launched, ...]
-"""What was launched and not collected yet, oldest first."""
+"""Steps launched and not collected yet, oldest first."""
 
 
 class Engine:

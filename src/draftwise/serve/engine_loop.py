@@ -32,7 +32,7 @@ __all__ = ["Build", "run_engine"]
 logger = logging.getLogger("draftwise.serve")
 
 _COMPILERS = 2
-"""Grammars that are compiled at once, beside the steps."""
+"""Grammars that are compiled at once, while steps run."""
 _POLL_S = 0.001
 """How often an idle engine looks whether a grammar is compiled."""
 

@@ -28,7 +28,7 @@ from draftwise.serve.channel import (
     StartupPhase,
     StepResult,
 )
-from draftwise.serve.engine_process import EngineHandle, build_engine, start_process, unpack
+from draftwise.serve.engine_process import EngineProcess, build_engine, start_process, unpack
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
@@ -53,7 +53,7 @@ class EngineWorker:
     request fails, `failure` holds the reason, and later requests are refused.
     """
 
-    def __init__(self, launched: EngineHandle, *, max_waiting: int) -> None:
+    def __init__(self, launched: EngineProcess, *, max_waiting: int) -> None:
         self.failure: str | None = None
         self.about: Ready
         self.metrics: ServerMetrics
@@ -208,7 +208,7 @@ class EngineWorker:
 
 
 class FilledKernels(NamedTuple):
-    """What a folder holds."""
+    """The size of a folder of kernels."""
 
     num_kernels: int
     num_bytes: int

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
-from draftwise.core import Finding, InvalidSetup, Severity, StorageError
-from draftwise.core.progress import Silent, Stopped
-from draftwise.engine.models.gguf import checkpoint_of
+from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
+from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import get_training
 from draftwise.training.data import Corpus, Feed, SampleOrder, split
-from draftwise.training.drafter_files import load_back
+from draftwise.training.drafter_export import load_back
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.hidden_states import (
     DiskStates,
@@ -39,16 +37,16 @@ from draftwise.training.hidden_states import (
     write_states,
 )
 from draftwise.training.method import DrafterTraining, resolve_options
-from draftwise.training.progress import Reporter, TrainingBars
 from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
 from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
+from draftwise.training.training_progress import Reporter
 from draftwise.version import __version__
 
-__all__ = ["TrainedDrafter", "train", "train_on_gpus"]
+__all__ = ["TrainResult", "train", "train_on_gpus"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
@@ -58,7 +56,7 @@ _STOP_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedDrafter:
+class TrainResult:
     """What a run made."""
 
     out: str
@@ -73,7 +71,7 @@ class TrainedDrafter:
     """Trained ones."""
 
 
-def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDrafter:
+def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResult:
     """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
@@ -88,7 +86,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
     """
     try:
         with joined(settings.find_device()) as ranks:
-            return _train(method, settings, reporter if ranks.is_first else Reporter(), ranks)
+            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
             raise
@@ -98,7 +96,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
         ) from None
 
 
-def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainedDrafter:
+def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainResult:
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
     settings = dataclasses.replace(
@@ -120,16 +118,16 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         num_layers=0 if settings.states_url else None,
     )
     samples = _gather(target, settings, cache, reporter, ranks)
-    learnt, held_out = (
+    learned, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
-    fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
+    fixed = {"method": method, "target": identity, "data": learned.digest, "heldout_data": held_out.digest}
     folder.open(fixed | settings.fixed())
-    trained = _build(kind, target, settings, learnt)
+    trained = _build(kind, target, settings, learned)
     if settings.states_url and ranks.is_first:
         reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
-        check_served(settings.states_url, learnt, FrozenTarget.load(settings.target), trained.aux_layers)
-    reporter.print_line(_describe(trained, learnt, held_out, settings))
+        check_served(settings.states_url, learned, FrozenTarget.load(settings.target), trained.aux_layers)
+    reporter.print_line(_describe(trained, learned, held_out, settings))
     memory = TrainingMemory.of(trained, target, settings, ranks)
     reporter.print_line(str(memory))
     memory.check()
@@ -137,7 +135,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         method=trained,
         target=target,
         settings=settings,
-        learnt=learnt,
+        learned=learned,
         held_out=held_out,
         cache=cache,
         folder=folder,
@@ -146,18 +144,18 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     )
     evaluation = _learn(job)
     if settings.shard:
-        trained = _make_whole(trained, _build(kind, target, settings, learnt))
+        trained = _make_whole(trained, _build(kind, target, settings, learned))
     result = _finish(trained, target, fixed | settings.fixed(), evaluation, folder) if ranks.is_first else None
     return next(each for each in ranks.gather(result) if each is not None)
 
 
 def _build(
-    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learnt: Corpus
+    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learned: Corpus
 ) -> DrafterTraining:
     """Return an untrained drafter, the same on every rank."""
     torch.manual_seed(settings.seed)
     trained = kind.build(target, settings.options)
-    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    trained.prepare(torch.from_numpy(learned.count_learned(target.vocab_size)))
     return trained
 
 
@@ -177,7 +175,7 @@ class _Job:
     method: DrafterTraining
     target: FrozenTarget
     settings: TrainSettings
-    learnt: Corpus
+    learned: Corpus
     held_out: Corpus
     cache: Path
     folder: RunFolder
@@ -188,7 +186,7 @@ class _Job:
 def _gather(
     target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
 ) -> list[TextSample]:
-    """Return the samples, with answers of the target unless the data's own are to be learnt."""
+    """Return the samples, with answers of the target unless the data's own are to be learned."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
     given = settings.answers == "given"
@@ -206,10 +204,10 @@ def _gather(
     return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
 
 
-def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
+def _describe(method: DrafterTraining, learned: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
     return (
         f"{method.name}: {_num_parameters(method) / 1e6:.1f} M parameters, "
-        f"{len(learnt)} samples of {learnt.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
+        f"{len(learned)} samples of {learned.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
         f"{settings.accumulate} x {settings.batch_tokens} tokens, {settings.optimizer}, peak rate {settings.lr:g}, "
         f"{settings.precision} on {settings.device}"
     )
@@ -223,11 +221,11 @@ def _learn(job: _Job) -> Evaluation:
     """Take the run's steps; return what the drafter is worth in the end."""
     if job.settings.compile:
         _compile(job.method, job.target)
-    learnt, held_out = _make_sources(job)
+    learned, held_out = _make_sources(job)
     return TrainingRun(
         job.method,
         job.settings,
-        learnt=learnt,
+        learned=learned,
         held_out=held_out,
         folder=job.folder,
         reporter=job.reporter,
@@ -248,10 +246,12 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
     settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
     assert batch_tokens is not None
     assert settings.accumulate is not None
-    order = SampleOrder(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
+    order = SampleOrder(job.learned, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
     held_out = SampleOrder(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
     return (
-        DataSource(feed=Feed(job.learnt, device), states=_choose_states(job, job.learnt, may_store=True), order=order),
+        DataSource(
+            feed=Feed(job.learned, device), states=_choose_states(job, job.learned, may_store=True), order=order
+        ),
         DataSource(
             feed=Feed(job.held_out, device), states=_choose_states(job, job.held_out, may_store=False), order=held_out
         ),
@@ -270,14 +270,14 @@ def _choose_states(job: _Job, corpus: Corpus, *, may_store: bool) -> StateSource
 def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
     layers = "-".join(map(str, job.method.aux_layers)) or "final"
-    folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learnt, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
-    return DiskStates(job.learnt, job.target, job.method.aux_layers, folder)
+    folder = job.cache / f"states-{job.learned.digest}-{job.settings.precision}-{layers}"
+    write_states(job.learned, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    return DiskStates(job.learned, job.target, job.method.aux_layers, folder)
 
 
 def _finish(
     method: DrafterTraining, target: FrozenTarget, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
-) -> TrainedDrafter:
+) -> TrainResult:
     """Write the drafter, load it back, and only then move it into place."""
     k = len(evaluation.acceptance)
     measured = {"heldout_loss": evaluation.loss, "acceptance": list(evaluation.acceptance)}
@@ -292,7 +292,7 @@ def _finish(
             os.replace(file, folder.out / file.name)
     folder.finish()
     model, config = method.describe_serving(folder.out, target.path, k)
-    return TrainedDrafter(
+    return TrainResult(
         out=str(folder.out),
         model=str(model),
         speculative_config=config,
@@ -303,7 +303,7 @@ def _finish(
     )
 
 
-def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainedDrafter:
+def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:
     """Train a drafter on several GPUs of this host, see `run.train`; with device `cpu`, in several processes.
 
     A rank that dies ends the run; the same call resumes it at its last checkpoint.
@@ -333,9 +333,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         config.shutdown_timeout = _STOP_S
     with tempfile.TemporaryDirectory() as notes:
         try:
-            results: dict[int, TrainedDrafter] | None = elastic_launch(config, _run_rank)(
-                method, settings, quiet, notes
-            )
+            results: dict[int, TrainResult] | None = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
         except ChildFailedError as error:
             _explain(Path(notes))
             rank, failure = error.get_first_failure()
@@ -355,11 +353,10 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
     return results[0]
 
 
-def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainedDrafter:
+def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:
     """Train as one rank; what an operator should know is left in a file for the launcher."""
     try:
-        with nullcontext(Silent()) if quiet else TrainingBars() as progress:
-            return train(method, settings, Reporter(progress))
+        return train(method, settings, Reporter(quiet=quiet))
     except InvalidSetup as error:
         _leave(notes, {"findings": [asdict(each) for each in error.findings]})
     except Stopped as stopped:

@@ -23,22 +23,21 @@ class ExportRequest:
     """Directory of the drafter."""
     _: KW_ONLY
     out: str | PathLike[str]
-    """A new directory."""
+    """New directory."""
     target: str | PathLike[str]
     """Checkpoint of its target."""
     format: Literal["vllm", "speculators"] = "vllm"
     """vLLM's plain layout, or that of the speculators library."""
     num_speculative_tokens: int | None = None
-    """Draft tokens per step; None as trained."""
+    """Draft tokens per step; default: as trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult(Result):
-    """An exported drafter."""
+    """The checkpoint that was written."""
 
     VERB: ClassVar[str] = "export"
     out: str
-    """Its directory."""
     model: str
     """What to serve."""
     speculative_config: Mapping[str, Any]
@@ -68,4 +67,4 @@ def export(request: ExportRequest, _progress: Progress) -> ExportResult:
         layout=request.format,
         k=request.num_speculative_tokens,
     )
-    return ExportResult(out=made.out, model=made.model, speculative_config=made.speculative_config)
+    return ExportResult(out=str(made.out), model=str(made.model), speculative_config=made.speculative_config)

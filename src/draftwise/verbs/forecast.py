@@ -13,8 +13,8 @@ from typing import ClassVar
 from draftwise.core import Calibration, Forecast, HeldAgainst, InvalidSetup, Profile, Run, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.plan.forecast.against import hold_against
-from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.forecasting import forecast as make_forecast
+from draftwise.plan.forecast.run_cells import hold_against
 from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document

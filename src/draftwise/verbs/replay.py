@@ -16,8 +16,8 @@ from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severi
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop
 from draftwise.engine.engine_config import DEVICES, DTYPES
-from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
+from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
@@ -228,7 +228,7 @@ def _unpack(target: Path, progress: Progress) -> Path:
     if not is_gguf(target):
         return target
     try:
-        from draftwise.engine.models.gguf import checkpoint_of
+        from draftwise.engine.models.gguf_unpacking import checkpoint_of
     except ModuleNotFoundError:
         return target
     return Path(checkpoint_of(str(target), progress.status))

@@ -10,9 +10,8 @@ from typing import ClassVar
 from draftwise.core import Calibration, Profile, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.plan.schedule.advise import Advice, advise_lengths
-from draftwise.plan.schedule.choose import WORTH_A_CHANGE
-from draftwise.plan.schedule.emit import FORMATS, emit
+from draftwise.plan.schedule.draft_lengths import WORTH_A_CHANGE
+from draftwise.plan.schedule.length_advice import FORMATS, LengthAdvice, advise_lengths, emit
 from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -60,10 +59,10 @@ class ScheduleRow:
     """Schedule in the requested form; null where one k is enough or the release does not follow it."""
     remarks: tuple[str, ...]
     """What `check` says of the schedule."""
-    advice: Advice = field(metadata=HIDDEN)
+    advice: LengthAdvice = field(metadata=HIDDEN)
 
     @classmethod
-    def of(cls, advice: Advice, form: str) -> ScheduleRow:
+    def of(cls, advice: LengthAdvice, form: str) -> ScheduleRow:
         """Return the row of a server."""
         choice, is_scheduled = advice.choice, advice.scheduled is not None
         return cls(

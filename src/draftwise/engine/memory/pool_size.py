@@ -60,7 +60,7 @@ def num_pages(
     Args:
         config: with max_model_len filled in.
         model: the target.
-        extra_bytes_per_token: what a proposer keeps in each page beside the target's keys and values.
+        extra_bytes_per_token: bytes that a proposer keeps in each page in addition to the target's keys and values.
         activation_bytes: work space of the largest step, `activation_bytes` or a measured peak; counts on CUDA.
         graph_bytes: memory set aside for CUDA graphs (`CapturePlan.num_bytes`); counts on CUDA.
 
@@ -122,7 +122,7 @@ class DeviceMemory:
     share: float
     """Part of `total` that the engine may use."""
     free: int
-    """What the driver has left: less than the share leaves when other processes hold memory."""
+    """Memory that the driver has left: less than the share leaves when other processes hold memory."""
     weights: int
     """Tensors so far: target and drafter."""
     activations: int
@@ -180,7 +180,7 @@ def activation_bytes(
     num_aux_layers: int = 0,
     mlp_values: int | None = None,
 ) -> int:
-    """Return a bound on what the largest step allocates beside weights and pages.
+    """Return a bound on what the largest step allocates in addition to weights and pages.
 
     The widest moment of a layer holds the residual (also in float32, in the norm), the normed rows and the two
     halves of the MLP with their product, or queries, keys, values and the attention's answer (which reads the pages

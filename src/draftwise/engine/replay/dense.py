@@ -4,7 +4,7 @@ A drafter is a function of confirmed tokens and of the target's states at them. 
 the target runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if
 each had been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
 
-Where drafts are sampled, the drafter is told the text as its earlier drafts, and a draft token x stands with chance
+Where drafts are sampled, the drafter gets the text as its earlier drafts, and a draft token x stands with chance
 min(1, q(x) / p(x)): of what rejection sampling emits as x, acceptance has the mass min(p, q)(x) of p(x) (Leviathan et
 al. 2023, arXiv 2211.17192). Text is compared nowhere: it would see q(x) instead.
 
@@ -246,7 +246,7 @@ class DenseReplayer:
 
 
 class _Found:
-    """What was found at one k, on the device until the batch is done.
+    """The drafts at one k, on the device until the batch is done.
 
     Args:
         num: B.

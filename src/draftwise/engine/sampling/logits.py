@@ -34,7 +34,7 @@ _NO_TOKEN, _ANY_TOKEN = -1, -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """What the logits of one sequence depend on besides the model."""
+    """Everything that the logits of one sequence depend on besides the model."""
 
     params: SamplingParams
     output_ids: Sequence[int] = ()

@@ -116,7 +116,7 @@ class Penalties:
         in_prompt_TV, num_output_TV = self.counts.tables
         if kernels := kernels_for(logits_BSV):
             settings_N3 = self.settings_N3.float()
-            return kernels.penalise(
+            return kernels.penalize(
                 logits_BSV, draft_BK, self.member_B, self.slots_N, settings_N3, in_prompt_TV, num_output_TV
             )
         changed_BSV = logits_BSV.to(torch.promote_types(logits_BSV.dtype, torch.float32), copy=True)

@@ -23,7 +23,7 @@ __all__ = ["Launched", "Outcome", "PromptRanks", "Readback", "pack"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step says about one sequence."""
+    """The result of a step for one sequence."""
 
     sequence: Sequence
     emitted: list[int]
