@@ -109,7 +109,7 @@ def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path
             QUIET,
         )
     one, two, other = (weights(tmp_path / name) for name in ("one", "two", "other"))
-    # Products of other shapes round differently, by how much depends on the processor: 1 in 160 of a real difference here.
+    # Products of other shapes round differently; by how much depends on the processor.
     assert distance(one, other) > 1e-3
     assert distance(one, two) < distance(one, other) / 50
 
