@@ -20,8 +20,7 @@ One package, layered by the operator's verbs. Imports go downward only; `make ch
 
 {rooms}
 
-State lives in four places: the engine (sequences, pages, the runner's tensors), a server's process, the run directory,
-and the files of a guard.
+State lives in four places: the engine (sequences, pages, tensors), a server's process, the run directory, a guard's files.
 torch is reachable from `engine`, `train` and `serve` only, so planning, checking and measuring work without it.
 
 # Beside the package
