@@ -10,11 +10,10 @@ from draftwise.knowledge.advice import find_drafting_cost, read_temperature_effe
 from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.machine import Drafting, Machine
-from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.proposals import Proposal
 from draftwise.plan.pick.requirements import PickCase
-from draftwise.plan.schedule.choose import choose_lengths
-from draftwise.plan.schedule.ranges import Range
+from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
 
 __all__ = ["ExpectedAcceptance", "SpeedupEstimate", "choose_k", "choose_schedule", "estimate", "expect"]
 

@@ -21,8 +21,7 @@ from draftwise.plan.pick.estimates import SpeedupEstimate, choose_k, choose_sche
 from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, find_stops, make_lever, open_memory
 from draftwise.plan.pick.proposals import Proposal, Refusal, list_methods, propose
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, PickCase, Requirements, open_case
-from draftwise.plan.schedule.judge import judge_schedule
-from draftwise.plan.schedule.ranges import KEY, make_schedule_keys
+from draftwise.plan.schedule.draft_lengths import KEY, judge_schedule, make_schedule_keys
 from draftwise.plan.size import Sizing
 
 __all__ = ["MethodRanking", "RankedMethod", "decide_command", "pick"]

@@ -18,8 +18,7 @@ from draftwise.knowledge.method_advice import Overlap
 from draftwise.knowledge.models import KnownModel, find_model, near_models
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.cost.constants import Constants, gpu_prior
-from draftwise.plan.cost.machine import Batch, Machine
+from draftwise.plan.cost.machine import Constants, DecodeBatch, Machine, gpu_prior
 from draftwise.plan.cost.work import find_work
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
@@ -164,10 +163,10 @@ class PickCase:
         """GPUs that share every layer."""
         return _tensor_parallel_size(self.requirements)
 
-    def batch(self, sequences: int | None = None) -> Batch:
+    def batch(self, sequences: int | None = None) -> DecodeBatch:
         """Return a batch of sequences of the traffic's length, as many as the median concurrency by default."""
         traffic = self.requirements.traffic
-        return Batch(sequences=sequences or traffic.concurrency, context=traffic.context)
+        return DecodeBatch(sequences=sequences or traffic.concurrency, context=traffic.context)
 
     def setup(self, spec: Mapping[str, Any] | None, **args: Any) -> Setup:
         """Return the deployment with a speculative config, or without one."""
