@@ -19,12 +19,12 @@ from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.channel import (
     Abort,
     Add,
-    Broke,
     ChannelProtocol,
-    Invalid,
+    EngineFailure,
     Ready,
     RequestsAccepted,
     RequestsRefused,
+    SetupRefusal,
     StartupPhase,
     StepResult,
 )
@@ -77,9 +77,9 @@ class EngineWorker:
         while not isinstance(message := self._receive(), Ready):
             if isinstance(message, StartupPhase):
                 on_phase(message)
-            elif isinstance(message, Invalid):
+            elif isinstance(message, SetupRefusal):
                 raise InvalidSetup(message.findings)
-            elif isinstance(message, Broke):
+            elif isinstance(message, EngineFailure):
                 raise BackendError(f"The engine could not be built: {message.reason}. See the log above.")
         self.about, self.stats, self._is_built = message, message.stats, True
         self.metrics = ServerMetrics(
@@ -165,7 +165,7 @@ class EngineWorker:
             generation = self._unanswered.pop(message.number)
             self._forget(generation)
             generation.fail(InvalidSetup(message.findings))
-        elif isinstance(message, Broke):
+        elif isinstance(message, EngineFailure):
             self._break(message.reason)
 
     def _deal_out(self, delta: Delta, step: StepResult) -> None:

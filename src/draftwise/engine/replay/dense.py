@@ -101,7 +101,9 @@ class DenseReplayer:
     def _replay(self, requests: Sequence[Transcript]) -> list[ReplayedRequest]:
         batch = self._compute(requests)
         size = max(len(request.answer_ids) for request in requests)
-        found = {k: _Found(len(requests), size, k, samples=self._samples, device=self._model.device) for k in self._ks}
+        found = {
+            k: _DraftTable(len(requests), size, k, samples=self._samples, device=self._model.device) for k in self._ks
+        }
         for token in range(1, size):
             live = [place for place, request in enumerate(requests) if len(request.answer_ids) > token]
             for k in self._ks:
@@ -245,7 +247,7 @@ class DenseReplayer:
         )
 
 
-class _Found:
+class _DraftTable:
     """The drafts at one k, on the device until the batch is done.
 
     Args:

@@ -194,7 +194,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """Whether any penalty applies."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
@@ -206,4 +206,4 @@ class SamplingParams:
     @property
     def needs_adjusting(self) -> bool:
         """Whether the logits change before they are tempered, at this or a later step."""
-        return self.needs_history or self.penalises or bool(self.logit_bias)
+        return self.needs_history or self.penalizes or bool(self.logit_bias)

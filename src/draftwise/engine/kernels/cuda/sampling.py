@@ -206,7 +206,7 @@ def penalize(
     in_prompt_TV: Tensor,
     num_output_TV: Tensor,
 ) -> Tensor:
-    """Return the float32 logits after penalties, see `sampling.penalties`.
+    """Return the float32 logits after penalties, see `logits.Penalties`.
 
     Args:
         logits_BSV: any float type.
