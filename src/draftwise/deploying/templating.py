@@ -21,7 +21,18 @@ from draftwise.core import InvalidSetup
 from draftwise.deploying.order import Order
 from draftwise.setups.write import write_flags
 
-__all__ = ["PROGRAM", "VALUES", "dump_yaml", "fill", "fill_part", "list_args", "list_env", "to_gib", "write_template"]
+__all__ = [
+    "PROGRAM",
+    "VALUES",
+    "dump_yaml",
+    "fill",
+    "fill_part",
+    "list_args",
+    "list_env",
+    "read_template",
+    "to_gib",
+    "write_template",
+]
 
 PROGRAM = ["vllm", "serve"]
 """The command, written out because the entry point of vLLM's images differs from release to release."""
@@ -152,16 +163,17 @@ def write_template(name: str, order: Order, values: Mapping[str, Any] | None = N
 
 def fill(name: str, order: Order, values: Mapping[str, Any] | None = None) -> list[Any]:
     """Return the documents of a template, filled; the arguments are those of `write_template`."""
-    return [_Filling(order, values or {}).fill(each) for each in _read(name)]
+    return [_Filling(order, values or {}).fill(each) for each in read_template(name)]
 
 
 def fill_part(name: str, order: Order, values: Mapping[str, Any] | None = None, *, of: str = _PARTS) -> Any:
     """Return the part under a key of a template, filled; the other arguments are those of `write_template`."""
-    return _Filling(order, values or {}).fill(_read(of)[0][name])
+    return _Filling(order, values or {}).fill(read_template(of)[0][name])
 
 
 @cache
-def _read(name: str) -> list[Any]:
+def read_template(name: str) -> list[Any]:
+    """Return the documents of a template, not filled; nobody changes them."""
     text = files("draftwise.deploying").joinpath(f"templates/{name}").read_text(encoding="utf-8")
     return list(yaml.load_all(text, Loader=_FastLoader))
 
@@ -178,7 +190,7 @@ class _Filling:
             return self._values[name]
         if name in VALUES:
             return VALUES[name](self._order)
-        return self.fill(_read(_PARTS)[0][name])
+        return self.fill(read_template(_PARTS)[0][name])
 
     def fill(self, value: Any) -> Any:
         match value:
