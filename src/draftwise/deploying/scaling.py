@@ -16,7 +16,7 @@ from draftwise.deploying.files import StepFile
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import find_crossover
 from draftwise.deploying.order import Order, Scale, find_lull_s
-from draftwise.deploying.templating import dump_yaml
+from draftwise.deploying.templating import dump_yaml, fill
 
 __all__ = ["SCALING", "scale", "settle"]
 
@@ -94,31 +94,15 @@ def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, 
 
 def _make_scaler(order: Order, wanted: Scale, naming: Naming, scaled: str) -> dict[str, Any]:
     version, kind, name = scaled.format(name=order.name).split()
-    trigger = {
-        "type": "prometheus",
-        # The sum over all replicas, for each of which there is the threshold.
-        "metricType": "AverageValue",
-        "metadata": {
-            "serverAddress": PROMETHEUS,
-            "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
-            "threshold": str(wanted.per_replica),
-            # Without it, metrics that are gone count as no requests, and the service is scaled down under its load.
-            "ignoreNullValues": "false",
-        },
+    values = {
+        "scaled_version": version,
+        "scaled_kind": kind,
+        "scaled_name": name,
+        "max_replicas": wanted.most,
+        "threshold": str(wanted.per_replica),
+        "lull_s": find_lull_s(order),
+        "prometheus": PROMETHEUS,
+        "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
     }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": order.name, "labels": dict(order.labels)},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": version, "kind": kind, "name": name},
-            "minReplicaCount": 1,
-            "maxReplicaCount": wanted.most,
-            "advanced": {
-                "horizontalPodAutoscalerConfig": {
-                    "behavior": {"scaleDown": {"stabilizationWindowSeconds": find_lull_s(order)}}
-                }
-            },
-            "triggers": [trigger],
-        },
-    }
+    (scaler,) = fill("scaling.yaml", order, values)
+    return dict(scaler)

@@ -161,12 +161,12 @@ def write_template(name: str, order: Order, values: Mapping[str, Any] | None = N
     return dump_yaml(*fill(name, order, values))
 
 
-def fill(name: str, order: Order, values: Mapping[str, Any] | None = None) -> list[Any]:
+def fill(name: str, order: Order | None, values: Mapping[str, Any] | None = None) -> list[Any]:
     """Return the documents of a template, filled; the arguments are those of `write_template`."""
     return [_Filling(order, values or {}).fill(each) for each in read_template(name)]
 
 
-def fill_part(name: str, order: Order, values: Mapping[str, Any] | None = None, *, of: str = _PARTS) -> Any:
+def fill_part(name: str, order: Order | None, values: Mapping[str, Any] | None = None, *, of: str = _PARTS) -> Any:
     """Return the part under a key of a template, filled; the other arguments are those of `write_template`."""
     return _Filling(order, values or {}).fill(read_template(of)[0][name])
 
@@ -181,14 +181,14 @@ def read_template(name: str) -> list[Any]:
 class _Filling:
     """Fills templates with the values of one order."""
 
-    def __init__(self, order: Order, values: Mapping[str, Any]) -> None:
+    def __init__(self, order: Order | None, values: Mapping[str, Any]) -> None:
         self._order, self._values = order, values
 
     def look_up(self, name: str) -> Any:
         """Return what a placeholder stands for; KeyError for an unknown one."""
         if name in self._values:
             return self._values[name]
-        if name in VALUES:
+        if self._order is not None and name in VALUES:
             return VALUES[name](self._order)
         return self.fill(read_template(_PARTS)[0][name])
 

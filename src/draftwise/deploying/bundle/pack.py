@@ -14,7 +14,7 @@ from draftwise.deploying.bundle.copying import copy_all
 from draftwise.deploying.files import CHECKSUMS, MODELCAR, STAGE, digest, prove, write_sums
 from draftwise.deploying.record import SETUP
 from draftwise.deploying.secrets import refuse_secrets
-from draftwise.deploying.templating import dump_yaml
+from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifests import read_setup
 from draftwise.knowledge.methods import find_method
 from draftwise.setups.write import write_json
@@ -67,12 +67,14 @@ def pack(
     if errors := [each for each in findings if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
     files = dict(_list_all(artefacts, wanted.wheels))
+    script = f"cp -r /{MODELS}/. /claim/ && cd /claim && sha256sum -c {CHECKSUMS}"
+    job = {"image": wanted.modelcar, "claim": wanted.claim, "script": script}
     texts = {
         SETUP: write_json(setup),
         "images.txt": "".join(f"{image}\n" for image in (_name_image(setup, wanted), _BASE)),
         "env": "".join(f"{name}={value}\n" for name, value in env.items()),
         MODELCAR: _write_modelcar(artefacts),
-        STAGE: dump_yaml(_make_job(wanted)),
+        STAGE: dump_yaml(*fill("bundle.yaml", None, job)),
         "README.md": _write_readme(artefacts, wanted, setup),
     }
 
@@ -161,26 +163,6 @@ def _write_modelcar(artefacts: Sequence[Artefact]) -> str:
     copies = [dumps([name, f"/{name}"]) for name in (*names, f"{MODELS}/{CHECKSUMS}")]
     lines = ["# A layer for each checkpoint: a new drafter leaves the target's as it is.", f"FROM {_BASE}"]
     return "\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""])
-
-
-def _make_job(wanted: Wanted) -> Mapping[str, object]:
-    """Return the Job that copies the weights out of their image onto a claim, and proves them there."""
-    command = f"cp -r /{MODELS}/. /claim/ && cd /claim && sha256sum -c {CHECKSUMS}"
-    container = {
-        "name": "stage",
-        "image": wanted.modelcar,
-        "command": ["sh", "-c", command],
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
-        "volumeMounts": [{"name": "claim", "mountPath": "/claim"}],
-    }
-    volume = {"name": "claim", "persistentVolumeClaim": {"claimName": wanted.claim}}
-    pod = {"restartPolicy": "OnFailure", "containers": [container], "volumes": [volume]}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": f"{wanted.claim}-stage"},
-        "spec": {"backoffLimit": 3, "template": {"spec": pod}},
-    }
 
 
 def _write_readme(artefacts: Sequence[Artefact], wanted: Wanted, setup: Setup) -> str:
