@@ -59,7 +59,7 @@ BY_NAME = {
     "cli/_group.py",
     "cli/train.py",
     "core/lazy.py",
-    "deploying/targets/registry.py",
+    "deploying/targets/target_rows.py",
     "engine/kernels/cuda/ahead.py",
     "knowledge/methods.py",
 }

@@ -20,7 +20,7 @@ from draftwise.checkpoints.quoting import quote
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = [
     "IDENTITY_FILE",

@@ -14,7 +14,7 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.core import Window
-from draftwise.guarding.loop import Tick
+from draftwise.guarding.service_guard import Tick
 
 __all__ = ["JsonShow", "TextShow", "tick_to_dict"]
 
@@ -49,7 +49,7 @@ class TextShow:
 
 
 def tick_to_dict(tick: Tick) -> dict[str, Any]:
-    """Return what one sight came to as JSON."""
+    """Return what one snapshot came to as JSON."""
     return {
         "at_s": tick.at_s,
         "replicas": [*_replicas("spec", tick.reading.spec, tick), *_replicas("plain", tick.reading.plain, tick)],

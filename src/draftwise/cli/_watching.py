@@ -19,8 +19,8 @@ from draftwise.cli._console import open_console
 from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
 from draftwise.core import Diagnosis, Finding, Window
-from draftwise.watching.rows import sight_to_dict
-from draftwise.watching.watcher import UNREAD, Sight
+from draftwise.watching.rows import snapshot_to_dict
+from draftwise.watching.watcher import UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
@@ -32,12 +32,12 @@ _MOST_FINDINGS = 3
 
 
 class Show(Protocol):
-    """Where sights are shown."""
+    """Where snapshots are shown."""
 
     def open(self) -> AbstractContextManager[object]:
         """Return what lasts as long as something is shown."""
 
-    def show(self, sight: Sight) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Show one more."""
 
 
@@ -57,9 +57,9 @@ class JsonShow:
         """Return nothing that lasts."""
         return nullcontext()
 
-    def show(self, sight: Sight) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Print the object."""
-        row = sight_to_dict(sight, self._yardstick, unanswered=self._unanswered)
+        row = snapshot_to_dict(snapshot, self._yardstick, unanswered=self._unanswered)
         click.echo(json.dumps(row, indent=1 if self._once else None, allow_nan=False))
 
 
@@ -80,13 +80,13 @@ class TextShow:
         """Return nothing that lasts."""
         return nullcontext()
 
-    def show(self, sight: Sight) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Print its rows and findings."""
         if not self._once:
-            self._console.print(Text(_clock(sight), "dim"))
-        for line in _list_rows(sight, self._yardstick):
+            self._console.print(Text(_clock(snapshot), "dim"))
+        for line in _list_rows(snapshot, self._yardstick):
             self._console.print(line, soft_wrap=True)
-        for block in _render(sight.findings):
+        for block in _render(snapshot.findings):
             self._console.print(block)
         while self._unanswered:
             self._console.print(Text(self._unanswered.pop(0), "dim"), soft_wrap=True)
@@ -109,21 +109,21 @@ class LiveShow:
         """Return the display, which is up while it is entered."""
         return self._live
 
-    def show(self, sight: Sight) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Replace what is shown."""
-        for pool in sight.pools:
-            whole = Window.pooled(window for window in sight.windows if window.pool == pool)
+        for pool in snapshot.pools:
+            whole = Window.pooled(window for window in snapshot.windows if window.pool == pool)
             if whole is not None and whole.tokens_per_step is not None:
                 self._courses.setdefault(pool, deque(maxlen=_MOST_BARS)).append(whole.tokens_per_step)
-        self._live.update(Group(*self._render(sight)), refresh=True)
+        self._live.update(Group(*self._render(snapshot)), refresh=True)
 
-    def _render(self, sight: Sight) -> Iterator[RenderableType]:
-        yield Text(_clock(sight), "dim")
-        for pool in sight.pools:
-            yield from _rows_of(pool, sight, self._yardstick)
+    def _render(self, snapshot: Snapshot) -> Iterator[RenderableType]:
+        yield Text(_clock(snapshot), "dim")
+        for pool in snapshot.pools:
+            yield from _rows_of(pool, snapshot, self._yardstick)
             if pool != PLAIN and pool in self._courses:
                 yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
-        yield from _render(sight.findings[:_MOST_FINDINGS])
+        yield from _render(snapshot.findings[:_MOST_FINDINGS])
         yield from (Text(sentence, "dim") for sentence in self._unanswered)
 
 
@@ -146,19 +146,19 @@ def draw_course(values: Iterable[float]) -> str:
     return "".join(_BARS[min(max(height, 0), len(_BARS) - 1)] for height in heights)
 
 
-def _clock(sight: Sight) -> str:
-    return datetime.fromtimestamp(sight.at_s).strftime("%H:%M:%S")
+def _clock(snapshot: Snapshot) -> str:
+    return datetime.fromtimestamp(snapshot.at_s).strftime("%H:%M:%S")
 
 
-def _list_rows(sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
-    for pool in sight.pools:
-        yield from _rows_of(pool, sight, yardstick)
+def _list_rows(snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
+    for pool in snapshot.pools:
+        yield from _rows_of(pool, snapshot, yardstick)
 
 
-def _rows_of(pool: str, sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
+def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
     """Yield what a pool does, and under it what it costs."""
-    windows = sight.of(pool)
-    whole, plain = Window.pooled(windows), Window.pooled(sight.of(PLAIN))
+    windows = snapshot.of(pool)
+    whole, plain = Window.pooled(windows), Window.pooled(snapshot.of(PLAIN))
     if whole is None:
         return
     parts = [_count_replicas(windows), _number(whole.load.running, "{:.1f} running")]

@@ -12,8 +12,8 @@ import click
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploying.record import SETUP
-from draftwise.deploying.verify.manifests import read_setup
+from draftwise.deploying.deployment_folder import SETUP
+from draftwise.deploying.verify.manifest_files import read_setup
 
 __all__ = ["bundle"]
 
@@ -70,9 +70,9 @@ def make(
     Checkpoints are looked at first: missing shards or tensors, a missing tokenizer, pointers that Git left, links that
     lead elsewhere. An interrupted command goes on where it was when it is given again; DIR appears when it is whole.
     """
-    from draftwise.deploying.bundle.pack import Wanted, pack
+    from draftwise.deploying.bundle import BundleOptions, pack
 
-    wanted = Wanted(image=image, modelcar=modelcar, claim=claim, wheels=wheels, mirror=mirror)
+    wanted = BundleOptions(image=image, modelcar=modelcar, claim=claim, wheels=wheels, mirror=mirror)
     copied = 0
 
     def tell(count: int) -> None:
@@ -97,7 +97,7 @@ def verify(folder: Path, as_json: bool) -> None:
 
     The exit code is 1 if something is wrong, and 2 if DIR is no bundle.
     """
-    from draftwise.deploying.bundle.pack import verify_bundle
+    from draftwise.deploying.bundle import verify_bundle
 
     findings = verify_bundle(folder)
     if as_json:

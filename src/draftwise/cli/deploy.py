@@ -12,11 +12,11 @@ import click
 
 from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
 from draftwise.core import Baseline, Device, InvalidSetup, Setup, Severity
-from draftwise.deploying import TARGETS, Evidence, Mode, Platform, make_order, read_layout
+from draftwise.deploying import TARGETS, Mode, Platform, RunEvidence, make_order, read_layout
 from draftwise.deploying import deploy as write_files
-from draftwise.deploying.files import Folder
+from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale
-from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
 
@@ -135,7 +135,7 @@ def deploy(
         setup, evidence = _read_run(Path(sources[0]), candidate, version, target, gpu)
     else:
         setup = _with_gpu(_read_setup(sources, spec, engine_flags, target, version, env_files), gpu)
-        evidence = Evidence()
+        evidence = RunEvidence()
     if edited is not None:
         if to is not None or out is not None:
             raise click.UsageError("--edit changes a file that is there; --to and --out write new ones.")
@@ -156,7 +156,7 @@ def deploy(
         raise click.UsageError(f"--kserve, --mode, --layout and --service-account go with --to {taking}.")
     platform = replace(platform, verifier=verifier, scale=_read_scale(max_replicas, requests_per_replica))
     prefix = metrics_prefix if observe else None
-    proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
+    proxy = None if kind is None else ProxyOptions(kind=kind, share=share, spec=spec_address, plain=plain_address)
     folder = write_files(replace(order, platform=platform, owner=owner), to, metrics_prefix=prefix, proxy=proxy)
     if canary is not None:
         folder = _add_probe(folder, setup, canary, access)
@@ -187,10 +187,9 @@ def _add_probe(folder: Folder, setup: Setup, url: str, access: Mapping[str, Any]
     from draftwise.backends.probed import ProbedPair
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask_again, load_prompts
-    from draftwise.deploying.record import BASELINE
-    from draftwise.deploying.verify.server import verify_server
-    from draftwise.watching.fingerprint import take_answers
-    from draftwise.watching.recording import record_baseline
+    from draftwise.deploying.deployment_folder import BASELINE
+    from draftwise.deploying.verify.running_server import verify_server
+    from draftwise.watching.fingerprint import record_baseline, take_answers
 
     headers = {each.name: each.value for each in read_headers(access)}
     repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
@@ -233,8 +232,8 @@ def _find_start(given_s: float | None, path: Path | None) -> float | None:
 
 def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, writes: bool, as_json: bool) -> None:
     """Show how a file changes so that its server speculates as a setup does, and change it on request."""
-    from draftwise.deploying.edit.edit import edit_as
-    from draftwise.deploying.files import replace_text
+    from draftwise.deploying.deployment_folder import replace_text
+    from draftwise.deploying.edit import edit_as
     from draftwise.setups.read import find_texts
 
     (source,) = find_texts(path)
@@ -275,11 +274,11 @@ def _read_setup(
 
 def _read_run(
     path: Path, candidate: str | None, version: str | None, target: str | None, gpu: str | None
-) -> tuple[Setup, Evidence]:
+) -> tuple[Setup, RunEvidence]:
     """Return what a run adopted, with what it found."""
     from draftwise.deciding.comparison.step_times import trace_step_times
     from draftwise.deciding.conclusions import conclude_run
-    from draftwise.deploying.baseline import find_expected
+    from draftwise.deploying.observe.promise import find_expected
     from draftwise.reporting.sentences import describe_decision
     from draftwise.runs import RunDirectory
 
@@ -295,7 +294,7 @@ def _read_run(
     version, target = version or arm.setup.engine_version, target or arm.setup.target
     setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
-    evidence = Evidence(
+    evidence = RunEvidence(
         run=path.resolve().name,
         headline=describe_decision(decision),
         rollback=rules,

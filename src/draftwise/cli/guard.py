@@ -16,10 +16,10 @@ from draftwise.cli._baseline import read_baseline
 from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
 
 if TYPE_CHECKING:
-    from draftwise.guarding.loop import Guard, Tick
-    from draftwise.guarding.reading import ProbeReading
-    from draftwise.guarding.store import Store
-    from draftwise.watching.pages import HttpPage
+    from draftwise.guarding.guard_state import Store
+    from draftwise.guarding.service_guard import ServiceGuard, Tick
+    from draftwise.guarding.service_reading import ProbeReading
+    from draftwise.watching.watcher import HttpPage
 
 __all__ = ["guard"]
 
@@ -73,7 +73,7 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
           --state g.json --act haproxy=/run/haproxy.sock --act patch=deploy/ --probe
       draftwise guard --state g.json --undo
     """
-    from draftwise.guarding.store import Store
+    from draftwise.guarding.guard_state import Store
 
     store = Store(state_file)
     if undoes or acknowledges:
@@ -93,9 +93,9 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
 
 async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
     """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
-    from draftwise.guarding.recorded import read_recorded
-    from draftwise.guarding.store import KEPT_DAYS
-    from draftwise.watching.prometheus_api import PrometheusApi
+    from draftwise.guarding.guard_state import KEPT_DAYS
+    from draftwise.guarding.recorded_history import read_recorded
+    from draftwise.watching.prometheus import PrometheusApi
 
     now_s, api = time.time(), PrometheusApi(given["prometheus_url"])
     try:
@@ -129,7 +129,7 @@ def _acknowledge(store: Store) -> None:
 def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpPage]:
     from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
-    from draftwise.watching.pages import open_pages
+    from draftwise.watching.watcher import open_pages
 
     pools = {"spec": tuple(urls), "plain": tuple(given["plain_urls"])}
     headers = read_headers(given)
@@ -142,11 +142,11 @@ def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpP
     return pages
 
 
-def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Guard:
+def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> ServiceGuard:
     from draftwise.guarding.executors import parse_executor
     from draftwise.guarding.lease import open_leases
-    from draftwise.guarding.loop import Guard, Means
-    from draftwise.guarding.reading import Rules
+    from draftwise.guarding.service_guard import Means, ServiceGuard
+    from draftwise.guarding.service_reading import Rules
     from draftwise.watching.yardstick import Yardstick
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in ("spec", "plain"))
@@ -164,7 +164,7 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
     leases = open_leases(store.path, spec, every_s=given["every_s"])
     probe = _make_probe(baseline, given) if given["probes"] else None
     means = Means(executors=executors, leases=leases, probe=probe)
-    return Guard(spec, plain, rules=rules, store=store, means=means)
+    return ServiceGuard(spec, plain, rules=rules, store=store, means=means)
 
 
 def _find_baseline(given: Mapping[str, Any]) -> Baseline | None:
@@ -175,7 +175,7 @@ def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable
     """Return what asks a replica a few prompts."""
     from draftwise.cli._access import read_headers
     from draftwise.cli._probing import ask, load_prompts
-    from draftwise.guarding.probing import read_probe, refuse_unless_comparable
+    from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable
     from draftwise.measure.access import find_headers
 
     known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
@@ -187,12 +187,12 @@ def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable
     return probe
 
 
-async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:
+async def _run(made: ServiceGuard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:
     """Look until the operator ends it, or until a decision could be made, and return what was found last."""
     from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.cli._guarding import JsonShow, TextShow
-    from draftwise.guarding.reading import MIN_WINDOWS
-    from draftwise.watching.diagnose import Asked
+    from draftwise.guarding.service_reading import MIN_WINDOWS
+    from draftwise.watching.diagnose import SideInfo
     from draftwise.watching.watcher import Watcher
 
     if given["once"]:
@@ -202,10 +202,10 @@ async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any])
     baseline = _find_baseline(given)
     tick, num_looks = None, 0
     with suppress(asyncio.CancelledError):
-        async with aclosing(Watcher(pages).sights(given["every_s"])) as sights:
+        async with aclosing(Watcher(pages).snapshots(given["every_s"])) as snapshots:
             try:
-                async for sight in sights:
-                    tick, num_looks = await made.tick(add_diagnoses(sight, baseline, Asked())), num_looks + 1
+                async for snapshot in snapshots:
+                    tick, num_looks = await made.tick(add_diagnoses(snapshot, baseline, SideInfo())), num_looks + 1
                     show.show(tick)
                     if given["once"] and num_looks * given["every_s"] >= made.hold_s and num_looks >= MIN_WINDOWS:
                         break

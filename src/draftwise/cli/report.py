@@ -15,7 +15,7 @@ from draftwise.cli._decision import show_decision
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.deciding.interchange import FORMATS, export_run
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.measure.context import add_notes
 from draftwise.reporting.markdown import render_markdown
 from draftwise.reporting.page import write_conclusions

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.files import prove
-from draftwise.deploying.rollback import Rollback, plan_rollback, run
+from draftwise.deploying.deployment_folder import prove
+from draftwise.deploying.rollback_plan import RollbackPlan, plan_rollback, run
 
 __all__ = ["rollback"]
 
@@ -57,7 +57,7 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
         click.echo(f"It leaves behind: {way.leaves}")
 
 
-def _tell(way: Rollback) -> None:
+def _tell(way: RollbackPlan) -> None:
     start = [("Start the twin", way.start), (way.commit, "")]
     start.insert(0 if way.moves_first else len(start), (way.move, ""))
     steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]

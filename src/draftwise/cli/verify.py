@@ -11,7 +11,7 @@ import click
 
 from draftwise.cli._findings import Judged, fail_option, has_failed, shape_options, show_as
 from draftwise.core import InvalidSetup, Setup, Severity
-from draftwise.deploying.verify.manifests import find_ordered, read_setup, report_of, verify_folder, verify_text
+from draftwise.deploying.verify.manifest_files import find_ordered, read_setup, report_of, verify_folder, verify_text
 from draftwise.plan.check import Report
 from draftwise.setups.read import SourceText, find_texts, read_stdin
 
@@ -124,7 +124,7 @@ def _probe(url: str, setup: Setup, given: Mapping[str, Any]) -> Judged:
     from draftwise.backends.url import UrlBackend
     from draftwise.cli._access import read_headers
     from draftwise.cli._baseline import read_baseline
-    from draftwise.deploying.verify.server import verify_server
+    from draftwise.deploying.verify.running_server import verify_server
     from draftwise.measure.probe import load_probe, probe
     from draftwise.watching.fingerprint import judge_probe
 
@@ -144,14 +144,14 @@ def _probe(url: str, setup: Setup, given: Mapping[str, Any]) -> Judged:
 
 
 def _read_log(name: str, setup: Setup) -> Judged:
-    from draftwise.deploying.verify.log import verify_log
+    from draftwise.deploying.verify.running_server import verify_log
 
     text = _open(name)
     return _say(text.name, report_of(*verify_log(text, setup), setup=setup), "started as it was ordered")
 
 
 def _read_objects(name: str, setup: Setup) -> tuple[list[Judged], list[tuple[str, str]]]:
-    from draftwise.deploying.verify.cluster import list_commands, read_objects, verify_object
+    from draftwise.deploying.verify.cluster_objects import list_commands, read_objects, verify_object
 
     text = _open(name)
     objects = read_objects(text)
@@ -173,7 +173,7 @@ def _open(source: str) -> SourceText:
 
 
 def _compare(sent: SourceText, returned: str) -> Report:
-    from draftwise.deploying.verify.returned import compare_returned
+    from draftwise.deploying.api_server import compare_returned
 
     try:
         return report_of(*compare_returned(sent, _open(returned)))

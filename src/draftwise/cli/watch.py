@@ -19,10 +19,10 @@ from draftwise.core import Finding, InvalidSetup, Severity, UnreadableSource, Wi
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
     from draftwise.core import Baseline
-    from draftwise.watching.diagnose import Asked
+    from draftwise.watching.diagnose import SideInfo
     from draftwise.watching.fingerprint import Fingerprint
-    from draftwise.watching.rollout import Step
-    from draftwise.watching.watcher import Sight, Watching
+    from draftwise.watching.rollout import SetupStep
+    from draftwise.watching.watcher import Snapshot, Watching
 
 __all__ = ["watch"]
 
@@ -81,8 +81,10 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
         raise click.UsageError("Give --json or --live, not both.")
     request = _read_request(given)
     make_show = partial(_make_show, request, as_json=as_json, live=live)
-    sight = _see_log(request, make_show()) if request.log_file else asyncio.run(_watch(request, make_show, interval_s))
-    sys.exit(_judge(sight))
+    snapshot = (
+        _see_log(request, make_show()) if request.log_file else asyncio.run(_watch(request, make_show, interval_s))
+    )
+    sys.exit(_judge(snapshot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +102,9 @@ class _Request:
     wants_probe: bool
     own_prompts: str | None
     record_file: Path | None
-    asked: Asked | None
+    asked: SideInfo | None
     since: str | None
-    step: Step | None
+    step: SetupStep | None
     """From the setup before a roll-out to today's."""
 
 
@@ -141,17 +143,17 @@ def _read_baseline(path: Path) -> Baseline:
     return read_baseline(path)
 
 
-def _read_asked(setup_file: Path | None, start_log: Path | None, step: Step | None) -> Asked | None:
+def _read_asked(setup_file: Path | None, start_log: Path | None, step: SetupStep | None) -> SideInfo | None:
     """Return what files say of the service; what reads a setup takes as long to import as all the rest."""
     if setup_file is None and start_log is None:
         return None
-    from draftwise.watching.configured import read_asked
+    from draftwise.watching.configured import read_side_info
 
-    asked = read_asked(setup_file, start_log)
+    asked = read_side_info(setup_file, start_log)
     return asked if step is None else replace(asked, releases=step.releases)
 
 
-def _compare_setups(before: Path | None, after: Path | None) -> Step | None:
+def _compare_setups(before: Path | None, after: Path | None) -> SetupStep | None:
     if before is None:
         return None
     if after is None:
@@ -201,20 +203,20 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
         )
 
 
-def _see_log(request: _Request, show: Show) -> Sight:
+def _see_log(request: _Request, show: Show) -> Snapshot:
     from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.watching.log import see_log
 
     name = request.log_file or ""
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
-            sight = see_log(lines, name="stdin" if name == "-" else name)
+            snapshot = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
-    sight = add_diagnoses(sight, request.baseline, request.asked)
+    snapshot = add_diagnoses(snapshot, request.baseline, request.asked)
     with show.open():
-        show.show(sight)
-    return sight
+        show.show(snapshot)
+    return snapshot
 
 
 def _unreadable(name: object, error: Exception) -> InvalidSetup:
@@ -227,67 +229,68 @@ def _open(request: _Request) -> Watching:
         from draftwise.watching.prometheus import PrometheusWatcher
 
         return PrometheusWatcher(request.prometheus_url, model=request.model, headers=request.headers["spec"])
-    from draftwise.watching.pages import open_pages
-    from draftwise.watching.watcher import Watcher
+    from draftwise.watching.watcher import Watcher, open_pages
 
     return Watcher(open_pages(request.urls, request.headers))
 
 
-async def _watch(request: _Request, make_show: Callable[[], Show], interval_s: float) -> Sight | None:
+async def _watch(request: _Request, make_show: Callable[[], Show], interval_s: float) -> Snapshot | None:
     """Show what is seen until the operator ends it, and return the last of it.
 
     The first look is taken before all else: what shows and judges it is imported while the interval passes.
     """
-    sight = None
+    snapshot = None
     watching = _open(request)
     with suppress(asyncio.CancelledError):
         await watching.begin()
         show = make_show()
         with show.open():
-            async with aclosing(watching.sights(interval_s)) as sights:
-                async for seen in sights:
-                    sight = await _judge_sight(request, watching, seen)
-                    show.show(sight)
+            async with aclosing(watching.snapshots(interval_s)) as snapshots:
+                async for seen in snapshots:
+                    snapshot = await _judge_sight(request, watching, seen)
+                    show.show(snapshot)
                     if request.once:
                         break
-    return sight
+    return snapshot
 
 
-async def _judge_sight(request: _Request, watching: Watching, sight: Sight) -> Sight:
+async def _judge_sight(request: _Request, watching: Watching, snapshot: Snapshot) -> Snapshot:
     """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
     from draftwise.cli._diagnosing import add_diagnoses
 
-    findings, fingerprints = await _ask(request, sight)
-    notes, earlier, sight = await _look_back(request, watching, sight)
-    whole = replace(sight, findings=(*sight.findings, *findings, *notes))
+    findings, fingerprints = await _ask(request, snapshot)
+    notes, earlier, snapshot = await _look_back(request, watching, snapshot)
+    whole = replace(snapshot, findings=(*snapshot.findings, *findings, *notes))
     return add_diagnoses(whole, request.baseline, request.asked, fingerprints, earlier)
 
 
 async def _look_back(
-    request: _Request, watching: Watching, sight: Sight
-) -> tuple[tuple[Finding, ...], Window | None, Sight]:
+    request: _Request, watching: Watching, snapshot: Snapshot
+) -> tuple[tuple[Finding, ...], Window | None, Snapshot]:
     """Return what changed with a roll-out, the window before it and what is seen since, where that is asked for."""
     about_step = () if request.step is None else request.step.findings
-    if request.since is None or sight.findings:
-        return about_step, None, sight
+    if request.since is None or snapshot.findings:
+        return about_step, None, snapshot
     from draftwise.watching.prometheus import PrometheusWatcher
     from draftwise.watching.rollout import parse_time, tell_rollout
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
     if rollout is not None:
-        sight = await watching.look(since_s=rollout.ended_s)
-    before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
-    return (tell_rollout(rollout, before, after), *about_step), before, sight
+        snapshot = await watching.look(since_s=rollout.ended_s)
+    before, after = (
+        Window.pooled(each for each in side if each.pool != "plain") for side in (windows, snapshot.recent)
+    )
+    return (tell_rollout(rollout, before, after), *about_step), before, snapshot
 
 
-async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
+async def _ask(request: _Request, snapshot: Snapshot) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
     """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
-    unread = {finding.where for finding in sight.findings}
+    unread = {finding.where for finding in snapshot.findings}
     if not (request.wants_probe or request.record_file):
         return (), ()
     from draftwise.cli._probing import load_prompts, probe_servers, record
-    from draftwise.watching.pages import name_server
+    from draftwise.watching.watcher import name_server
 
     urls = [url for url in map(name_server, request.urls["spec"]) if url not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
@@ -298,14 +301,14 @@ async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tu
         findings = tuple(finding for finding, _ in judged)
         fingerprints = tuple(each for _, each in judged if each is not None)
     if request.record_file is not None and urls:
-        window = Window.pooled(sight.of("spec"))
+        window = Window.pooled(snapshot.of("spec"))
         findings += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
     return findings, fingerprints
 
 
-def _judge(sight: Sight | None) -> int:
+def _judge(snapshot: Snapshot | None) -> int:
     """Return the exit code of what was seen last."""
-    findings: Sequence[Finding] = () if sight is None else sight.findings
+    findings: Sequence[Finding] = () if snapshot is None else snapshot.findings
     if any(finding.code == _UNREAD for finding in findings):
         return _EXIT_UNREAD
     return _EXIT_FINDING if any(each.severity is not Severity.INFO for each in findings) else _EXIT_GOOD

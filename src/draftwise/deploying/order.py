@@ -12,19 +12,19 @@ from typing import Literal
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
-from draftwise.deploying.weights_layout import Layout, Placement
+from draftwise.deploying.weights_layout import Layout, WeightsPlacement
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
 __all__ = [
-    "Evidence",
     "Host",
     "Mode",
-    "Order",
     "Platform",
+    "RunEvidence",
     "Scale",
+    "ServiceOrder",
     "find_lull_s",
     "make_order",
     "refuse_other_hosts",
@@ -57,7 +57,7 @@ _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class RunEvidence:
     """What was measured of a setup, for those who read its files later."""
 
     run: str = ""
@@ -82,7 +82,7 @@ class Evidence:
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
-    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> Evidence:
+    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> RunEvidence:
         """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over.
 
         Args:
@@ -149,7 +149,7 @@ class Platform:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ServiceOrder:
     """One service."""
 
     name: str
@@ -164,8 +164,8 @@ class Order:
     """How long a start may take before it counts as failed."""
     owner: str = ""
     """Who answers for it; empty where nobody is named."""
-    evidence: Evidence = field(default_factory=Evidence)
-    placement: Placement = field(default_factory=Placement)
+    evidence: RunEvidence = field(default_factory=RunEvidence)
+    placement: WeightsPlacement = field(default_factory=WeightsPlacement)
     platform: Platform = field(default_factory=Platform)
 
     @property
@@ -208,13 +208,13 @@ class Order:
         }
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
 
-    def without_speculation(self) -> Order:
+    def without_speculation(self) -> ServiceOrder:
         """Return the twin: the same server, without speculation."""
         plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
         return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
 
 
-def find_lull_s(order: Order) -> int:
+def find_lull_s(order: ServiceOrder) -> int:
     """Return the seconds of low load after which a replica is removed: at least as long as its start may take."""
     return min(max(_SHORTEST_LULL_S, order.startup_s), _LONGEST_LULL_S)
 
@@ -225,8 +225,8 @@ def make_order(
     name: str = "",
     image: str = "",
     cold_start_s: float | None = None,
-    evidence: Evidence | None = None,
-) -> Order:
+    evidence: RunEvidence | None = None,
+) -> ServiceOrder:
     """Return the order for a setup.
 
     Args:
@@ -252,12 +252,12 @@ def make_order(
             where="--name",
             fix="Use at most 52 lower-case letters, digits and dashes, a letter first, e.g. llama-8b.",
         )
-    evidence, setup = evidence or Evidence(), count_device(setup)
+    evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
     if cold_start_s is None:
         remarks = (*remarks, f"How long a cold start takes: {startup_s:.0f} s is a guess (--cold-start-s gives it).")
-    return Order(
+    return ServiceOrder(
         name=name,
         pool="plain" if setup.spec is None else "spec",
         setup=setup,

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.machine.cache import cache_folder
-from draftwise.machine.files import open_lock, write_whole
+from draftwise.machine.folders import cache_folder
+from draftwise.machine.whole_files import open_lock, write_whole
 
 __all__ = ["Lease", "locked", "open_leases"]
 

@@ -40,7 +40,7 @@ from draftwise.core import (
     TurnRecord,
     Workload,
 )
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.runs.manifest import make_manifest, read_manifest, to_plan
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
 from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_turn, turn_to_row

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from draftwise.core import Calibration, Profile, StorageError, UnreadableSource
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = ["read_calibration", "read_document", "read_profile", "write_document"]
 

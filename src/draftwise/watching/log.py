@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.knowledge.stats_log import read_stats_log
-from draftwise.watching.watcher import RECENT_S, Recent, Sight
+from draftwise.watching.watcher import RECENT_S, Recent, Snapshot
 
 __all__ = ["read_log", "see_log"]
 
@@ -32,7 +32,7 @@ class _Entry:
     is_about_drafts: bool = False
 
 
-def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Sight:
+def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Snapshot:
     """Return what the last minutes of a log say.
 
     Args:
@@ -45,10 +45,10 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         recent.add([window])
         last = window
     if last is None:
-        return Sight(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
-    return Sight(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
+    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

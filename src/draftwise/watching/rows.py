@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwise.core import Window
-from draftwise.watching.watcher import Sight
+from draftwise.watching.watcher import Snapshot
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = ["sight_to_dict"]
+__all__ = ["snapshot_to_dict"]
 
 _READINGS = (
     "tokens_per_step",
@@ -35,23 +35,23 @@ _READINGS = (
 """Properties of a window, by the names that JSON has for them."""
 
 
-def sight_to_dict(sight: Sight, yardstick: Yardstick, *, unanswered: Sequence[str]) -> dict[str, Any]:
+def snapshot_to_dict(snapshot: Snapshot, yardstick: Yardstick, *, unanswered: Sequence[str]) -> dict[str, Any]:
     """Return what was seen at one time.
 
     Args:
-        sight: what was seen, with all findings.
+        snapshot: what was seen, with all findings.
         yardstick: what it was held against.
         unanswered: what could not be told, a sentence each.
     """
     return {
-        "at_s": sight.at_s,
+        "at_s": snapshot.at_s,
         "expected": {
             "tokens_per_step": yardstick.tokens_per_step,
             "break_even": yardstick.break_even,
             "crossover": yardstick.crossover,
         },
-        "pools": [_pool_to_dict(sight.of(pool)) for pool in sight.pools],
-        "findings": [finding.to_dict() for finding in sight.findings],
+        "pools": [_pool_to_dict(snapshot.of(pool)) for pool in snapshot.pools],
+        "findings": [finding.to_dict() for finding in snapshot.findings],
         "unanswered": list(unanswered),
     }
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from draftwise.deploying.deployment_folder import SETUP
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import Promise
-from draftwise.deploying.order import Order
-from draftwise.deploying.record import SETUP
+from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import fill_part
 from draftwise.setups.write import write_json
 
@@ -52,7 +52,7 @@ def find_window(promise: Promise) -> AnalysisWindow:
     return AnalysisWindow(seconds=60 * ceil(min(max(wanted, _LEAST_S), _MOST_S) / 60), requests=requests)
 
 
-def make_analysis(order: Order, naming: Naming, promise: Promise) -> dict[str, Any]:
+def make_analysis(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
     """Return the AnalysisTemplate: failure under the break-even, success from the wanted gain, else inconclusive."""
     window, least = find_window(promise), promise.worthwhile
     canary, stable = (_query_seconds_per_token(naming, window, f'pool="{{{{args.{side}}}}}"') for side in _SIDES)
@@ -81,24 +81,24 @@ def make_analysis(order: Order, naming: Naming, promise: Promise) -> dict[str, A
     return _fill("analysis", order, analysis_args=pairs, metrics=found)
 
 
-def make_setup_map(order: Order) -> dict[str, Any]:
+def make_setup_map(order: ServiceOrder) -> dict[str, Any]:
     """Return the ConfigMap with the setup, for the job that verifies a canary."""
     return _fill("setup_map", order, setup=write_json(order.setup))
 
 
-def make_metric_template(order: Order, naming: Naming, promise: Promise) -> dict[str, Any]:
+def make_metric_template(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
     """Return the MetricTemplate of Flagger; its threshold stands in a Canary (`make_canary_metric`)."""
     pods = ('namespace="{{ namespace }}"', 'pod=~"{{ target }}-[0-9a-zA-Z]+(-[0-9a-zA-Z]+)"')
     query = _query_tokens_per_step(naming, find_window(promise), *pods)
     return _fill("metric_template", order, prometheus=PROMETHEUS, query=query)
 
 
-def _fill(part: str, order: Order, **values: object) -> dict[str, Any]:
+def _fill(part: str, order: ServiceOrder, **values: object) -> dict[str, Any]:
     filled: dict[str, Any] = fill_part(part, order, values, of=_TEMPLATE)
     return filled
 
 
-def make_canary_metric(order: Order, promise: Promise) -> dict[str, Any]:
+def make_canary_metric(order: ServiceOrder, promise: Promise) -> dict[str, Any]:
     """Return the item of a Canary's `analysis.metrics` that fails under the break-even."""
     name = f"{order.service}-tokens-per-step"
     return {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.knowledge.vllm import Release, get_release
 
 __all__ = ["PROMETHEUS", "VLLM", "Naming", "name_for"]
@@ -57,7 +57,7 @@ class Naming:
             yield from (name.removeprefix(VLLM) + suffix for suffix in _SUFFIXES[row["kind"]])
 
 
-def name_for(order: Order, prefix: str) -> Naming:
+def name_for(order: ServiceOrder, prefix: str) -> Naming:
     """Return how the metrics of an order's server are named.
 
     Raises:

@@ -18,7 +18,7 @@ from draftwise.deploying.observe.analysis import (
 from draftwise.deploying.observe.naming import VLLM, Naming, name_for
 from draftwise.deploying.observe.promise import Promise, find_promise
 from draftwise.deploying.observe.rules import RuleSet, make_rules
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import dump_yaml, fill_part, read_template
 
 __all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
@@ -50,7 +50,7 @@ class Observation:
         return {name: about for name, (about, _) in self.files.items()}
 
 
-def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
+def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
     """Return what watches a service.
 
     Args:
@@ -85,7 +85,7 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | N
     )
 
 
-def _list_commands(order: Order, *, in_cluster: bool) -> Mapping[str, str]:
+def _list_commands(order: ServiceOrder, *, in_cluster: bool) -> Mapping[str, str]:
     if not in_cluster:
         does = "Watch it: the rules go under Prometheus' rule_files, what it scrapes under its scrape_configs"
         return {does: "promtool check rules observe/rules.yaml"}
@@ -108,17 +108,17 @@ _SCRAPE = """\
 """
 
 
-def _write(part: str, order: Order, **values: object) -> str:
+def _write(part: str, order: ServiceOrder, **values: object) -> str:
     return dump_yaml(fill_part(part, order, values, of=_TEMPLATE))
 
 
-def _watch_hosts(order: Order) -> dict[str, tuple[str, str]]:
+def _watch_hosts(order: ServiceOrder) -> dict[str, tuple[str, str]]:
     sides = (order, order.without_speculation())
     targets = [{"targets": [f"{each.name}:{each.port}"], "labels": {"pool": each.pool}} for each in sides]
     return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + _write("scrape", order, targets=targets))}
 
 
-def _watch_cluster(order: Order, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
+def _watch_cluster(order: ServiceOrder, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
     return {
         "prometheusrule.yaml": (
             "the same rules for the Prometheus operator",
@@ -131,7 +131,7 @@ def _watch_cluster(order: Order, rules: RuleSet, port: int) -> dict[str, tuple[s
     }
 
 
-def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, tuple[str, str]]:
+def _judge_canary(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, tuple[str, str]]:
     item = dump_yaml([make_canary_metric(order, promise)])
     use = "".join(f"# {line}\n" for line in ["In the Canary, under spec.analysis.metrics:", *item.splitlines()])
     fails = f"fails under {promise.break_even:.3g} tokens per step"
@@ -150,7 +150,7 @@ def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, t
     }
 
 
-def _make_dashboard(order: Order, naming: Naming) -> str:
+def _make_dashboard(order: ServiceOrder, naming: Naming) -> str:
     """Return the dashboard as JSON, to be imported or provisioned."""
     title = f"{order.service}: does speculation pay?"
     dashboard = {

@@ -15,7 +15,7 @@ from draftwise.deploying.observe.promise import (
     find_expected_coverage,
     find_promise,
 )
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import read_template
 from draftwise.knowledge.findings import get_finding
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
@@ -77,7 +77,7 @@ _ROLLBACK_CODES = {
 """The finding that a rule of the decision stands for, by the quantity that it watches."""
 
 
-def make_rules(order: Order, naming: Naming) -> RuleSet:
+def make_rules(order: ServiceOrder, naming: Naming) -> RuleSet:
     """Return the rules of a service: those whose metrics its release exports and whose numbers were measured."""
     constants = find_constants(order)
     lacking = {each.record: each.lack for each in constants if each.value is None}
@@ -97,7 +97,7 @@ def make_rules(order: Order, naming: Naming) -> RuleSet:
     return RuleSet(groups=groups, missing=missing)
 
 
-def find_constants(order: Order) -> Sequence[Constant]:
+def find_constants(order: ServiceOrder) -> Sequence[Constant]:
     """Return the numbers that the rules refer to."""
     promise = find_promise(order)
     unmeasured = "no run of `draftwise decide` that adopted this setup measured {}"
@@ -139,7 +139,7 @@ def _write_constant(constant: Constant, naming: Naming) -> dict[str, Any]:
     return {"record": constant.record, "expr": f"vector({constant.value:.6g})", "labels": labels}
 
 
-def _write_alert(alert: Alert, order: Order, naming: Naming) -> dict[str, Any]:
+def _write_alert(alert: Alert, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
     fact = get_finding(alert.code)
     who = "{{ $labels.model_name }}{{ with $labels.pool }}, pool {{ . }}{{ end }}"
     return {
@@ -155,7 +155,7 @@ def _write_alert(alert: Alert, order: Order, naming: Naming) -> dict[str, Any]:
     }
 
 
-def _write_rollback(rule: Rollback, order: Order, naming: Naming) -> dict[str, Any]:
+def _write_rollback(rule: Rollback, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
     """Return the alert of a rule of the decision, on the servers that speculate."""
     alert = make_alert(rule)
     action = "rollback" if rule.switch_to is None else "switch"
@@ -166,7 +166,7 @@ def _write_rollback(rule: Rollback, order: Order, naming: Naming) -> dict[str, A
     }
 
 
-def _cite(order: Order) -> Mapping[str, str]:
+def _cite(order: ServiceOrder) -> Mapping[str, str]:
     """Return what the decision said, for those who are woken up."""
     evidence = order.evidence
     return {"decision": _quote(evidence.headline), "run": evidence.run} if evidence.headline else {}

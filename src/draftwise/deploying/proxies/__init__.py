@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.deploying.proxies.pools import Front, ProxyKind, Wanted
+    from draftwise.deploying.proxies.pool_policy import Front, ProxyKind, ProxyOptions
     from draftwise.deploying.proxies.proxy import PROXIES, put_in_front
 
-__all__ = ["PROXIES", "Front", "ProxyKind", "Wanted", "put_in_front"]
+__all__ = ["PROXIES", "Front", "ProxyKind", "ProxyOptions", "put_in_front"]
 
-_MODULES = {"pools": "Front ProxyKind Wanted", "proxy": "PROXIES put_in_front"}
+_MODULES = {"pool_policy": "Front ProxyKind ProxyOptions", "proxy": "PROXIES put_in_front"}
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.deploying.proxies.policy import POOL_HEADER, Policy
-from draftwise.deploying.proxies.pools import Pools
+from draftwise.deploying.proxies.pool_policy import POOL_HEADER, Policy, Pools
 from draftwise.deploying.templating import dump_yaml, fill_part
 
 __all__ = ["render", "set_share"]

@@ -15,7 +15,7 @@ from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.openmp import Team
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.machine.cache import one_at_a_time
+from draftwise.machine.folders import one_at_a_time
 
 __all__ = ["CpuKernels"]
 

@@ -23,7 +23,7 @@ from draftwise.core import InvalidSetup, SpecConfig, StorageError
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.text.gguf_tokenizer import write_tokenizer
-from draftwise.machine.cache import cache_folder, one_at_a_time
+from draftwise.machine.folders import cache_folder, one_at_a_time
 
 __all__ = ["checkpoint_of", "unpack_models"]
 

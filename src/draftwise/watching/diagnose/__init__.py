@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwise.watching.diagnose.case import Asked, Expectation
 from draftwise.watching.diagnose.diagnose import diagnose
+from draftwise.watching.diagnose.pool_case import PoolExpectation, SideInfo
 
-__all__ = ["Asked", "Expectation", "diagnose"]
+__all__ = ["PoolExpectation", "SideInfo", "diagnose"]
