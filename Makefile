@@ -53,11 +53,12 @@ test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by sid
 	@echo "Static checks and both parts of the test suite: about six minutes on two cores; each prints when it has ended."
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check unit light
 
-check: $(VENV)/.installed ## Lint, types and architecture
+check: $(VENV)/.installed ## Lint, types, architecture, and counts of names and wordings that may only fall
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/static/counts.py
 
 unit: $(VENV)/.installed ## The tests that need the engine
 	$(BIN)/pytest -m engine $(PARALLEL) $(CORES)

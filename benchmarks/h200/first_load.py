@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cases import CASES, spec_config
 from http_load import Load, Server, run_load
+from record import machine
 from shapes import SCALES, write_folders, write_tokenizer
 
 from draftwise import __version__
@@ -104,28 +101,13 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
 
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """Return where and how the run takes place."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
-    try:
-        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        gpu = "none"
     versions = {"draftwise": __version__}
     for package in ("torch", "triton", "numba"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
-        "commit": args.commit,
-        "gpu": gpu,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "case": args.case,
-        "goals": GOALS,
-    }
+    return machine() | {"commit": args.commit, "versions": versions, "case": args.case, "goals": GOALS}
 
 
 def main() -> None:

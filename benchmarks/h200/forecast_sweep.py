@@ -51,6 +51,7 @@ from draftwise.core import (
     ReplayedTarget,
     Run,
 )
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
@@ -110,7 +111,7 @@ def forecast_all(
             output_tokens=asked["output_tokens"],
         )
         same = [each for each in made.cells if each.group == name and each.k == largest[each.setting]]
-        cells += [{"workload": name, **each.to_dict()} for each in same]
+        cells += [{"workload": name, **to_json(each)} for each in same]
         ends += [
             {"workload": name, "setting": e.setting, "value": e.value, "low": e.low, "high": finite(e.high)}
             for e in made.crossovers

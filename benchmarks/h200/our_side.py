@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import torch
 from cases import CASES
 from floors import kv_bytes_for
 from peer import obey
+from record import machine
 from shapes import SCALES, Scale, write_folders
 from side import Side
 
@@ -84,9 +82,7 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
     """Write a result with its provenance, if there is one and it is wanted."""
     if path is None or not result:
         return
-    about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
-    about |= {"draftwise": __version__, "torch": torch.__version__}
-    about |= {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}
+    about = machine() | {"draftwise": __version__, "torch": torch.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about | result, indent=1) + "\n")
 

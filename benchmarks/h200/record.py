@@ -17,7 +17,7 @@ from typing import Any
 
 from cases import PER_TOKEN_ACCEPTANCE
 
-__all__ = ["Record", "about", "command_line", "existing_path", "result_file"]
+__all__ = ["Record", "about", "command_line", "existing_path", "machine", "result_file"]
 
 _SHOWN = (
     "engine",
@@ -110,26 +110,29 @@ class Record:
         self.add("notes", {"text": text})
 
 
-def about(args: argparse.Namespace) -> dict[str, Any]:
-    """Return where and how the run takes place."""
+def machine() -> dict[str, Any]:
+    """Return when, on what and by which command this process runs."""
     fields = "name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         gpu = "none"
-    command = " ".join(["python", *sys.argv])
     return {
         "date": date.today().isoformat(),
-        "command": command.replace(args.vllm_python, "VLLM_PYTHON") if args.vllm_python else command,
-        "commit": args.commit,
+        "command": " ".join(["python", *sys.argv]),
         "gpu": gpu,
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "scale": args.scale,
-        "acceptance": getattr(args, "token_acceptance", PER_TOKEN_ACCEPTANCE)
-        if args.acceptance == "synthetic"
-        else "real",
-        "repeats": args.repeats,
     }
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    """Return where and how the run of a comparison takes place."""
+    found = machine()
+    if args.vllm_python:
+        found["command"] = found["command"].replace(args.vllm_python, "VLLM_PYTHON")
+    synthetic = getattr(args, "token_acceptance", PER_TOKEN_ACCEPTANCE)
+    found |= {"commit": args.commit, "scale": args.scale, "repeats": args.repeats}
+    return found | {"acceptance": synthetic if args.acceptance == "synthetic" else "real"}

@@ -16,8 +16,8 @@ from shapes import Folders, Scale
 
 from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 
 __all__ = ["OurFrontend", "Side", "fill_with_noise"]

@@ -28,9 +28,10 @@ import torch
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.core import Engine, Pending
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.outputs import Delta
+from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -71,7 +72,7 @@ class Traffic:
         self.rng = random.Random(seed)
         self._count = 0
 
-    def next(self) -> tuple[Request, tuple[int, ...] | None]:
+    def next(self) -> tuple[EngineRequest, tuple[int, ...] | None]:
         """Return a request, and the answer that it must get if that is known."""
         rng = self.rng
         self._count += 1
@@ -85,8 +86,8 @@ class Traffic:
         prompt = self._prompt()
         return self._request(prompt, self._params(self._longest - len(prompt))), None
 
-    def _request(self, prompt: list[int], params: SamplingParams) -> Request:
-        return Request(request_id=f"r{self._count}", prompt_token_ids=prompt, params=params)
+    def _request(self, prompt: list[int], params: SamplingParams) -> EngineRequest:
+        return EngineRequest(request_id=f"r{self._count}", prompt_token_ids=prompt, params=params)
 
     def _prompt(self) -> list[int]:
         """Return a prompt of one token to nearly the context: texts after each other, cut somewhere."""

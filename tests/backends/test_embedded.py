@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.backends import EmbeddedBackend
-from draftwise.backends.gpus import Placement
+from draftwise.backends.gpu_placement import GpuPlacement
 from draftwise.core import BackendError, InvalidSetup, Setup, SpecConfig
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2)
@@ -28,7 +28,7 @@ def test_the_users_mistake_is_told_as_the_server_tells_it(tmp_path: Path) -> Non
 
 
 def test_it_runs_on_the_gpu_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placement = Placement(gpus=("3",), sharing=2, utilization=0.45)
+    placement = GpuPlacement(gpus=("3",), sharing=2, utilization=0.45)
     backend = EmbeddedBackend("arm", Setup(target="t", spec=NGRAM), log=tmp_path / "arm.log", placement=placement)
     seen = {}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.backends.reply import Reply, ReplyError
+from draftwise.backends.connection import Reply, ReplyError
 
 EVENTS = [b'data: {"a": 1}\n\n', b"data: \xe2\x80\xa8\n\n", b"data: [DONE]\n\n"]
 BODY = b"".join(EVENTS)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from draftwise.backends import ServerInfo, UrlBackend
-from draftwise.backends.listener import is_served_here
+from draftwise.backends.address import is_served_here
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 
 

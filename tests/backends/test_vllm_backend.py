@@ -14,7 +14,7 @@ import pytest
 from tests.support.clocks import skip_time
 
 from draftwise.backends import VllmBackend
-from draftwise.backends.gpus import Placement
+from draftwise.backends.gpu_placement import GpuPlacement
 from draftwise.core import BackendError, InvalidSetup, Setup, SpecConfig
 
 VLLM = f"{sys.executable} {Path(__file__).parents[1] / 'support' / 'fake_vllm.py'}"
@@ -198,7 +198,7 @@ def test_a_command_that_is_not_there_is_refused_before_anything_starts(tmp_path:
 
 
 def test_where_it_runs_is_told(tmp_path: Path) -> None:
-    placement = Placement(gpus=("0",), sharing=2, utilization=0.45)
+    placement = GpuPlacement(gpus=("0",), sharing=2, utilization=0.45)
 
     async def body() -> None:
         backend = make(tmp_path, placement=placement)
@@ -269,10 +269,10 @@ def test_a_resting_server_burns_nothing_and_still_answers_when_awake(tmp_path: P
 @needs_proc
 @pytest.mark.parametrize(
     ("placement", "cores", "stopped"),
-    [(Placement(gpus=("0",)), 4, True), (Placement(gpus=("0",)), 64, False), (None, 64, True)],
+    [(GpuPlacement(gpus=("0",)), 4, True), (GpuPlacement(gpus=("0",)), 64, False), (None, 64, True)],
 )
 def test_a_gpu_server_is_only_stopped_where_cores_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement | None, cores: int, stopped: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: GpuPlacement | None, cores: int, stopped: bool
 ) -> None:
     pids = tmp_path / "pids"
 

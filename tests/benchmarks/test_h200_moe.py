@@ -16,8 +16,8 @@ from draftwise.plan.cost.fit import MeasuredStep, fit_machine
 from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
 from draftwise.plan.cost.model import fit_cost_model
 from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import BF16
 
 SCALE = SCALES["moe"]
 RESULT = Path(__file__).parents[2] / "benchmarks" / "h200" / "results" / "moe.json"

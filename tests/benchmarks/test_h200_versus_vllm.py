@@ -21,7 +21,7 @@ from record import Record
 from sanitize import Part, collect, read_logs, run_part
 from shapes import SCALES, Folders, write_tokenizer
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.support.combinations import tries
 from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
-from draftwise.checkpoints.headers import read_file, read_headers
-from draftwise.checkpoints.roles import role_of
+from draftwise.checkpoints.headers import read_file, read_headers, role_of
 from draftwise.core import InvalidSetup
 
 QUICK = settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

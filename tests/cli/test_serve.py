@@ -22,7 +22,7 @@ def test_help_does_not_import_torch():
 
 
 def test_the_servers_own_process_does_not_import_torch():
-    code = "import sys, draftwise.serve.server; print('torch' in sys.modules)"
+    code = "import sys, draftwise.serve.http_server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

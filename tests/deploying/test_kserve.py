@@ -19,7 +19,7 @@ from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.rollback_plan import plan_rollback
 from draftwise.deploying.weights_layout import Layout
 from draftwise.setups.read import SourceText, read_setups
-from draftwise.setups.read.manifests.admission import find_refusals
+from draftwise.setups.read.manifests.inference_services import find_refusals
 
 RELEASES = ["0.15.2", "0.16", "0.18", "0.20"]
 LAYOUTS = ["one", "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models"]

@@ -212,6 +212,14 @@ def test_objects_one_behind_the_other_are_read(spec: Path) -> None:
     assert codes(spec, "--returned", "-", stdin=stream) <= {"async-switched-off"}
 
 
+def test_documents_that_hold_no_object_are_passed_over(spec: Path) -> None:
+    """Such as a warning of kubectl that went to the same file, or a separator at the end."""
+    objects = returned(spec)
+    spec.write_text(f"{spec.read_text()}---\n# nothing\n---\njust a text\n")
+    printed = f"a warning without a key\n---\n{objects}\n---\n"
+    assert codes(spec, "--returned", "-", stdin=printed) <= {"async-switched-off"}
+
+
 def test_a_field_that_no_kind_knows_is_found_before_a_server_drops_it(tmp_path: Path) -> None:
     deploy(make_order(SETUP, name="llama"), "kserve").write(tmp_path / "out")
     file = tmp_path / "out" / "spec.yaml"

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from draftwise.engine.compilers import Compilers, Job
+from draftwise.engine.compilers import CompileJob, Compilers
 
-NOWHERE = Job("draftwise.nowhere", "kernel", "{}", ("cuda", 90, 32))
+NOWHERE = CompileJob("draftwise.nowhere", "kernel", "{}", ("cuda", 90, 32))
 
 
 def test_what_cannot_be_compiled_is_told_with_the_reason():
@@ -30,7 +30,7 @@ def test_nothing_to_compile_is_no_failure():
 
 def test_a_process_that_has_ended_is_told_and_holds_nobody_up():
     with Compilers(2) as compilers:
-        compilers.begin(Job("module", "name", "form", ()))  # without a target
+        compilers.begin(CompileJob("module", "name", "form", ()))  # without a target
         for _ in range(2000):
             compilers.begin(NOWHERE)
         (failed,) = compilers.finish()

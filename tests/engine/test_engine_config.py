@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 
 
 @pytest.mark.parametrize(

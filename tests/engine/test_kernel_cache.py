@@ -7,7 +7,7 @@ import json
 import pytest
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import KernelCache, describe_platform, make_environment, name_setup
 
 HERE = {"draftwise": "1.0", "torch": "2.11.0", "triton": "3.6.0", "processor": "NVIDIA H200", "capability": "9.0"}

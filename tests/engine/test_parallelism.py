@@ -4,7 +4,7 @@ import pytest
 
 from draftwise import LLM
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.parallelism import one_gpu_settings, vllm_setup
+from draftwise.engine.engine_config import one_gpu_settings, vllm_setup
 from draftwise.setups.write import write_shell
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}

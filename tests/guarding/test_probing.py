@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.support.watched import make_baseline
 
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.core import Baseline, InvalidSetup, ProbeAnswer
 from draftwise.guarding import service_reading
 from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable

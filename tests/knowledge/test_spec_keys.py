@@ -20,7 +20,7 @@ def test_a_key_is_idle_for_a_reason() -> None:
 
 @pytest.mark.engine
 def test_a_key_that_the_engine_has_under_the_same_name_points_to_it() -> None:
-    from draftwise.engine.config import EngineConfig
+    from draftwise.engine.engine_config import EngineConfig
 
     settings = {field.name for field in fields(EngineConfig)}
     for name in settings & keys_where(embedded="idle").keys():

@@ -13,8 +13,8 @@ from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
 from draftwise.backends import LineUp, OneAtATime, SwitchCommand, UrlBackend
-from draftwise.backends import switch as switching
-from draftwise.backends.base import ServerInfo
+from draftwise.backends import line_up as switching
+from draftwise.backends.backend import ServerInfo
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, Verdict
 from draftwise.deciding.comparison.cell import make_cells
 from draftwise.deciding.conclusions import conclude_run

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.support.made_calibrations import make_calibration, make_profile
 from tests.support.measuring import Recorder
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.cli import main
 from draftwise.core import CalibratedSetting, Calibration, Condition, Exactness, OpenLoop, SpecConfig, StepPoint
 from draftwise.measure.context import build_context, describe_hardware, describe_machine

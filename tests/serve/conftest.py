@@ -7,7 +7,7 @@ import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
-from draftwise.serve.defaults import Defaults
+from draftwise.serve.calls import Defaults
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,8 @@ from tests.support.serving import serving_launched
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
-from draftwise.serve.channel import Channel, ChannelProtocol
-from draftwise.serve.launch import start_process, start_thread
-from draftwise.serve.messages import Broke, StepResult
+from draftwise.serve.channel import Broke, Channel, ChannelProtocol, StepResult
+from draftwise.serve.engine_process import start_process, start_thread
 from draftwise.serve.worker import EngineWorker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -9,8 +9,8 @@ from tests.support.serving import serving
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
+from draftwise.engine.engine_config import EngineConfig
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 PROMPT = "abcabcabcabc"

@@ -18,8 +18,7 @@ from tests.support.serving import serving
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.serve.calls import Model, read_chat, read_completion
-from draftwise.serve.defaults import Defaults
+from draftwise.serve.calls import Defaults, ServedModel, read_chat, read_completion
 from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS
 
@@ -267,7 +266,9 @@ JSON = st.recursive(
 def test_any_json_is_read_or_refused(checkpoint, read, known, data):
     body = data.draw(st.dictionaries(st.sampled_from(sorted(known)), JSON, max_size=5))
     body = data.draw(st.sampled_from([{}, {"prompt": "a"}, CHAT])) | body
-    model = Model(name="m", tokenizer=Tokenizer.from_pretrained(checkpoint), max_model_len=64, defaults=Defaults())
+    model = ServedModel(
+        name="m", tokenizer=Tokenizer.from_pretrained(checkpoint), max_model_len=64, defaults=Defaults()
+    )
     try:
         _, requests = asyncio.run(read(body, model))
     except (RequestError, InvalidSetup):

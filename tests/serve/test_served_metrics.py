@@ -14,9 +14,8 @@ from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.sequence import EngineRequest
-from draftwise.serve.metrics import ServerMetrics
-from draftwise.serve.stats_log import StatsLog
-from draftwise.serve.timeline import Timeline
+from draftwise.serve.app import StatsLog
+from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
 RECORDED = Path(__file__).parents[1] / "knowledge" / "vllm_0_32_metrics.txt"
 NOT_HERE = ("repetition", "max_num_queued_tokens")

@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from draftwise.core import InvalidSetup
-from draftwise.serve.defaults import Defaults
-from draftwise.serve.server import ServerOptions, bind
+from draftwise.serve.calls import Defaults
+from draftwise.serve.http_server import ServerOptions, bind
 
 SCRIPT = """
 import sys
-from draftwise.engine.config import EngineConfig
-from draftwise.serve import server
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.serve import http_server as server
 from tests.support.builders import build_paused
 server._SHUTDOWN_S = 1
 config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)

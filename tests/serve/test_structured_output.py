@@ -10,9 +10,9 @@ import pytest
 from tests.support.serving import serving
 
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
-from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.sampling.params import StructuredOutputsParams
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 SCHEMA = {

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from draftwise.cli import main
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.engine.config import EngineConfig
-from draftwise.serve.warm_up import fill_kernel_cache
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.serve.worker import fill_kernel_cache
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tests.support import planted_imports
 
+from draftwise.verbs import VERBS as ROWS
+
 ROOT = Path(__file__).parents[2]
 LAYERED = "The operator's loop is layered, and no folder stands outside it"
 NO_TORCH = "What needs no torch cannot reach it, not even by a detour"
@@ -30,14 +32,14 @@ PLANTS = [
     (NO_TORCH, "core/shape.py", "import torch"),
     (NO_TORCH, "knowledge/gpus.py", "import safetensors"),
     (NO_TORCH, "setups/read/sources.py", "import tokenizers"),
-    (NO_TORCH, "workloads/rows.py", "from draftwise.serve import launch"),
+    (NO_TORCH, "workloads/rows.py", "from draftwise.serve import engine_process"),
     (NO_TORCH, "statistics/family.py", "import torch"),
     (NO_TORCH, "runs/schedule.py", "import transformers"),
     (NO_TORCH, "plan/upgrade.py", "from draftwise.training import progress"),
-    (NO_TORCH, "backends/gpus.py", "from draftwise.engine import llm"),
+    (NO_TORCH, "backends/gpu_placement.py", "from draftwise.engine import llm"),
     (NO_TORCH, "deciding/thresholds.py", "from draftwise.engine.llm import LLM"),
     (NO_TORCH, "reporting/svg.py", "from draftwise.training import run_folder"),
-    (NO_TORCH, "measure/sweep.py", "from draftwise.serve import messages"),
+    (NO_TORCH, "measure/sweep.py", "from draftwise.serve import channel"),
     (NO_TORCH, "version.py", "from draftwise import engine"),
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
     (ACYCLIC, "knowledge/stored.py", "from draftwise.knowledge.rules import get_rule"),
@@ -46,8 +48,8 @@ PLANTS = [
     (DECIDING, "deciding/verdict.py", "from draftwise.deciding import scope"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
     (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),
-    (CHECKING, "plan/check/spec/drafter.py", "from draftwise.plan.check import engine"),
-    (CHECKING, "plan/check/context.py", "from draftwise.plan.check.model import Model"),
+    (CHECKING, "plan/check/spec/drafter_config.py", "from draftwise.plan.check import engine"),
+    (CHECKING, "plan/check/stages.py", "from draftwise.plan.check.model import Model"),
     (MEASURING, "measure/load/client.py", "from draftwise.measure import warm_up"),
     (MEASURING, "measure/experiment.py", "from draftwise.measure import sweep"),
 ]
@@ -59,9 +61,10 @@ BY_NAME = {
     "cli/_group.py",
     "cli/train.py",
     "core/lazy.py",
-    "deploying/targets/target_rows.py",
-    "engine/kernels/cuda/ahead.py",
+    "deploying/targets/registry.py",
+    "engine/kernels/cuda/compile_ahead.py",
     "knowledge/methods.py",
+    "verbs/verb.py",
 }
 """Files that import by name, which no contract sees: lazily what the package itself exports, runs or compiles."""
 
@@ -110,6 +113,11 @@ def list_verbs() -> set[str]:
 def test_the_contract_on_verbs_names_them_all() -> None:
     contract = read_contracts()[VERBS]
     assert {name.rpartition(".")[2] for name in contract["modules"]} == list_verbs()
+
+
+def test_every_verb_is_a_row_and_a_file_of_its_name() -> None:
+    modules = {row.module for row in ROWS.values()}
+    assert modules == list_verbs()
 
 
 @pytest.mark.parametrize("number", range(len(PLANTS)), ids=[f"{file}: {text}" for _, file, text in PLANTS])

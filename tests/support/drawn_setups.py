@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from draftwise.core import Setup, SpecConfig
 from draftwise.knowledge.flag_types import takes_none, takes_text
 from draftwise.knowledge.vllm import Release
-from draftwise.setups.write import command_line as writer
+from draftwise.setups import write as writer
 
 NOT_ENGINE = {"model", "model_tag", "config", "speculative_config", "spec_method", "spec_model", "spec_tokens"}
 HIDDEN = {"api_key", "hf_token"}

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it runs as a script
+
 from tests.support.fake_server import FakeEngine, FakeScript
 from tests.support.fake_server.server import FakeServer
 

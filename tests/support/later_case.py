@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Device, Finding, Ruling, Setup, SpecConfig
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, releases
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import choose_runner, find_early, find_runner, find_v0, judge_engine
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving import find_serving
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.stages import Context, collect
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 8192}
 H200 = Device(name="H200", kind="cuda")

@@ -9,9 +9,9 @@ import openai
 import uvicorn
 
 from draftwise.serve.app import create_app
-from draftwise.serve.defaults import Defaults
-from draftwise.serve.launch import start_thread
-from draftwise.serve.server import ServerOptions, bind
+from draftwise.serve.calls import Defaults
+from draftwise.serve.engine_process import start_thread
+from draftwise.serve.http_server import ServerOptions, bind
 from draftwise.serve.worker import EngineWorker
 
 

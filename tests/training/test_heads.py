@@ -8,10 +8,10 @@ from tests.support.confirming import confirm
 from tests.support.training import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.spec import resolve_spec
+from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.training.frozen_target import FrozenTarget
 
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}

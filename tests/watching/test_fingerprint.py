@@ -9,7 +9,7 @@ import pytest
 from tests.support.watched import make_baseline
 
 from draftwise.backends import ServerInfo
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.core import Answer, Counters, InvalidSetup, ProbeAnswer, SpecStats, Timing, Window
 from draftwise.watching.fingerprint import (
     AS_SERVED,

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda import attention
-from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
+from draftwise.engine.kernels.cuda import paged_attention as attention
 from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.kernels.cuda.paged_attention import Tiling, choose_tiling, decode_attention
 
 DEVICE = "cuda"
 PAGE = 16

@@ -21,8 +21,8 @@ from typing import Any
 from attention import FP8, H200, OTHER_SHAPES, SHAPES, auto_tiling
 from matmul_ways import PRODUCTS, Product
 
-from draftwise.engine.kernels.cuda.attention import Tiling
 from draftwise.engine.kernels.cuda.matmul_configs import Config, choose
+from draftwise.engine.kernels.cuda.paged_attention import Tiling
 
 RESULTS = Path(__file__).parent.parent / "results" / "kernels"
 LIBRARY = "cuBLAS"

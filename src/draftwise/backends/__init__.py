@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
-    from draftwise.backends.embedded import EmbeddedBackend
-    from draftwise.backends.gpus import Placement, find_gpus, place_arms
-    from draftwise.backends.line_up import LineUp, OneAtATime
-    from draftwise.backends.switch import SwitchCommand
+    from draftwise.backends.backend import Backend, BrokenStream, Exchange, Piece, ServerInfo
+    from draftwise.backends.embedded_server import EmbeddedBackend
+    from draftwise.backends.gpu_placement import GpuPlacement, find_gpus, place_arms
+    from draftwise.backends.line_up import LineUp, OneAtATime, SwitchCommand
     from draftwise.backends.url import UrlBackend
-    from draftwise.backends.vllm import VllmBackend
+    from draftwise.backends.vllm_server import VllmBackend
 
 __all__ = [
     "Backend",
     "BrokenStream",
     "EmbeddedBackend",
     "Exchange",
+    "GpuPlacement",
     "LineUp",
     "OneAtATime",
     "Piece",
-    "Placement",
     "ServerInfo",
     "SwitchCommand",
     "UrlBackend",
@@ -36,12 +35,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "base": "Backend BrokenStream Exchange Piece ServerInfo",
-    "embedded": "EmbeddedBackend",
-    "gpus": "Placement find_gpus place_arms",
-    "line_up": "LineUp OneAtATime",
-    "switch": "SwitchCommand",
+    "backend": "Backend BrokenStream Exchange Piece ServerInfo",
+    "embedded_server": "EmbeddedBackend",
+    "gpu_placement": "GpuPlacement find_gpus place_arms",
+    "line_up": "LineUp OneAtATime SwitchCommand",
     "url": "UrlBackend",
-    "vllm": "VllmBackend",
+    "vllm_server": "VllmBackend",
 }
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""One keep-alive connection to a server, which asks one request at a time and notes when each byte arrived."""
+"""One keep-alive connection to a server: it asks one request at a time and notes when each byte arrived."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from draftwise.backends.base import Exchange, Piece
-from draftwise.backends.reply import Reply, ReplyError
-from draftwise.backends.tls import Tls
+import httptools
 
-__all__ = ["Connection", "LostError"]
+from draftwise.backends.backend import Exchange, Piece
+
+__all__ = ["Connection", "LostError", "Reply", "ReplyError", "Tls"]
 
 _READ_BYTES = 1 << 14
 """Four hundred tokens' worth. Python allocates as much for every read: from 128 KiB on (asyncio takes 256) that is a
@@ -29,6 +29,8 @@ _UNDISTURBED_S = 2e-5
 _TRIES = 5
 _OLDEST_STAMP_S = 60.0
 """A stamp further from now than this was taken before the wall clock was set."""
+_RECORD_BYTES = 1 << 14
+"""Most that one TLS record holds."""
 
 
 class LostError(Exception):
@@ -222,3 +224,133 @@ class Connection:
 
 def _name(error: BaseException) -> str:
     return type(error).__name__
+
+
+class ReplyError(Exception):
+    """What arrived is not HTTP/1.1."""
+
+
+class Reply:
+    """One answer as it arrives; its methods named `on_...` are called by the parser.
+
+    Args:
+        pieces: list that receives the body, without its transfer coding, as it arrives.
+    """
+
+    __slots__ = ("_delimited", "_parser", "_time", "complete", "finished", "keep_alive", "pieces", "started", "status")
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self.status = 0
+        self.started = False
+        """Whether a byte of it has arrived."""
+        self.complete = False
+        self.keep_alive = False
+        self.finished = 0.0
+        self._time = 0.0
+        self._delimited = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, time: float, data: bytes) -> None:
+        """Take in bytes that arrived at `time`.
+
+        Raises:
+            ReplyError: they are not HTTP.
+        """
+        self.started = True
+        self._time = time
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise ReplyError(str(error)) from None
+
+    def end(self, time: float) -> None:
+        """The server has closed its side: that ends a body of no stated length, and breaks any other."""
+        if self.status >= 200 and not self._delimited and not self.complete:
+            self.complete, self.finished = True, time
+
+    def release(self) -> None:
+        """Part from the parser: each holds the other, which would keep the pieces until a garbage collection."""
+        del self._parser
+
+    def on_message_begin(self) -> None:
+        """Refuse what follows a complete answer."""
+        if self.complete:
+            raise ReplyError("more bytes than the answer has")
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        """Notice whether the end of the body can be told from the body."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._delimited = True
+
+    def on_headers_complete(self) -> None:
+        """Take the status; 1xx heads precede the one that counts."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece."""
+        self.pieces.append((self._time, body))
+
+    def on_message_complete(self) -> None:
+        """Note the end."""
+        if self.status < 200:
+            self._delimited = False
+            return
+        self.complete, self.finished = True, self._time
+        self.keep_alive = self._parser.should_keep_alive()
+
+
+class Tls:
+    """The client's side of one connection; it touches the socket only to shake hands.
+
+    Args:
+        context: whom to trust.
+        name: of the server, to be found in its certificate.
+    """
+
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.ended = False
+        """Whether the server has said that nothing will follow."""
+
+    async def shake_hands(self, sock: socket.socket) -> None:
+        """Agree on keys.
+
+        Raises:
+            OSError: the certificate is not trusted (ssl.SSLError), or the connection broke.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                await loop.sock_sendall(sock, self._outgoing.read())
+                if not (data := await loop.sock_recv(sock, _RECORD_BYTES)):
+                    raise ConnectionResetError("closed by the server during the TLS handshake") from None
+                self._incoming.write(data)
+            else:
+                return await loop.sock_sendall(sock, self._outgoing.read())
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return what to send, with whatever else is due."""
+        self._object.write(data)
+        return self._outgoing.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Return what received bytes say, which may be nothing yet.
+
+        Raises:
+            ssl.SSLError: they are not what the server can have sent.
+        """
+        self._incoming.write(data)
+        parts = []
+        try:
+            while part := self._object.read(_RECORD_BYTES):
+                parts.append(part)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        return b"".join(parts)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream, Exchange, Piece, ServerInfo
+from draftwise.backends.backend import BrokenStream, Exchange, Piece, ServerInfo
 from draftwise.backends.exposition import (
     find_engine,
     has_spec_counters,

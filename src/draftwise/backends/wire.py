@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftwise.backends.base import BrokenStream, Exchange, Piece
-from draftwise.backends.connection import Connection, LostError
-from draftwise.backends.tls import Tls
+from draftwise.backends.backend import BrokenStream, Exchange, Piece
+from draftwise.backends.connection import Connection, LostError, Tls
 
 __all__ = ["Wire", "raise_file_limit"]
 

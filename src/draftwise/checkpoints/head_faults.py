@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers
-from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers
+from draftwise.checkpoints.text_files import quote
 from draftwise.core import Finding
 
 __all__ = ["find_layers_fault", "find_mask_fault", "find_vocabulary_fault", "find_width_fault", "mask_missing"]

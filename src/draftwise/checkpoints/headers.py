@@ -1,4 +1,4 @@
-"""What a checkpoint's weights are, from the headers of its safetensors files: names, types, shapes and bytes.
+"""Headers of a checkpoint's safetensors files: names, types, shapes, bytes and roles of its tensors.
 
 No weight is read, and none of safetensors, torch or numpy is needed. A header is believed only if it obeys the format
 (https://github.com/huggingface/safetensors#format): known types, offsets that follow one another without a hole, and a
@@ -9,20 +9,190 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from draftwise.checkpoints import weight_files
-from draftwise.checkpoints.quoting import quote
-from draftwise.checkpoints.roles import role_of
-from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
+from draftwise.checkpoints.text_files import (
+    POINTER_BYTES,
+    check_directory,
+    quote,
+    quote_some,
+    read_json,
+    refuse_pointer,
+)
 from draftwise.core import Finding, InvalidSetup
 
-__all__ = ["DTYPE_BITS", "Headers", "Tensor", "read_file", "read_headers"]
+__all__ = [
+    "DTYPE_BITS",
+    "MTP",
+    "Headers",
+    "Reader",
+    "Tensor",
+    "WeightFiles",
+    "find_disagreements",
+    "find_weight_files",
+    "layer_of",
+    "read_file",
+    "read_headers",
+    "role_of",
+]
+
+MTP = "mtp"
+"""Role of the tensors of modules for multi-token prediction."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|multi_modal_projector|mm_projector)\.")
+_ROLES = (
+    (MTP, re.compile(r"(?:^|\.)(?:mtp(?:_\w+)?|nextn_predict_layers)\.|\.(?:eh_proj|enorm|hnorm|shared_head)\.")),
+    ("other modality", _VISION),
+    (
+        "quantization",
+        re.compile(
+            r"(?:scales?|scale_inv|scale_2|qzeros|g_idx|zero_points?|weight_shape|amax|absmax|quant_map)$|quant_state\."
+        ),
+    ),
+    ("vocabulary map", re.compile(r"(?:^|\.)(?:d2t|t2d|token_map)$")),
+    ("embedding", re.compile(r"(?:embed_tokens|word_embeddings|wte|tok_embeddings|^speculator\.emb\.\d+)\.")),
+    ("head", re.compile(r"(?:^|\.)(?:lm_head|lm_heads\.\d+|output|embed_out)\.|^speculator\.head\.")),
+    ("experts", re.compile(r"\.(?:experts|shared_experts?|block_sparse_moe)\.")),
+    ("attention", re.compile(r"\.(?:self_attn|attn|attention|linear_attn|mixer)\.")),
+    ("mlp", re.compile(r"\.(?:mlp|feed_forward)\.")),
+    ("norm", re.compile(r"norm|(?:^|\.)ln[._]")),
+)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the decoder layer that a tensor belongs to, None if it belongs to none."""
+    if _VISION.search(name):
+        return None
+    match = _LAYER.search(name)
+    return int(match[1]) if match and len(match[1]) < 6 else None
+
+
+def role_of(name: str, num_hidden_layers: int | None = None) -> str:
+    """Return what a tensor is for: embedding, head, attention, experts, mlp, norm, mtp ... or `other`.
+
+    Args:
+        name: as in the checkpoint.
+        num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules
+            (DeepSeek's layout).
+    """
+    layer = layer_of(name)
+    if num_hidden_layers is not None and layer is not None and layer >= num_hidden_layers:
+        return MTP
+    return next((role for role, pattern in _ROLES if pattern.search(name)), "other")
+
+
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+Reader = Literal["vllm", "transformers"]
+
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """The safetensors files that a server reads."""
+
+    directory: Path
+    files: tuple[Path, ...]
+    index: Mapping[str, str] = field(default_factory=dict)
+    """File name by tensor name; empty without an index."""
+
+
+def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
+    """Return the files that the index names; without one all safetensors files.
+
+    `consolidated*.safetensors`, Mistral's own layout, hold the same weights a second time, so they count only where
+    there is nothing else.
+
+    Args:
+        directory: of the checkpoint.
+        reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
+            leaves a stale index; vLLM goes by the index.
+
+    Raises:
+        InvalidSetup: there is no such directory, no weights in safetensors files, or a shard is missing.
+    """
+    check_directory(directory)
+    if reader == "transformers" and (directory / _SINGLE).is_file():
+        return WeightFiles(directory=directory, files=(directory / _SINGLE,))
+    if (directory / INDEX).is_file():
+        return _find_indexed(directory)
+    found = sorted(directory.glob("*.safetensors"))
+    chosen = [file for file in found if not file.name.startswith("consolidated")] or found
+    if not chosen:
+        raise _no_weights(directory)
+    return WeightFiles(directory=directory, files=tuple(chosen))
+
+
+def _find_indexed(directory: Path) -> WeightFiles:
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise _bad_index(directory, "has no `weight_map` that names the file of each tensor")
+    names = sorted(set(weight_map.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise _bad_index(directory, f"names {quote_some(outside)}, which is outside the directory")
+    present = {entry.name for entry in directory.iterdir() if entry.is_file()}
+    absent = [name for name in names if name not in present]
+    if absent or not names:
+        raise InvalidSetup.because(
+            "shards-missing",
+            f"Of the {len(names)} files that {INDEX} names {len(absent)} are not there: {quote_some(absent)}.",
+            where=str(directory),
+            fix="Download the checkpoint again, all shards included.",
+        )
+    return WeightFiles(directory=directory, files=tuple(directory / name for name in names), index=weight_map)
+
+
+def _bad_index(directory: Path, what: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "bad-index", f"The index {what}.", where=str(directory / INDEX), fix="Download the checkpoint again."
+    )
+
+
+def _no_weights(directory: Path) -> InvalidSetup:
+    others = sorted(file.name for pattern in _OTHER_FORMATS for file in directory.glob(pattern))
+    others = [name for name in others if name not in ("training_args.bin", "optimizer.bin", "scheduler.bin")]
+    if others:
+        return InvalidSetup.because(
+            "not-safetensors",
+            f"The weights are there as {quote_some(others)}; only safetensors files say their sizes unloaded.",
+            where=str(directory),
+            fix="Save the model with transformers' save_pretrained, which writes safetensors.",
+        )
+    return InvalidSetup.because(
+        "no-weights",
+        "The directory holds no *.safetensors file.",
+        where=str(directory),
+        fix="Download the weights too, or save the model with transformers' save_pretrained.",
+    )
+
+
+def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterable[str]) -> Iterator[Finding]:
+    """Yield where index and files disagree: tensors that are in no file, or in two."""
+    found = set(found)
+    if lost := sorted(chosen.index.keys() - found):
+        yield Finding.error(
+            "indexed-tensors-missing",
+            f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
+            where=str(chosen.directory / INDEX),
+            fix="Download the checkpoint again: index and shards are of different versions.",
+        )
+    if doubled := sorted(set(twice)):
+        yield Finding.warning(
+            "tensors-twice",
+            f"Some tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
+            where=str(chosen.directory),
+            fix="Remove the files that do not belong to this model, or add an index; the last one read counts.",
+        )
+
 
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -100,7 +270,7 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") -> Headers:
+def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
     """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
 
     Args:
@@ -111,7 +281,7 @@ def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") ->
         InvalidSetup: with every fault of every file: none there, shards missing, a Git LFS pointer in place of the
             weights, a file cut short or damaged.
     """
-    chosen = weight_files.find_weight_files(Path(directory), reader)
+    chosen = find_weight_files(Path(directory), reader)
     faults: list[Finding] = []
     tensors: dict[str, Tensor] = {}
     twice: list[str] = []
@@ -129,7 +299,7 @@ def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") ->
         directory=Path(directory),
         tensors=dict(sorted(tensors.items())),
         files=tuple(file.name for file in chosen.files),
-        findings=tuple(weight_files.find_disagreements(chosen, tensors, twice)),
+        findings=tuple(find_disagreements(chosen, tensors, twice)),
     )
 
 

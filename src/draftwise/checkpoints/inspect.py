@@ -1,31 +1,244 @@
-"""One checkpoint looked at without loading it: what it is, what it holds, and whether that is complete."""
+"""One checkpoint inspected without loading it: kind, contents, and whether it is complete.
+
+Saving a model with transformers drops them for most families, and quantizing one often does, while config.json keeps
+its promise; vLLM then fails only when it loads the drafter.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.version import Version
 
-from draftwise.checkpoints.base_model import RecordedBase, find_recorded_base
-from draftwise.checkpoints.completeness import find_tensor_findings
-from draftwise.checkpoints.dimensions import Dimensions, get_int
-from draftwise.checkpoints.expected import TargetSizes
-from draftwise.checkpoints.gguf import is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import list_tensors
-from draftwise.checkpoints.headers import Headers, read_headers
-from draftwise.checkpoints.model_config import find_model_config
-from draftwise.checkpoints.mtp_modules import MtpModules, find_mtp_modules
-from draftwise.checkpoints.quantization import Quantization, count_parameters, find_quantization
+from draftwise.checkpoints.config_json import find_model_config
+from draftwise.checkpoints.config_values import Dimensions, get_int, get_mapping
+from draftwise.checkpoints.expected_tensors import Expected, Shapes, TargetSizes, expect_tensors
+from draftwise.checkpoints.gguf import is_gguf, list_tensors, read_gguf
+from draftwise.checkpoints.headers import MTP, Headers, Tensor, layer_of, read_headers, role_of
+from draftwise.checkpoints.identity import RecordedBase, find_recorded_base
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
-from draftwise.checkpoints.text_files import read_json
+from draftwise.checkpoints.text_files import quote, quote_some, read_json
 from draftwise.checkpoints.vocabulary import Vocabulary, read_gguf_vocabulary, read_vocabulary
+from draftwise.checkpoints.weight_quantization import Quantization, count_parameters, find_quantization
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook
 
-__all__ = ["Inspection", "describe_lost", "inspect_checkpoint"]
+__all__ = [
+    "Inspection",
+    "MtpModules",
+    "describe_lost",
+    "find_mtp_modules",
+    "find_tensor_findings",
+    "inspect_checkpoint",
+]
+
+_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+"""Where configs state the number (vLLM, config/speculative.py, hf_config_override)."""
+_NESTED = ("text_config", "mtp_config", "llm_config")
+_NUMBER = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.(?:layers\.)?(\d+)\.")
+_JOINS = re.compile(r"\.eh_proj\.")
+_LAYOUTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("model.layers.{layer}.", ("enorm", "hnorm", "eh_proj")),
+    ("model.mtp_layers.{module}.", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    ("mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
+)
+"""What joins state and token in the modules of DeepSeek and GLM, MiMo, and Qwen3-Next and Qwen3.5, by their prefix; the
+rest of a module is a usual decoder layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpModules:
+    """What a checkpoint says and holds of them."""
+
+    stated: int | None
+    """Number in config.json: vLLM's n_predict; None where it states none."""
+    key: str
+    """Field that states it, the usual one where none does."""
+    present: tuple[int, ...]
+    """Modules with tensors, counted from 0."""
+    incomplete: tuple[str, ...]
+    """Tensors that a module which is there lacks."""
+    num_bytes: int
+
+    @property
+    def lost(self) -> int:
+        """Modules that config.json promises and the files do not hold."""
+        return max(0, (self.stated or 0) - len(self.present))
+
+
+def find_mtp_modules(config: Mapping[str, Any], headers: Headers) -> MtpModules | None:
+    """Return the modules, None for a checkpoint that neither states nor holds any."""
+    key, stated = _find_stated(config)
+    layers = get_int(config, "num_hidden_layers") or get_int(get_mapping(config, "text_config"), "num_hidden_layers")
+    if not stated and not any(_JOINS.search(name) for name in headers.tensors):
+        layers = None  # a layer too many is no module yet
+    tensors = {name: tensor for name, tensor in headers.tensors.items() if role_of(name, layers) == MTP}
+    if not stated and not tensors:
+        return None
+    present = {_module_of(name, layers) for name in tensors}
+    return MtpModules(
+        stated=stated,
+        key=key,
+        present=tuple(sorted(present)),
+        incomplete=tuple(_find_incomplete(headers, layers, present)),
+        num_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+    )
+
+
+def _find_stated(config: Mapping[str, Any]) -> tuple[str, int | None]:
+    for place in (config, *(get_mapping(config, name) for name in _NESTED)):
+        for key in _KEYS:
+            if (count := get_int(place, key)) is not None:
+                return key, count
+    return _KEYS[0], None
+
+
+def _module_of(name: str, layers: int | None) -> int:
+    layer = layer_of(name)
+    if layers is not None and layer is not None and layer >= layers:
+        return layer - layers
+    match = _NUMBER.search(name)
+    return int(match[1]) if match and len(match[1]) < 6 else 0
+
+
+def _find_incomplete(headers: Headers, layers: int | None, present: set[int]) -> list[str]:
+    """Return what modules that are there lack at their entry; layouts that are not known are not looked into."""
+    names = headers.tensors
+    lacking: dict[str, None] = {}
+    for module in sorted(present):
+        for pattern, entries in _LAYOUTS:
+            prefix = pattern.format(layer=-1 if layers is None else layers + module, module=module)
+            own = [f"{prefix}{entry}" for entry in entries]
+            absent = [part for part in own if not any(name.startswith(part + ".") for name in names)]
+            if len(absent) < len(own):
+                lacking |= dict.fromkeys(absent)
+    return list(lacking)
+
+
+_QUANTIZED_PART = re.compile(
+    r"\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_scale(?:_\w+)?|weight_shape|weight_zero_point|weight_g_idx"
+    r"|input_scale|input_global_scale|weight_global_scale|k_scale|v_scale|weight\.[\w.]+)$"
+)
+"""Endings of what stands in for `.weight`, or beside it, in a quantized layer."""
+_PACKED_TYPES = frozenset({"U8", "I8", "I32", "F4", "F6_E2M3", "F6_E3M2"})
+_FLEXIBLE = "mask_hidden"
+"""Read flat, whatever its shape."""
+
+
+def find_tensor_findings(
+    rules: Rulebook, drafter: RecognizedDrafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
+) -> Iterator[Ruling]:
+    """Yield what is missing, unknown or of another shape.
+
+    Args:
+        rules: of the release that is to load it.
+        drafter: as recognized.
+        headers: its tensors.
+        target: see `expect_tensors`.
+        is_quantized: whether its config says that its weights are quantized: packed ones have shapes of their own.
+    """
+    where = str(headers.directory)
+    expected = expect_tensors(drafter, target)
+    if expected is None:
+        if drafter.is_head:
+            yield from _unchecked(rules, drafter, where)
+        return
+    found = {expected.rename(name): tensor for name, tensor in headers.tensors.items()}
+    if drafter.is_head and drafter.traits.weights != "target" and _all_prefixed(found, expected):
+        yield from rules.ruling("tensors-prefixed", name=quote(min(found)), where=where)
+        return
+    stems = {_stem(name) for name in found} if is_quantized else set[str]()
+    yield from _find_missing(rules, expected, found, stems, where)
+    yield from _find_misshapen(rules, expected, found, where, is_quantized=is_quantized)
+    if expected.refuses_unknown:
+        yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
+
+
+def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple[Ruling, ...]:
+    return rules.ruling("tensors-unchecked", drafter=quote(drafter.architecture or drafter.method), where=where)
+
+
+def _all_prefixed(found: Mapping[str, Tensor], expected: Expected) -> bool:
+    known = expected.required.keys() | expected.optional.keys()
+    return not known & found.keys() and any(name.removeprefix("model.") in known for name in found)
+
+
+def _stem(name: str) -> str:
+    """Return the name that a layer's weight would have if it were not quantized."""
+    return _QUANTIZED_PART.sub(".weight", name)
+
+
+def _find_missing(
+    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str
+) -> Iterator[Ruling]:
+    missing = sorted(name for name in expected.required if name not in found and name not in stems)
+    silent = [name for name in missing if expected.silent.match(name)]
+    loud = [name for name in missing if not expected.silent.match(name)]
+    if silent:
+        yield from rules.ruling("tensors-missing", num=len(silent), names=quote_some(silent), where=where)
+    if loud:
+        yield from rules.ruling("tensors-missing-refused", num=len(loud), names=quote_some(loud), where=where)
+
+
+def _find_misshapen(
+    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
+) -> Iterator[Ruling]:
+    shapes: Shapes = {**expected.required, **expected.optional}
+    wrong = [
+        f"{name} is {list(found[name].shape)}, not {list(shape)}"
+        for name, shape in sorted(shapes.items())
+        if name in found and not _fits(found[name], name, shape, may_be_packed=is_quantized)
+    ]
+    if wrong:
+        yield from rules.ruling("tensor-shapes", num=len(wrong), names=quote_some(wrong), where=where)
+
+
+def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: bool) -> bool:
+    if name == _FLEXIBLE:
+        return tensor.num_elements == math.prod(shape)
+    is_packed = may_be_packed and name.endswith(".weight") and tensor.dtype in _PACKED_TYPES
+    return tensor.shape == shape or is_packed
+
+
+def _find_unknown(
+    rules: Rulebook,
+    drafter: RecognizedDrafter,
+    expected: Expected,
+    found: Mapping[str, Tensor],
+    where: str,
+    *,
+    is_quantized: bool,
+) -> Iterator[Ruling]:
+    known = expected.required.keys() | expected.optional.keys()
+    unknown = [
+        name
+        for name in sorted(found)
+        if name not in known
+        and not expected.ignored.fullmatch(name)
+        and not (is_quantized and (_stem(name) in known or _QUANTIZED_PART.search(name)))
+    ]
+    if not drafter.is_head and len(unknown) > len(known):
+        return  # another family under a familiar name: nothing that a list of names would explain
+    biases = [name for name in unknown if name.endswith(".bias")]
+    for code in ("biases-dropped", "biases-refused") if biases else ():
+        yield from rules.ruling(
+            code, architecture=quote(drafter.architecture), num=len(biases), names=quote_some(biases), where=where
+        )
+    unknown = [name for name in unknown if name not in biases]
+    if unknown:
+        yield from rules.ruling(
+            "tensors-unknown",
+            architecture=quote(drafter.architecture),
+            num=len(unknown),
+            names=quote_some(unknown),
+            where=where,
+        )
+
 
 _Read = TypeVar("_Read")
 
@@ -72,33 +285,6 @@ class Inspection:
         if self.drafter.traits.network != "heads":
             return None
         return get_int(self.drafter.config, "num_heads", "medusa_num_heads", "n_predict")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, without tokens and tensors."""
-        headers, drafter = self.headers, self.drafter
-        return {
-            "directory": str(self.directory),
-            "method": drafter.method,
-            "format": drafter.layout,
-            "algorithm": drafter.algorithm,
-            "architecture": drafter.architecture,
-            "parallel_drafting": drafter.parallel,
-            "mask_token_id": drafter.mask_token_id,
-            "layer_ids": None if drafter.aux_layers is None else drafter.aux_layers.ids,
-            "block_size": get_int(drafter.config, "block_size"),
-            "n_predict": self.n_predict,
-            "num_heads": self.num_heads,
-            "dimensions": asdict(self.dimensions) | {"draft_vocab_size": self.draft_vocab_size},
-            "num_parameters": self.num_parameters,
-            "num_bytes": headers.num_bytes,
-            "bytes_by_dtype": headers.bytes_by_dtype(),
-            "bytes_by_role": headers.bytes_by_role(self.dimensions.num_hidden_layers),
-            "files": headers.files,
-            "quantization": None if self.quantization is None else asdict(self.quantization),
-            "mtp": None if self.mtp is None else asdict(self.mtp),
-            "tokenizer": None if self.vocabulary is None else self.vocabulary.to_dict(),
-            "recorded_base": None if self.recorded_base is None else asdict(self.recorded_base),
-        }
 
 
 def inspect_checkpoint(

@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftwise.checkpoints.aux_layers import AuxLayers, find_aux_layers
-from draftwise.checkpoints.marks import find_by_marks
-from draftwise.checkpoints.mask_token import find_mask_token
-from draftwise.checkpoints.speculators_format import flatten
+from draftwise.checkpoints.config_values import AuxLayers, find_aux_layers, find_mask_token
+from draftwise.checkpoints.speculators_format import find_by_marks, flatten
 from draftwise.knowledge.methods import Method, methods_where
 
 __all__ = ["RecognizedDrafter", "recognize"]

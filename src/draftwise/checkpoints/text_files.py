@@ -1,14 +1,46 @@
-"""Reads the text files of a checkpoint; what is wrong with one becomes a finding that names it."""
+"""Text files of a checkpoint and what they say in messages: bounded, and without terminal escapes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["POINTER_BYTES", "check_directory", "parse_json", "read_bytes", "read_json", "read_lines", "refuse_pointer"]
+__all__ = [
+    "POINTER_BYTES",
+    "check_directory",
+    "parse_json",
+    "quote",
+    "quote_some",
+    "read_bytes",
+    "read_json",
+    "read_lines",
+    "refuse_pointer",
+]
+
+_MAX_CHARACTERS = 80
+_MAX_NAMES = 4
+
+
+def quote(value: object) -> str:
+    """Return a value as one printable line of at most 80 characters."""
+    text = str(value)
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 3] + "..."
+
+
+def quote_some(values: Collection[object]) -> str:
+    """Return the first few of several values, and how many more there are."""
+    return _join(islice(values, _MAX_NAMES), len(values) - _MAX_NAMES)
+
+
+def _join(shown: Iterable[object], num_more: int) -> str:
+    return ", ".join(quote(value) for value in shown) + (f" and {num_more} more" if num_more > 0 else "")
+
 
 POINTER_BYTES = 64
 """From a file's start, enough to tell a pointer from what it stands for."""

@@ -1,20 +1,78 @@
-"""A checkpoint's vocabulary: which token each id means, read without the tokenizers library."""
+"""A checkpoint's vocabulary: the token of each id, read without the tokenizers library."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from draftwise.checkpoints.gguf import GgufHeader
-from draftwise.checkpoints.sentencepiece import read_pieces
-from draftwise.checkpoints.text_files import read_json, read_lines
+from draftwise.checkpoints.text_files import read_bytes, read_json, read_lines
 from draftwise.core import InvalidSetup
 
-__all__ = ["Vocabulary", "read_gguf_vocabulary", "read_vocabulary"]
+__all__ = ["Vocabulary", "read_gguf_vocabulary", "read_pieces", "read_vocabulary"]
+
+_PIECES = 1
+"""Number of the field `pieces` in ModelProto, and of the field `piece` in each (sentencepiece_model.proto)."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def read_pieces(file: Path) -> list[str]:
+    """Return the pieces in the order of their ids; none for a file that is no sentencepiece model.
+
+    Files of that name can be tiktoken's too, which is no fault.
+
+    Raises:
+        InvalidSetup: the file cannot be read, or is a Git LFS pointer.
+    """
+    data = memoryview(read_bytes(file))
+    try:
+        return [
+            next(str(value, "utf-8") for inner, value in _fields(field) if inner == _PIECES)
+            for number, field in _fields(data)
+            if number == _PIECES
+        ]
+    except (ValueError, IndexError, StopIteration):
+        return []
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the number and bytes of each field; numbers yield no bytes.
+
+    Raises:
+        ValueError, IndexError: this is no protobuf message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind, length = key & 7, 0
+        if kind == _VARINT:
+            _, at = _varint(data, at)
+        elif kind == _BYTES:
+            length, at = _varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + length > len(data):
+            raise ValueError("field beyond the end")
+        yield key >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("number of more than ten bytes")
+
 
 _SPLITTING = ("normalizer", "pre_tokenizer")
 """Parts of tokenizer.json that, with the merges, decide which ids a text becomes."""
@@ -43,15 +101,6 @@ class Vocabulary:
     def identity(self) -> str:
         """SHA-256 over the table of ids and tokens: the `tokenizer` that draftwise.json records."""
         return _digest(sorted(self.tokens.items()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, without the tokens."""
-        return {
-            "source": self.source,
-            "num_tokens": len(self.tokens),
-            "identity": self.identity,
-            "named": self.named,
-        }
 
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from draftwise.cli._console import show_table
 from draftwise.core import Comparison, Decision, Finding, Run, Severity, Verdict
+from draftwise.core.progress import Silent
 from draftwise.reporting.actions import describe_way_back, list_actions
 from draftwise.reporting.conditions import (
     describe_missing,
@@ -46,11 +47,8 @@ _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
 
-class ConsoleProgress:
-    """A bar with the time that is left; a few plain lines where stderr is no terminal."""
-
-    stop_requested = False
-    """Ctrl-C ends a run instead."""
+class ConsoleProgress(Silent):
+    """A bar with the time that is left; a few plain lines where stderr is no terminal. Ctrl-C ends a run instead."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.sampling.acceptance import Standard
-from draftwise.engine.spec import ResolvedSpec, resolve_spec
+from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
+from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replayer import Replayer
@@ -91,7 +91,7 @@ class Workshop:
         return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
 
     def _ask(self, k: int, *, sampled: bool) -> Replayer:
-        from draftwise.backends.scoring import Scorer
+        from draftwise.backends.asking import Scorer
 
         assert self.draft_url is not None
         target = Scorer(self.target_url).score if sampled and self.target_url is not None else None

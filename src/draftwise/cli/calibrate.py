@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from draftwise.cli._access import access_options, read_headers
+from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress
@@ -27,12 +27,14 @@ from draftwise.core import (
     SpecConfig,
     StorageError,
 )
+from draftwise.core.documents import to_json
 from draftwise.measure import measurement as measure
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
+from draftwise.verbs.access import read_headers
 
 __all__ = ["calibrate"]
 
@@ -101,7 +103,7 @@ def calibrate(
     calibration = make_calibration(directory.read(), target=given["shape"] or given["target"])
     write_document(out, calibration)
     if as_json:
-        click.echo(json.dumps(calibration.to_dict(), indent=1))
+        click.echo(json.dumps(to_json(calibration), indent=1))
     else:
         _show(calibration)
     click.echo(f"\nCalibration: {out}; raw readings: {directory.path}", err=True)
@@ -116,7 +118,12 @@ def _open(ctx: click.Context, resume: Path | None, given: Mapping[str, Any]) -> 
     began_s = ctx.meta.get(BEGAN)
     if resume is not None:
         refuse_others(ctx, _OF_REST)
-        return measure.resume(resume, headers=read_headers(given), minutes=given["minutes"], began_s=began_s)
+        return measure.resume(
+            resume,
+            headers=read_headers(given["headers"], given["key_variables"]),
+            minutes=given["minutes"],
+            began_s=began_s,
+        )
     spec = _read_spec(given)
     if conflict := spec.find_conflict():
         raise click.UsageError(conflict)
@@ -142,7 +149,7 @@ def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
         url=given["url"],
         candidate_urls=urls,
         metrics_urls=given["metrics_urls"],
-        headers=read_headers(given),
+        headers=read_headers(given["headers"], given["key_variables"]),
         candidates=candidates,
         workloads=given["workloads"] or _WORKLOADS,
         max_tokens=given["max_tokens"],

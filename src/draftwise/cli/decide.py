@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from draftwise.cli._access import access_options, read_headers
+from draftwise.cli._access import access_options
 from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, show_decision
@@ -23,6 +23,7 @@ from draftwise.measure import measurement as measure
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.reporting.page import write_conclusions
 from draftwise.runs import RunDirectory
+from draftwise.verbs.access import read_headers
 from draftwise.workloads import BUNDLED
 
 __all__ = ["decide"]
@@ -77,7 +78,7 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
         refuse_others(ctx, _OF_REST)
         measurement = measure.resume(
             resume,
-            headers=read_headers(given),
+            headers=read_headers(given["headers"], given["key_variables"]),
             processes=given["processes"],
             minutes=given["minutes"],
             began_s=ctx.meta.get(BEGAN),
@@ -130,7 +131,7 @@ def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
         url=given["url"],
         candidate_urls=given["candidate_urls"],
         metrics_urls=given["metrics_urls"],
-        headers=read_headers(given),
+        headers=read_headers(given["headers"], given["key_variables"]),
         candidates=tuple(map(Candidate.parse, given["candidates"])),
         draft_lengths=tuple(given["lengths"] or ()),
         workloads=given["workloads"] or BUNDLED,

@@ -23,6 +23,7 @@ from draftwise.core import (
     Run,
     Severity,
 )
+from draftwise.core.documents import to_json
 from draftwise.plan.forecast.against import hold_against
 from draftwise.plan.forecast.forecast import forecast as make_forecast
 from draftwise.plan.forecast.simulate import simulate_services
@@ -104,7 +105,7 @@ def forecast(ctx: click.Context, /, profile: Path, calibration: Path, against: P
     if given["out"] is not None:
         write_document(given["out"], made)
     if given["as_json"]:
-        click.echo(json.dumps(made.to_dict(), indent=1))
+        click.echo(json.dumps(to_json(made), indent=1))
     else:
         show_forecast(made, steps, group=given["group"], slo_tpot_ms=given["slo_tpot_ms"])
     if any(each.severity is Severity.ERROR for each in made.findings):

@@ -21,7 +21,8 @@ from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
 from draftwise.core import Acceptance, InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
-from draftwise.engine.config import DEVICES, DTYPES
+from draftwise.core.documents import to_json
+from draftwise.engine.engine_config import DEVICES, DTYPES
 from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.replaying import replay_candidates
 from draftwise.replaying.transcripts import (
@@ -213,7 +214,7 @@ def _finish(profile: Profile, out: Path, *, as_json: bool) -> None:
     show_table(console, _table(profile.entries))
     console.print(render_findings(profile.findings))
     if as_json:
-        click.echo(json.dumps(profile.to_dict(), indent=1))
+        click.echo(json.dumps(to_json(profile), indent=1))
     click.echo(f"\nProfile: {out / PROFILE}\nReport: {out / PAGE}", err=True)
     sys.exit(1 if any(finding.severity is Severity.ERROR for finding in profile.findings) else 0)
 

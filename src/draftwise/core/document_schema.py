@@ -85,9 +85,7 @@ def _class_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return _schema(get_type_hints(kind.to_wire)["return"], definitions)
     if is_dataclass(kind):
         return _reference(kind, definitions)
-    if issubclass(kind, Mapping):
-        return {"type": "object"}
-    raise TypeError(f"{kind} has no JSON form")
+    return {"type": "object" if issubclass(kind, Mapping) else "string"}
 
 
 def _reference(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Severity, UnreadableSource
 from draftwise.knowledge.kinds import find_kind, read_schema
 from draftwise.setups.read import SourceText
-from draftwise.setups.read.manifests.admission import find_refusals
+from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text, read_yaml
 
 __all__ = ["compare_returned", "validate", "validate_text"]

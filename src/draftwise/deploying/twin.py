@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from draftwise.core import Device, Setup
-from draftwise.plan.check.context import SPEC_FLAGS
+from draftwise.plan.check.stages import SPEC_FLAGS
 
 __all__ = ["Pool", "count_device", "count_gpus", "count_hosts", "find_other_hosts", "without_speculation"]
 

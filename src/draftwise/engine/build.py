@@ -8,23 +8,23 @@ import torch
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig
 from draftwise.engine.attention import has_kernel
-from draftwise.engine.config import EngineConfig
-from draftwise.engine.memory.budget import activation_bytes, graph_budget, num_pages
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.pages import PagePool
+from draftwise.engine.memory.pool_size import activation_bytes, graph_budget, num_pages
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.proposers.proposer import PlainDecoding, Proposer
-from draftwise.engine.sampling.acceptance import Standard, place
+from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
+from draftwise.engine.sampling.acceptance_rules import Standard, place
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
 from draftwise.engine.step.confirm import make_confirmations
 from draftwise.engine.step.host_sampler import HostSampler
 from draftwise.engine.step.passes import Passes
 from draftwise.engine.step.prompt_passes import prompt_sizes
-from draftwise.engine.step.runner import Runner
+from draftwise.engine.step.runner import StepRunner
 from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
 from draftwise.engine.step.threads import make_threads
@@ -54,7 +54,7 @@ class Parts:
     """Of the target."""
     proposer: Proposer
     scheduler: Scheduler
-    runner: Runner
+    runner: StepRunner
     lag: int
     """Steps that the host is behind the device."""
     findings: tuple[Finding, ...]
@@ -182,7 +182,7 @@ class _Site:
             graph_bytes=capture.num_bytes,
         )
 
-    def make_runner(self, capture: CapturePlan, *, num_pages: int, tokenizer: Tokenizer) -> Runner:
+    def make_runner(self, capture: CapturePlan, *, num_pages: int, tokenizer: Tokenizer) -> StepRunner:
         """Allocate the pages and return what computes with them."""
         config, model, proposer = self.config, self.model, self.proposer
         assert config.max_model_len is not None, "_resolve fills it in"
@@ -211,7 +211,7 @@ class _Site:
             vocab_size=model.shape.vocab_size,
             device=model.device,
         )
-        return Runner(
+        return StepRunner(
             Passes(model, kv, table, confirmations, rule=rule, uniform=uniform),
             sampler,
             capture_sizes=capture.sizes,

@@ -16,11 +16,11 @@ from threading import Thread
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["Compilers", "Job"]
+__all__ = ["CompileJob", "Compilers"]
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.engine.kernels.cuda.ahead_process import main; main(int(sys.argv[1]))"
+    "from draftwise.engine.kernels.cuda.compile_ahead import main; main(int(sys.argv[1]))"
 )
 """Code for the new interpreter: it has the same module search path as this one."""
 
@@ -29,7 +29,7 @@ _LONGEST_S = 120
 """Seconds after which a server does without its compilers."""
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """A kernel to compile."""
 
     module: str
@@ -58,7 +58,7 @@ class Compilers:
         )
         self._stdin, self._process.stdin = self._process.stdin, None  # the sender's
         self.num_jobs = 0
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[CompileJob | None] = SimpleQueue()
         self._sender = Thread(target=self._send, daemon=True)  # a process that reads nothing holds up nobody else
         self._sender.start()
 
@@ -75,7 +75,7 @@ class Compilers:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: CompileJob) -> None:
         """Compile a kernel as soon as one of the compilers has nothing else to do."""
         self.num_jobs += 1
         self._jobs.put(job)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig, SpecStats
 from draftwise.engine.build import build
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.logits import check_params, encode_bad_words
@@ -15,7 +15,7 @@ from draftwise.engine.sampling.logprobs import parse
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
-from draftwise.engine.step.scheduler import Schedule
+from draftwise.engine.step.scheduler import StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
 from draftwise.engine.text.tokenizer import Tokenizer
@@ -159,7 +159,7 @@ class Engine:
             each.grammar is not None or each.traits.needs_history for each in self.scheduler.running
         )
 
-    def _launch(self, schedule: Schedule) -> Pending:
+    def _launch(self, schedule: StepSchedule) -> Pending:
         """Hand a step to the device."""
         launched = self.runner.run(schedule)
         self.scheduler.launch(schedule)

@@ -19,7 +19,7 @@ from pathlib import Path
 from shutil import which
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.machine.whole_files import write_whole
 from draftwise.version import __version__
 
@@ -61,7 +61,7 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
             f"{path} cannot be made: {error.strerror}.",
             fix="Give a folder that this user may write to.",
         ) from None
-    manager = "draftwise.engine.kernels.cuda.store:KernelStore"
+    manager = "draftwise.engine.kernels.cuda.kernel_store:KernelStore"
     made = {KERNEL_CACHE: str(path), "TRITON_CACHE_MANAGER": manager}
     if os.access(path, os.W_OK):
         return made | {"TRITON_CACHE_DIR": str(path / "triton"), "NUMBA_CACHE_DIR": str(path / "numba")}

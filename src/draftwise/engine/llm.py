@@ -9,11 +9,10 @@ from itertools import count
 from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.engine_config import EngineConfig, one_gpu_settings
 from draftwise.engine.models.gguf import unpack_models
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
-from draftwise.engine.parallelism import one_gpu_settings
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import TimedStartup
 from draftwise.engine.text.tokenizer import Tokenizer

@@ -22,17 +22,16 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import Startup
-from draftwise.engine.step.capture import capture_sizes
-from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.capture import Graphs, capture_sizes
 from draftwise.engine.step.prompt_passes import PromptSize
-from draftwise.engine.step.scheduler import Chunk, Schedule
+from draftwise.engine.step.scheduler import Chunk, StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 
 __all__ = ["Rehearsal", "warm_up"]
 
 logger = logging.getLogger("draftwise.engine")
 
-Launch = Callable[[Schedule], object]
+Launch = Callable[[StepSchedule], object]
 """What of a step is launched."""
 
 _TOKEN = 0
@@ -198,14 +197,14 @@ class Rehearsal:
         graphs.paused = not captured
         try:
             launch = launch or self._runner.run
-            launch(Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
+            launch(StepSchedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=[]))
         finally:
             model.weights, graphs.paused = weights, False
 
     def forget(self) -> None:
         """Let go of all slots."""
         slots = list(range(self._most_seqs))
-        nobody = Schedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
+        nobody = StepSchedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
         self._runner.run(nobody)
         self._made.clear()
 
@@ -240,7 +239,7 @@ class Rehearsal:
         model, shape = self._runner.model, kv.shape
         if not kv.layers[0].is_cuda:
             return
-        from draftwise.engine.kernels.cuda.attention import can_copy, find_forms  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.paged_attention import can_copy, find_forms  # Triton is there where CUDA is
 
         forms = find_forms(
             num_heads=shape.num_heads,
@@ -276,7 +275,10 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
     # A method that writes what it sees to disk must not see what is made up.
     if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:
         return True
-    from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare  # Triton is there where CUDA is
+    from draftwise.engine.kernels.cuda.compile_ahead import (  # Triton is there where CUDA is
+        note_late_compilations,
+        prepare,
+    )
 
     rehearsal = Rehearsal(engine)
     if compilers is not None:
@@ -300,7 +302,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
 
 def _compile(rehearsal: Rehearsal, compilers: Compilers) -> None:
     """Compile what a rehearsal would launch; what fails here is compiled when it is launched, one by one."""
-    from draftwise.engine.kernels.cuda.ahead import recording
+    from draftwise.engine.kernels.cuda.compile_ahead import recording
 
     try:
         with recording(compilers.begin):

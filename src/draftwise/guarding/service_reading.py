@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, sqrt
 
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
 from draftwise.core.action import Step
 from draftwise.watching.fingerprint import compare_probe, take_answers

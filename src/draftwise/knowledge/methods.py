@@ -267,16 +267,16 @@ def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
     return methods
 
 
-def _read(row: Mapping[str, Any]) -> Method:
+def _read(row: Mapping[str, Any], where: str = "methods.json") -> Method:
     unknown = sorted(row.keys() - {column.name for column in fields(Method) if column.name != "distribution"})
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     unknown += [part for part in _PARTS if not _names_part(part, row.get(part, ""))]
     if unknown:
-        raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
+        raise ValueError(f"{where}, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
     try:
         return Method(**{**row, "advice": MethodAdvice.from_row(row.get("advice", {}))})
     except (TypeError, ValueError) as fault:
-        raise ValueError(f"methods.json, {row.get('name')}: {fault}") from fault
+        raise ValueError(f"{where}, {row.get('name')}: {fault}") from fault
 
 
 def _names_part(part: Part, value: object) -> bool:
@@ -307,7 +307,10 @@ def _find_added(name: str) -> Method | None:
     if name in _by_name():
         raise _broken(dist, name, "draftwise has a method of that name itself")
     try:
-        method = _read(_freeze(point.load()))
+        row = point.load()
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is a mapping, not {type(row).__name__}")
+        method = _read(_freeze(row), point.value)
     except Exception as fault:  # a package's own code runs here
         raise _broken(dist, name, f"{point.value}: {fault!r}") from fault
     if method.name != name or method.aliases:

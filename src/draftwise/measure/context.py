@@ -15,10 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from draftwise.backends import Backend
-from draftwise.backends.gpus import ask_driver, find_gpus
-from draftwise.backends.listener import is_served_here
-from draftwise.checkpoints.gguf import is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import list_tensors, make_config
+from draftwise.backends.address import is_served_here
+from draftwise.backends.gpu_placement import ask_driver, find_gpus
+from draftwise.checkpoints.gguf import is_gguf, list_tensors, make_config, read_gguf
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import (
     Arm,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from draftwise.backends import UrlBackend
-from draftwise.backends.probed import Probed, ProbedPair
+from draftwise.backends.backend import Probed, ProbedPair
 from draftwise.core import Answer, BackendError, Divergence, Workload
 from draftwise.deciding.comparison.cell import OutputDifference, find_difference
 from draftwise.measure.divergences import ask, conclude

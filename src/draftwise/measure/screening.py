@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import (
     Arm,
     Calibration,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from draftwise.backends import Backend, EmbeddedBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, VllmBackend
-from draftwise.backends.gpus import Placement, find_gpus, place_arms
+from draftwise.backends.gpu_placement import GpuPlacement, find_gpus, place_arms
 from draftwise.core import Arm, Finding, InvalidSetup, LaunchOptions, RunContext, Setup, Severity
 from draftwise.measure.access import Header, find_headers
 from draftwise.measure.arms import is_covered
@@ -97,7 +97,7 @@ def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOpti
     return [OneAtATime(each, joined) for each in backends if isinstance(each, UrlBackend)], joined
 
 
-def _place(arms: Sequence[Arm], context: RunContext) -> list[Placement | None]:
+def _place(arms: Sequence[Arm], context: RunContext) -> list[GpuPlacement | None]:
     gpus = find_gpus() if context.launch.gpus is None else context.launch.gpus
     return list(place_arms(len(arms), gpus, arms[0].setup.args)) if gpus else [None] * len(arms)
 
@@ -106,7 +106,7 @@ def _report(on_wait: Callable[[str], None], arm: str, line: str) -> None:
     on_wait(f"{arm}: {line}")
 
 
-def _must_start_in_turn(setup: Setup, placements: Sequence[Placement | None]) -> bool:
+def _must_start_in_turn(setup: Setup, placements: Sequence[GpuPlacement | None]) -> bool:
     """Return whether servers would disturb each other's start: they share cores, or measure a shared GPU's memory."""
     if any(placement is None for placement in placements):
         return True

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import FindingFact, all_findings
-from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.old_flags import OldFlag, read_old_flags
 from draftwise.knowledge.rules import Rule, all_rules
@@ -47,6 +47,8 @@ def explain(name: str) -> tuple[Explanation, ...]:
         InvalidSetup: the name is unknown; the nearest names are suggested.
     """
     found = tuple(_find(name.strip()))
+    if not found and (method := find_method(name.strip())) is not None:  # of the embedded engine alone
+        found = (_explain_method(name.strip(), method, ()),)
     if not found:
         near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
         raise InvalidSetup.because(
@@ -68,8 +70,7 @@ def _find(name: str) -> Iterator[Explanation]:
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if spans := history("methods", name):
-        text = _tell_method(name)
-        yield Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
+        yield _explain_method(name, find_method(name), spans)
     if spans := history("spec_fields", bare):
         key = read_spec_keys().get(bare)
         text = key.meaning if key else "A key that draftwise has no description of yet."
@@ -99,11 +100,20 @@ def _tell_old_flag(old: OldFlag) -> str:
     return f"A flag of vLLM before 0.9.2, which no release since has. {instead}{note}"
 
 
-def _tell_method(name: str) -> str:
-    method = find_method(name)
+def _explain_method(name: str, method: Method | None, spans: tuple[Span, ...]) -> Explanation:
     if method is None:
-        return "A method that draftwise knows nothing of yet but its name."
-    return method.meaning if name == method.name else f"The name of {method.name} for one model family."
+        text = "A method that draftwise knows nothing of yet but its name."
+    elif name != method.name:
+        text = f"The name of {method.name} for one model family."
+    else:
+        text = method.meaning
+        if not spans:
+            text += f" No release of vLLM has it: it is of draftwise's embedded engine{_tell_origin(method)}."
+    return Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
+
+
+def _tell_origin(method: Method) -> str:
+    return f", added by {method.distribution}" if method.distribution else ""
 
 
 def _find_rules(name: str) -> tuple[Rule, ...]:
@@ -120,4 +130,5 @@ def _names() -> Iterable[str]:
     for topic in ("methods", "spec_fields"):
         for release in releases(topic):
             names |= release.table(topic).keys()
+    names |= all_methods().keys()
     return names | {flag.lstrip("-") for flag in (*releases("flags")[-1].table("flags"), *read_old_flags())}

@@ -18,6 +18,7 @@ from draftwise.core import (
     SingleSetting,
     UnmeasuredCell,
 )
+from draftwise.core.documents import to_json
 from draftwise.deciding.comparison.acceptance import ACCEPTANCE_QUANTILES, DEFINITION, Acceptance
 from draftwise.deciding.comparison.latency import QUANTILES, Latencies
 from draftwise.deciding.conclusions import Conclusions
@@ -91,14 +92,14 @@ def summarise(found: Conclusions) -> dict[str, Any]:
             for each in plan.workloads
         ],
         "request_parameters": {
-            "conditions": [{"label": each.label, **each.to_dict()} for each in run.conditions],
+            "conditions": [{"label": each.label, **to_json(each)} for each in run.conditions],
             "seed": plan.seed,
             "repeats": plan.repeats,
             "warmup": plan.warmup,
         },
         "num_requests": len(run.answers),
         "thresholds": asdict(found.thresholds),
-        "context": run.context.to_dict(),
+        "context": to_json(run.context),
         "definitions": {"tokens_per_step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
     }
     finished: dict[str, Any] = replace_non_finite(document)
@@ -128,7 +129,7 @@ def _comparison(each: Comparison) -> dict[str, Any]:
         **_acceptance(each.counters),
         "passes": each.repetitions,
         "condition": each.condition.label,
-        **each.condition.to_dict(),
+        **to_json(each.condition),
         "verdict": str(each.verdict),
         "reason": describe_reason(each.reason),
         "reason_code": None if each.reason is None else str(each.reason.code),

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from draftwise.serve.answers import Call, stream_events
 from draftwise.serve.errors import RequestError, handle_request_error
-from draftwise.serve.generation import Generation
+from draftwise.serve.generation import Call, Generation, stream_events
 
 __all__ = ["ApiKey", "EventStream", "read_body", "run_until_disconnect"]
 

@@ -2,31 +2,168 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+from draftwise.core import InvalidSetup
+from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.serve.answers import Call
-from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
 from draftwise.serve.formats import ChatFormat, CompletionFormat, Format
-from draftwise.serve.prompts import encode_prompts, render_conversation
+from draftwise.serve.generation import Call
 from draftwise.serve.tools import read_tools
 
-__all__ = ["Model", "read_chat", "read_completion"]
+__all__ = [
+    "Defaults",
+    "ServedModel",
+    "encode_prompts",
+    "read_chat",
+    "read_completion",
+    "read_messages",
+    "render_conversation",
+]
+
+_SAMPLING = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("temperature", "top_k", "top_p", "min_p"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Values of fields that a request leaves out."""
+
+    sampling: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    """`max_new_tokens`; None: the rest of the context."""
+
+    @classmethod
+    def from_checkpoint(cls, directory: str | Path) -> Defaults:
+        """Return the defaults of a checkpoint directory; none without a generation_config.json.
+
+        Raises:
+            InvalidSetup: the file is not valid JSON or holds a value out of range.
+        """
+        path = Path(directory) / "generation_config.json"
+        if not path.is_file():
+            return cls()
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            sampling = {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+            SamplingParams(**sampling)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidSetup.because(
+                "bad-generation-config", f"{path} cannot be used: {error}", where=str(path), fix="Correct or remove it."
+            ) from None
+        return cls(sampling=sampling, max_tokens=config.get("max_new_tokens"))
+
+
+_LONG_TEXT = 20_000
+"""Characters beyond which encoding would block the event loop for milliseconds."""
+
+
+async def encode_prompts(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[list[int]]:
+    """Return token ids for a `prompt` field: a string, token ids, or a list of either.
+
+    Raises:
+        RequestError: 400, it is none of these.
+    """
+    prompts = _as_list(prompt)
+    return [await _encode(each, tokenizer, add_special_tokens) if isinstance(each, str) else each for each in prompts]
+
+
+def _as_list(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(each, str) for each in prompt):
+            return prompt
+        if _are_ids(prompt):
+            return [prompt]
+        if all(isinstance(each, list) and _are_ids(each) for each in prompt):
+            return prompt
+    raise RequestError(
+        400, "prompt must be a string, a list of strings, a list of token ids, or a list of such lists.", param="prompt"
+    )
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+async def _encode(text: str, tokenizer: Tokenizer, add_special_tokens: bool) -> list[int]:
+    if len(text) > _LONG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return the messages with their content as plain text, text parts joined by newlines as in vLLM.
+
+    Raises:
+        RequestError: 400, a message has no role or a content that is not text.
+    """
+    if not messages:
+        raise RequestError(400, "messages must hold at least one message.", param="messages")
+    return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _read_message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(400, f"{where} must be an object with a role.", param="messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
+        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
+            raise RequestError(400, f"{where} has content that is not text; this model takes text.", param="messages")
+        content = "\n".join(part["text"] for part in parts)
+    if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
+        raise RequestError(400, f"{where} must have text as content.", param="messages")
+    read = message | {"content": content}
+    if isinstance(calls := message.get("tool_calls"), list):
+        read["tool_calls"] = [_with_arguments(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    return read
+
+
+def _with_arguments(where: str, call: Any) -> dict[str, Any]:
+    """Return an earlier call with its arguments as an object, which is what chat templates print."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError(400, f"{where} must have a function.", param="messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            raise RequestError(400, f"{where}.function.arguments is not valid JSON.", param="messages") from None
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def render_conversation(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
+    """Return a conversation rendered with the model's chat template.
+
+    Raises:
+        RequestError: 400, the messages are malformed, or the template is missing or rejects them.
+    """
+    try:
+        return tokenizer.apply_chat_template(read_messages(messages), **variables)
+    except InvalidSetup as error:
+        raise RequestError.of_invalid(error) from None
+
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default max_tokens of /v1/completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ServedModel:
     """Properties of the served model that are needed to read a request."""
 
     name: str
@@ -37,7 +174,7 @@ class Model:
     """For calls at the model's own choice; None: there are none."""
 
 
-async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, list[EngineRequest]]:
+async def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, list[EngineRequest]]:
     """Return a /v1/completions call and its requests, one a prompt.
 
     Raises:
@@ -69,7 +206,7 @@ async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, 
     return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
 
 
-async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[EngineRequest]]:
+async def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, list[EngineRequest]]:
     """Return a /v1/chat/completions call and its request.
 
     Raises:
@@ -127,7 +264,7 @@ def _read_structured(fields: Mapping[str, Any]) -> StructuredOutputsParams | Non
     return StructuredOutputsParams(json=schema)
 
 
-def _check_model(fields: Mapping[str, Any], model: Model) -> None:
+def _check_model(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Refuse the name of another model; a request may leave it out."""
     if fields.get("model", model.name) != model.name:
         message = f"The model `{fields['model']}` does not exist; this server has `{model.name}`."
@@ -136,7 +273,7 @@ def _check_model(fields: Mapping[str, Any], model: Model) -> None:
 
 def _call(
     fields: Mapping[str, Any],
-    model: Model,
+    model: ServedModel,
     prompts: list[list[int]],
     answer: Format,
     structured: StructuredOutputsParams | None,
@@ -176,7 +313,7 @@ def _call(
     return call, requests
 
 
-def _room(max_tokens: int | None, num_prompt_tokens: int, model: Model) -> int:
+def _room(max_tokens: int | None, num_prompt_tokens: int, model: ServedModel) -> int:
     """Return the number of tokens to generate: as requested, but no more than the context has room for."""
     room = max(model.max_model_len - num_prompt_tokens, 1)
     return room if max_tokens is None else min(max_tokens, room)

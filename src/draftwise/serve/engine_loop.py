@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.startup import Startup, TimedStartup
-from draftwise.serve.channel import Channel
-from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
+from draftwise.serve.channel import (
+    Abort,
+    Add,
+    Broke,
+    Channel,
+    Invalid,
+    Ready,
+    RequestsAccepted,
+    RequestsRefused,
+    StartupPhase,
+    StepResult,
+)
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine, Pending
@@ -57,10 +67,10 @@ class _ReportedStartup(TimedStartup):
         self._channel = channel
 
     def began(self, name: str) -> None:
-        self._channel.send(Phase(name))
+        self._channel.send(StartupPhase(name))
 
     def ended(self, name: str, seconds: float) -> None:
-        self._channel.send(Phase(name, seconds))
+        self._channel.send(StartupPhase(name, seconds))
 
 
 class _EngineLoop:
@@ -125,7 +135,7 @@ class _EngineLoop:
             if not all(future.done() for future in futures):
                 self._compiling.append((message, futures))
             elif failures := [error for future in futures if (error := future.exception()) is not None]:
-                self._channel.send(Refused(message.number, _describe(failures[0])))
+                self._channel.send(RequestsRefused(message.number, _describe(failures[0])))
             else:
                 self._queue(message)
 
@@ -136,9 +146,9 @@ class _EngineLoop:
             except InvalidSetup as error:
                 for earlier in message.requests[:position]:
                     self._engine.abort(earlier.request_id)
-                self._channel.send(Refused(message.number, error.findings))
+                self._channel.send(RequestsRefused(message.number, error.findings))
                 return
-        self._channel.send(Accepted(message.number))
+        self._channel.send(RequestsAccepted(message.number))
 
     def _step(self) -> None:
         began = time.monotonic()

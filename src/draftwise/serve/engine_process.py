@@ -1,21 +1,197 @@
-"""The engine's process (`launch.start_process`), which ends when the other end of its channel closes."""
+"""Starts an engine's loop in a process of its own, so that it does not share the interpreter lock with the server."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import json
 import logging
+import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from draftwise.checkpoints.gguf import is_gguf
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.compilers import Compilers
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.kernel_cache import (
+    KERNEL_CACHE,
+    KernelCache,
+    describe_platform,
+    known_setups,
+    may_have_gpu,
+    name_setup,
+)
 from draftwise.engine.startup import Startup
+from draftwise.machine.cores import count_cores
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["main"]
+__all__ = ["EngineHandle", "build_engine", "main", "start_process", "start_thread", "unpack"]
+
+logger = logging.getLogger("draftwise.serve")
+
+_END_S = 10
+"""Seconds in which an engine must end after its channel has closed; a step takes far less."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from draftwise.serve.engine_process import main; main(int(sys.argv[1]))"
+)
+"""Code for the new interpreter: it has the same module search path as this one."""
+
+
+class EngineHandle(Protocol):
+    """An engine in another process or thread."""
+
+    channel: Channel
+
+    def join(self, *, patient: bool = True) -> str:
+        """Wait until it has ended, which it does when the channel is closed; return how it ended, as text.
+
+        Without `patient` a process is killed instead.
+        """
+
+
+def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
+    """Return the engine; this imports torch, which the server's own process does not need.
+
+    It is ready for any request: kernels are compiled, into a folder of kernels if the environment names one, and steps
+    are captured.
+    """
+    setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
+    may_use_gpu, compilers = may_have_gpu(config.device), None
+    with ExitStack() as ends:
+        if may_use_gpu:
+            if setup not in known_setups(folder):  # first: they import what is imported here, too
+                compilers = ends.enter_context(Compilers(count_cores()))
+            threading.Thread(target=_open_gpu, daemon=True).start()
+        try:
+            with startup.phase("import torch"):
+                from draftwise.engine.core import Engine
+                from draftwise.engine.rehearsal import warm_up
+        except ModuleNotFoundError as error:
+            raise make_missing_error(error) from None
+        if may_use_gpu:
+            threading.Thread(target=_prepare_kernels, daemon=True).start()
+        kernels = _open_kernels(config)
+        engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+        is_warm = warm_up(engine, compilers, startup)
+    if kernels is not None and is_warm:
+        kernels.add(setup)
+    return engine
+
+
+def _open_gpu() -> None:
+    """Make the first GPU's context, which torch would make and wait for once it is imported; whatever is wrong with the
+    GPU, torch reports."""
+    with suppress(OSError, AttributeError):
+        driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        if driver.cuInit(0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+
+
+def _prepare_kernels() -> None:
+    """Begin what the first launch of a kernel would wait for; what cannot be done now, that one reports."""
+    with suppress(Exception):
+        from draftwise.engine.kernels.cuda.compile_ahead import prepare
+
+        prepare()
+
+
+def _open_kernels(config: EngineConfig) -> KernelCache | None:
+    """Return the folder of compiled kernels, if the environment names one."""
+    folder = os.environ.get(KERNEL_CACHE)
+    if not folder:
+        return None
+    from draftwise.engine.models.loading import find_device
+
+    return KernelCache.open(folder, describe_platform(find_device(config.device).type))
+
+
+def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig, SpecConfig | None]:
+    """Return what to build with checkpoint folders in place of GGUF files; torch is imported only where there are any.
+
+    Raises:
+        InvalidSetup: a file cannot be used.
+        StorageError: the cache has no room for it.
+    """
+    if not any(model and is_gguf(model) for model in (config.model, spec.model if spec else None)):
+        return config, spec
+    from draftwise.engine.models.gguf import unpack_models
+
+    return unpack_models(config, spec, logger.info)
+
+
+def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
+    """Return the error of an installation without the engine."""
+    return InvalidSetup.because(
+        "engine-not-installed",
+        f"The engine needs {error.name}, which is not installed.",
+        fix="Run: pip install 'draftwise[engine]'.",
+    )
+
+
+def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineHandle:
+    """Start an engine in a new process.
+
+    Args:
+        build: picklable (a function of a module, or a partial of one).
+        environment: variables of the process, beside those of this one.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+        variables = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
+    channel = Channel(ours)
+    with suppress(ConnectionError):  # waiting for the engine reports that it ended
+        channel.send(build)
+    return _Process(channel, process)
+
+
+def start_thread(build: Build) -> EngineHandle:
+    """Start an engine in a thread of this process."""
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs:
+            run_engine(build, Channel(theirs))
+
+    thread = threading.Thread(target=run, name="draftwise-engine", daemon=True)
+    thread.start()
+    return _Thread(Channel(ours), thread)
+
+
+@dataclass
+class _Process:
+    channel: Channel
+    process: subprocess.Popen[bytes]
+
+    def join(self, *, patient: bool = True) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S if patient else 0)
+        self.process.kill()
+        return f"its process ended with status {self.process.wait()}"
+
+
+@dataclass
+class _Thread:
+    channel: Channel
+    thread: threading.Thread
+
+    def join(self, *, patient: bool = True) -> str:  # noqa: ARG002  (a thread cannot be killed)
+        self.thread.join()
+        return "its thread ended"
 
 
 def main(descriptor: int) -> None:

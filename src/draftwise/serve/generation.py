@@ -1,15 +1,22 @@
-"""The increments that one HTTP call waits for, as the engine's process sends them."""
+"""The increments of one HTTP call, and the JSON answer or the server-sent events that they become."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 from draftwise.engine.outputs import Delta
 from draftwise.engine.step.sequence import EngineRequest
+from draftwise.serve.errors import RequestError, make_error_body
+from draftwise.serve.formats import Format
 
-__all__ = ["Generation"]
+__all__ = ["Call", "Generation", "make_answer", "stream_events"]
 
 
 class Generation:
@@ -64,3 +71,122 @@ class Generation:
             return
         self._error = error
         self._arrived.set()
+
+
+logger = logging.getLogger("draftwise.serve")
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One accepted HTTP call, and the form of its answer."""
+
+    call_id: str
+    model: str
+    format: Format
+    prompt_lengths: list[int]
+    n: int
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_completion_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens so far, by choice index."""
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens found in the prefix cache, by prompt index."""
+
+    def count(self, prompt_index: int, delta: Delta) -> int:
+        """Count an increment's tokens; return the index of its choice."""
+        index = prompt_index * self.n + delta.index
+        self.num_completion_tokens[index] = self.num_completion_tokens.get(index, 0) + len(delta.token_ids)
+        self.num_cached_tokens[prompt_index] = delta.num_cached_tokens
+        return index
+
+    def make_usage(self) -> dict[str, Any]:
+        """Return OpenAI's usage object for the whole call."""
+        completion, cached = sum(self.num_completion_tokens.values()), sum(self.num_cached_tokens.values())
+        return _usage(sum(self.prompt_lengths), completion, cached)
+
+    def make_choice_usage(self, index: int) -> dict[str, Any]:
+        """Return the usage object for one choice so far (vLLM's continuous_usage_stats)."""
+        prompt = index // self.n
+        return _usage(self.prompt_lengths[prompt], self.num_completion_tokens[index], self.num_cached_tokens[prompt])
+
+    def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return choices as an answer or a chunk."""
+        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+async def make_answer(call: Call, generation: Generation) -> dict[str, Any]:
+    """Return the complete answer once everything is generated."""
+    parts: dict[int, tuple[int, list[Delta]]] = {}
+    async for batch in generation.iterate_batches():
+        for prompt_index, delta in batch:
+            index = call.count(prompt_index, delta)
+            parts.setdefault(index, (prompt_index, []))[1].append(delta)
+    choices = [
+        {"index": index} | call.format.make_choice(prompt_index, _join(deltas))
+        for index, (prompt_index, deltas) in sorted(parts.items())
+    ]
+    return call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_prompt()
+
+
+def _join(deltas: list[Delta]) -> Delta:
+    """Return the increments of one completion as one."""
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=[each for delta in deltas for each in delta.logprobs or []],
+        prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
+    )
+
+
+async def stream_events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
+    """Yield server-sent events: the chunks, then the usage if requested, then `[DONE]`; an error ends them early."""
+    num_choices = call.n * len(generation.requests)
+    head = _chunk_head(call)
+    if (opening := call.format.make_opening()) is not None:
+        for index in range(num_choices):
+            chunk = call.wrap(call.format.chunk_object, [{"index": index} | opening])
+            yield _event(chunk | call.format.describe_prompt())
+    try:
+        async for batch in generation.iterate_batches():
+            yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()
+    except RequestError as error:
+        yield _event(make_error_body(error))
+    except Exception:
+        logger.exception("A stream failed.")
+        yield _event(make_error_body(RequestError(500, "The server failed; see its log.")))
+    else:
+        if call.include_usage:
+            yield _event(call.wrap(call.format.chunk_object, []) | {"usage": call.make_usage()})
+    yield b"data: [DONE]\n\n"
+
+
+def _chunk_head(call: Call) -> str:
+    """Return the start of every chunk of the call, up to its choice; rendered once, as chunks come by the thousand."""
+    empty = _encode(call.wrap(call.format.chunk_object, []))
+    return f"data: {empty.removesuffix(']}')}"
+
+
+def _chunk(call: Call, head: str, prompt_index: int, delta: Delta) -> str:
+    index = call.count(prompt_index, delta)
+    choice = _encode({"index": index} | call.format.make_choice(prompt_index, delta))
+    usage = f',"usage":{_encode(call.make_choice_usage(index))}' if call.continuous_usage else ""
+    return f"{head}{choice}]{usage}}}\n\n"
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {_encode(content)}\n\n".encode()
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+from draftwise.engine.sampling.params import StructuredOutputsParams
 from draftwise.serve.errors import RequestError
 
 __all__ = ["TOOL_CALL_PARSERS", "CallPart", "ToolParser", "ToolUse", "read_tools"]

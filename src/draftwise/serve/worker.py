@@ -7,21 +7,33 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, SpecConfig
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.kernel_cache import count_kernels, make_environment
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import EngineRequest
-from draftwise.serve.channel import ChannelProtocol
+from draftwise.serve.channel import (
+    Abort,
+    Add,
+    Broke,
+    ChannelProtocol,
+    Invalid,
+    Ready,
+    RequestsAccepted,
+    RequestsRefused,
+    StartupPhase,
+    StepResult,
+)
+from draftwise.serve.engine_process import EngineHandle, build_engine, start_process, unpack
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
-from draftwise.serve.launch import EngineHandle
-from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
-from draftwise.serve.metrics import ServerMetrics
-from draftwise.serve.timeline import Timeline
+from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
-__all__ = ["EngineWorker"]
+__all__ = ["EngineWorker", "FilledKernels", "fill_kernel_cache"]
 
 
 @dataclass(slots=True)
@@ -55,7 +67,7 @@ class EngineWorker:
         self._numbers = count()
         self._channel: ChannelProtocol
 
-    def wait_until_built(self, model_name: str, *, on_phase: Callable[[Phase], None] = lambda _: None) -> None:
+    def wait_until_built(self, model_name: str, *, on_phase: Callable[[StartupPhase], None] = lambda _: None) -> None:
         """Return when the engine is ready; `on_phase` is called with the phases of its start-up.
 
         Raises:
@@ -63,7 +75,7 @@ class EngineWorker:
             BackendError: the engine could not be built for another reason.
         """
         while not isinstance(message := self._receive(), Ready):
-            if isinstance(message, Phase):
+            if isinstance(message, StartupPhase):
                 on_phase(message)
             elif isinstance(message, Invalid):
                 raise InvalidSetup(message.findings)
@@ -147,9 +159,9 @@ class EngineWorker:
             self.stats = message.stats  # first, so that every answer is counted before it is sent
             for delta in message.unpack():
                 self._deal_out(delta, message)
-        elif isinstance(message, Accepted):
+        elif isinstance(message, RequestsAccepted):
             self._unanswered.pop(message.number).accept()
-        elif isinstance(message, Refused):
+        elif isinstance(message, RequestsRefused):
             generation = self._unanswered.pop(message.number)
             self._forget(generation)
             generation.fail(InvalidSetup(message.findings))
@@ -193,3 +205,29 @@ class EngineWorker:
 
     def _refusal(self, reason: str) -> RequestError:
         return RequestError(500, f"The engine failed ({reason}); restart the server.")
+
+
+class FilledKernels(NamedTuple):
+    """What a folder holds."""
+
+    num_kernels: int
+    num_bytes: int
+
+
+def fill_kernel_cache(
+    config: EngineConfig, spec: SpecConfig | None, folder: str, *, on_phase: Callable[[StartupPhase], None]
+) -> FilledKernels:
+    """Start a server's engine on a folder of kernels and end it again.
+
+    Raises:
+        InvalidSetup: the model, a setting or the folder cannot be used.
+        BackendError: the engine cannot be built for another reason.
+    """
+    config, spec = unpack(config, spec)
+    build = partial(build_engine, config, None if spec is None else spec.to_json())
+    worker = EngineWorker(start_process(build, environment=make_environment(folder)), max_waiting=0)
+    try:
+        worker.wait_until_built(config.model, on_phase=on_phase)
+    finally:
+        worker.stop()
+    return FilledKernels(*count_kernels(folder))

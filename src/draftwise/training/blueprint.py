@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
+from draftwise.checkpoints.config_values import AuxLayers, usual_layers
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.rope import Rope
@@ -22,6 +22,7 @@ __all__ = ["Blueprint", "check_aux_layers", "choose_mask_token", "even_aux_layer
 
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
 """Keys of the target's config.json that its drafters share."""
+_MASK_OPTION = "mask_token_id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +102,6 @@ class Blueprint:
             "tie_word_embeddings": False,
             **self.carried,
         }
-
-
-_MASK_OPTION = "mask_token_id"
 
 
 def usual_aux_layers(num_layers: int) -> tuple[int, ...]:

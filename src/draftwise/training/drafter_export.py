@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.recognize import recognize
 from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup, ModelShape
@@ -34,6 +34,12 @@ __all__ = ["FORMATS", "Exported", "assemble_mtp", "check_expressible", "export_d
 FORMATS = ("vllm", "speculators")
 _NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
 """Keys of a config.json that hold how many heads a drafter has, where each drafts one token."""
+_SHARD_BYTES = 4 * 2**30
+_COPIED = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template*", "generation_config.json"),
+)
+_BIASED = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +166,6 @@ def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, 
         ids_U = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
         added["t2d"] = torch.zeros(target.config["vocab_size"], dtype=torch.bool).index_fill(0, ids_U, True)
     return added
-
-
-_SHARD_BYTES = 4 * 2**30
-_COPIED = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template*", "generation_config.json"),
-)
-_BIASED = ("q_proj", "k_proj", "v_proj")
 
 
 def check_expressible(config: Mapping[str, Any], *, where: str) -> None:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.spec import resolve_spec
+from draftwise.engine.resolved_spec import resolve_spec
 
 __all__ = ["load_back", "new_folder", "read_tensor", "save_drafter"]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import InvalidSetup
 from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
 from draftwise.training.chain_training import ChainNetwork, ChainTraining

@@ -42,6 +42,11 @@ __all__ = [
 ]
 
 _SHARD_BYTES = 2**28
+_AT_ONCE = 16
+"""Samples that the server is asked for at a time."""
+_MOST_DIFFERENCE = 0.05
+"""Between the server's states and ours, relative to their size: rounding to bfloat16 stays below."""
+_CHECKED_TOKENS = 64
 
 
 class StateSource(Protocol):
@@ -211,13 +216,6 @@ class DiskStates(GatheredStates):
             file = self._layout.file(shard)
             self._slices[shard] = safe_open(file, framework="pt").get_slice("states")
         return self._slices[shard]
-
-
-_AT_ONCE = 16
-"""Samples that the server is asked for at a time."""
-_MOST_DIFFERENCE = 0.05
-"""Between the server's states and ours, relative to their size: rounding to bfloat16 stays below."""
-_CHECKED_TOKENS = 64
 
 
 class ServedStates(GatheredStates):

@@ -33,6 +33,8 @@ KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one pass over a layer, [B, A, R, D] each: a head for each query head."""
 Rotations = tuple[Tensor, Tensor]
 """Cosine and sine of the rows' positions, float32 [R, D / 2] or [B, R, D / 2] each."""
+_aten = torch.ops.aten
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Norm(nn.Module):
@@ -181,9 +183,6 @@ class DecoderLayer(nn.Module):
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
 
 
-_aten = torch.ops.aten
-
-
 def attend_chain(
     q_BARD: Tensor, keys_BARD: Sequence[Tensor], values_BARD: Sequence[Tensor], *, fuse: bool = False
 ) -> Tensor:
@@ -311,9 +310,6 @@ def _flash_backward(
             starts_q, starts_k, longest_q, longest_k, 0.0, True, seed, offset,
         )  # fmt: skip
     return tuple(grads)
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @cache

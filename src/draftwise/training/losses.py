@@ -32,6 +32,9 @@ __all__ = [
     "weigh",
 ]
 
+_CHUNK_VALUES = 2**25
+"""Number of logits in memory at a time."""
+
 
 def align(x_BRH: Tensor, step: int) -> Tensor:
     """Move a step's rows to their labels, [B, L, H]; labels too early for a draft of this length get zeros."""
@@ -108,10 +111,6 @@ def learn_labels(
         ]
         loss, picks_JM = torch.stack([part[0] for part in parts]).sum(), torch.cat([part[1] for part in parts])
     return score(batch, loss, picks_JM.view(weights_JBL.shape))
-
-
-_CHUNK_VALUES = 2**25
-"""Number of logits in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

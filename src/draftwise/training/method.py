@@ -19,6 +19,8 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 
 __all__ = ["DraftLoss", "DrafterTraining", "Option", "learn_from", "resolve_options"]
 
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLoss:
@@ -35,9 +37,6 @@ class DraftLoss:
     Only read without gradient: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
     counted: tuple[Tensor, ...]
     """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""
-
-
-_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished

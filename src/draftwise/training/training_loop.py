@@ -28,6 +28,11 @@ from draftwise.training.run_settings import TrainSettings
 
 __all__ = ["DataSource", "Evaluation", "Optimizers", "Stopped", "TrainingRun", "compute_schedule_factor"]
 
+_BETAS = (0.9, 0.95)
+_NO_MUON = ("emb", "head")
+"""Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
 
 class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
     """A signal ended the run; the message says how to resume it."""
@@ -327,13 +332,6 @@ def _catching_signals(*, until_second: bool) -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
     finally:
         restore()
-
-
-_BETAS = (0.9, 0.95)
-_NO_MUON = ("emb", "head")
-"""Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
-
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:

@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from draftwise import __version__
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError
@@ -45,12 +44,15 @@ from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
 from draftwise.training.training_loop import DataSource, Evaluation, Stopped, TrainingRun
+from draftwise.version import __version__
 
 __all__ = ["TrainResult", "train", "train_on_gpus"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
 """In what safetensors, which is written in Rust, raises."""
+_STOP_S = 120
+"""How long the ranks have to end their step and write a checkpoint before they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,10 +299,6 @@ def _finish(
         acceptance_length=evaluation.length,
         num_parameters=_num_parameters(method),
     )
-
-
-_STOP_S = 120
-"""How long the ranks have to end their step and write a checkpoint before they are killed."""
 
 
 def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import comb, exp, log, sqrt
 from statistics import fmean, stdev
 
-from draftwise.backends.probed import Probed
+from draftwise.backends.backend import Probed
 from draftwise.core import (
     NO_PROBE,
     Answer,

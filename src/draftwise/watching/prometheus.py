@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream
+from draftwise.backends.backend import BrokenStream
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Protocol
 
 from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream
+from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window

@@ -13,9 +13,9 @@ import launch_without_gpu  # noqa: F401  (puts its driver in the place of a GPU'
 import torch
 import triton
 
-from draftwise.engine.compilers import Compilers, Job
+from draftwise.engine.compilers import CompileJob, Compilers
 from draftwise.engine.kernels.cuda import layer
-from draftwise.engine.kernels.cuda.ahead import note_late_compilations, prepare, recording
+from draftwise.engine.kernels.cuda.compile_ahead import note_late_compilations, prepare, recording
 from draftwise.engine.kernels.cuda.matmul import run_matmul
 from draftwise.engine.kernels.cuda.matmul_configs import Config
 from draftwise.engine.kernels.cuda.sampling import argmax_rows
@@ -32,7 +32,7 @@ def launch(width: int) -> torch.Tensor:
 
 
 def main(again: bool) -> None:
-    jobs: list[Job] = []
+    jobs: list[CompileJob] = []
     failed: list[str] = []
     prepare()
     if not again:

@@ -10,7 +10,7 @@ import sys
 import launch_without_gpu  # noqa: F401  (puts its driver in the place of a GPU's)
 from triton.runtime.jit import JITFunction
 
-from draftwise.engine.kernels.cuda import ahead
+from draftwise.engine.kernels.cuda import compile_ahead as ahead
 
 
 def main(backwards: bool) -> None:

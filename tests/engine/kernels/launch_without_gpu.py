@@ -61,7 +61,7 @@ torch.cuda.get_device_capability = lambda *_: (9, 0)
 
 import triton.language as tl  # noqa: E402 - the driver comes first
 
-from draftwise.engine.kernels.cuda.launch import Kernel, launch_next, wait  # noqa: E402
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wait  # noqa: E402
 
 
 def scale(x, y, bias, factor, stride, count, BLOCK: tl.constexpr, HOW: tl.constexpr, PDL: tl.constexpr):

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from draftwise import SamplingParams
 from draftwise.core import SpecConfig
-from draftwise.engine.compilers import Job
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.compilers import CompileJob
 from draftwise.engine.core import Engine
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels.cuda import CudaKernels, matmul, sampling
-from draftwise.engine.kernels.cuda.ahead import recording
+from draftwise.engine.kernels.cuda.compile_ahead import recording
 from draftwise.engine.models import decoder, dflash, draft_head
 from draftwise.engine.proposers import ngram_gpu
 from draftwise.engine.rehearsal import Rehearsal
@@ -97,8 +97,8 @@ def main() -> None:
 def record(config: EngineConfig, spec: str) -> dict[str, Any]:
     """Return the kernels of the rehearsal, how many jobs the random steps made, and which of these are new."""
     engine = Engine(config, SpecConfig.parse(spec) if spec else None, lag=1)
-    rehearsed: list[Job] = []
-    later: list[Job] = []
+    rehearsed: list[CompileJob] = []
+    later: list[CompileJob] = []
     with recording(rehearsed.append):
         Rehearsal(engine).run(briefly=True)
     with recording(later.append):

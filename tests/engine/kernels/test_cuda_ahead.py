@@ -26,7 +26,7 @@ def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
         name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "DRAFTWISE_PDL")
     }
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment |= {"TRITON_CACHE_MANAGER": "draftwise.engine.kernels.cuda.store:KernelStore"} | variables
+    environment |= {"TRITON_CACHE_MANAGER": "draftwise.engine.kernels.cuda.kernel_store:KernelStore"} | variables
     done = subprocess.run(
         [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
     )

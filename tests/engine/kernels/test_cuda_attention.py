@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 from draftwise.core import ModelShape
 from draftwise.engine.attention import attend_by_kernel, attend_by_torch
 from draftwise.engine.attention.pass_rows import plan_attention
-from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
-from draftwise.engine.kernels.cuda.hopper import has_copy_engine
-from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted
+from draftwise.engine.kernels.cuda.matmul import has_copy_engine
 from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.kernels.cuda.paged_attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.prompt_passes import MixedDraft, PromptBatch, PromptSize

@@ -14,7 +14,7 @@ from draftwise.core import ModelShape
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels import make_kernels as choose_kernels
 from draftwise.engine.kernels.cuda import CudaKernels
-from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.rope import Rope
 

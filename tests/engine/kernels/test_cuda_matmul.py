@@ -11,8 +11,8 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda import matmul as products
-from draftwise.engine.kernels.cuda.hopper import has_copy_engine
-from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted
+from draftwise.engine.kernels.cuda.matmul import has_copy_engine
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import quantize_rows
 from draftwise.engine.models.linear import CudaLinear, quantize

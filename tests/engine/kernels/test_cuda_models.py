@@ -19,7 +19,8 @@ from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_atte
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models import CausalLM, decoder, dflash, draft_head, load_model
+from draftwise.engine.models import CausalLM, decoder, draft_head, load_model
+from draftwise.engine.proposers import dflash
 from draftwise.engine.proposers.dflash import load_dflash
 from draftwise.engine.proposers.eagle import load_eagle
 from draftwise.engine.proposers.eagle3 import load_eagle3

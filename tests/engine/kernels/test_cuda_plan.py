@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
-from draftwise.engine.kernels.cuda.plan import place_rows
+from draftwise.engine.kernels.cuda.step_rows import place_rows
 
 
 @pytest.mark.parametrize("limit", [None, 21, 10_000])

@@ -12,16 +12,16 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from draftwise.engine.kernels.constants import GROUP  # noqa: E402
+from draftwise.engine.kernels.cuda import device_functions as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import floors  # noqa: E402
-from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
+from draftwise.engine.kernels.sampling_constants import GROUP  # noqa: E402
 from draftwise.engine.proposers.proposer import Draft  # noqa: E402
 from draftwise.engine.sampling import penalties as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402
-from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
 from draftwise.engine.sampling.logprobs import rank_tokens  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
 from draftwise.engine.sampling.penalties import Penalties, TokenCounts  # noqa: E402

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from draftwise.engine.kernels.cuda.table import advance_rows, look_up_rows
+from draftwise.engine.kernels.cuda.step_rows import advance_rows, look_up_rows
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
 from draftwise.engine.step.table import SequenceTable, _Column
 
@@ -75,7 +75,7 @@ def test_looking_up_and_advancing_equal_torch(width: int, k: int, seed: int) -> 
     accepted_B = torch.minimum(torch.randint(0, k + 1, (4,), generator=generator), draft.lengths_B)
     tokens_BS = torch.randint(0, 100, (4, k + 1), generator=generator)
     tokens_BS = tokens_BS.masked_fill(torch.arange(k + 1) > accepted_B.unsqueeze(1), -1)
-    accepted = Accepted(tokens_BS=tokens_BS, num_accepted_B=accepted_B)
+    accepted = AcceptedTokens(tokens_BS=tokens_BS, num_accepted_B=accepted_B)
     view = table.look_up(slots_B, k=k, all_greedy=True, truncates=False)
     expected = table.advance(view, draft, accepted, None)
     new_tokens = (each.to(DEVICE) for each in (slots_B, accepted_B, tokens_BS, draft.lengths_B, draft.tokens_BK))

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.config import EngineConfig
-from draftwise.engine.memory import budget as memory
-from draftwise.engine.memory.budget import DeviceMemory, activation_bytes, graph_budget, num_pages
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.memory import pool_size as memory
 from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.pool_size import DeviceMemory, activation_bytes, graph_budget, num_pages
 from draftwise.engine.step.capture import plan_capture
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, target_states
 from tests.support.made_drafters import write_eagle3
 
-from draftwise.checkpoints.mask_token import MASK_KEYS
+from draftwise.checkpoints.config_values import MASK_KEYS
 from draftwise.checkpoints.speculators_format import from_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model

@@ -13,12 +13,12 @@ from tests.support.every_method import WITH_MODEL, make_config
 from tests.support.uniform_rows import NoHostRead, use_uniform_rows
 
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import resolve_spec
 
 BLOCK, MAX_MODEL_LEN, K, NUM_SEQS = 4, 40, 3, 4
 PAGES_EACH = MAX_MODEL_LEN // BLOCK

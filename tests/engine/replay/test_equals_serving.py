@@ -18,7 +18,7 @@ from tests.support.combinations import EVERY_CASE, taking_turns
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
 from draftwise.engine.replay.dense import DenseReplayer
-from draftwise.engine.replay.forced import ForcedReplayer, Step, force
+from draftwise.engine.replay.forced import ForcedReplayer, ForcedStep, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.directory import to_anchors
@@ -69,19 +69,19 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def served(name: str, temperature: float) -> tuple[list[Transcript], list[list[Step]]]:
+def served(name: str, temperature: float) -> tuple[list[Transcript], list[list[ForcedStep]]]:
     """Return what the engine of a method answers, and the steps that it took."""
     return serve(make_llm(name), temperature)
 
 
-def serve(llm: LLM, temperature: float) -> tuple[list[Transcript], list[list[Step]]]:
+def serve(llm: LLM, temperature: float) -> tuple[list[Transcript], list[list[ForcedStep]]]:
     """Return what an engine answers, and the steps that it took."""
-    steps: dict[str, list[Step]] = {}
+    steps: dict[str, list[ForcedStep]] = {}
 
     def note(outcome: Outcome) -> None:
         found = steps.setdefault(outcome.sequence.request.request_id, [])
         if token := outcome.sequence.num_output:
-            found.append(Step(token=token, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1))
+            found.append(ForcedStep(token=token, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1))
 
     llm.engine.on_outcome = note
     params = SamplingParams(temperature=temperature, max_tokens=ANSWER, seed=3)
@@ -106,7 +106,7 @@ def replay(replayer: Replayer, requests: Sequence[Transcript]) -> Anchors:
     return anchors
 
 
-def shape(requests: Sequence[Transcript], steps: Sequence[Sequence[Step]]) -> list[tuple[int, int, int, int]]:
+def shape(requests: Sequence[Transcript], steps: Sequence[Sequence[ForcedStep]]) -> list[tuple[int, int, int, int]]:
     """Return (request, token, drafted, accepted inside the answer) of every step."""
     return [
         (place, step.token, len(step.drafted), min(step.accepted, len(request.answer_ids) - step.token))

@@ -9,10 +9,10 @@ import pytest
 from tests.engine.replay.test_equals_serving import BUNDLE, make_llm, replay, serve, shape, walked
 from tests.support.serving import serving
 
-from draftwise.backends.scoring import Scorer
+from draftwise.backends.asking import Scorer
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.replaying.served_drafts import ServedReplayer
 from draftwise.replaying.transcripts import Transcript

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
 
 VOCAB, END = 300, 256
 

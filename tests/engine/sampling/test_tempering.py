@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from draftwise.engine.proposers.draft_builder import choose
 from draftwise.engine.sampling import tempering as sampling
-from draftwise.engine.sampling.acceptance import Rule, Standard, Synthetic, Typical, place
+from draftwise.engine.sampling.acceptance_rules import Rule, Standard, Synthetic, Typical, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import Lane, gumbel

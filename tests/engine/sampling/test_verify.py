@@ -20,17 +20,17 @@ from torch import Tensor
 
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling import verify as module
-from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, SyntheticRates, Typical, place
+from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, SyntheticRates, Typical, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane, gumbel
 from draftwise.engine.sampling.tempering import Tempering
-from draftwise.engine.sampling.verify import Accepted, verify
+from draftwise.engine.sampling.verify import AcceptedTokens, verify
 
 VOCAB, K, LENGTH, SAMPLES = 3, 3, 4, 120_000
 TARGET = torch.tensor([[0.0, 0.9, -0.5], [1.2, -0.3, 0.1], [-0.4, 0.2, 0.8]]).log_softmax(-1)
 """Log-probabilities of the next token, by the last one."""
 DRAFTER = torch.tensor([[0.2, 0.7, -0.3], [0.1, -0.6, 0.6], [0.9, -0.8, 0.2]]).log_softmax(-1)
-Verify = Callable[..., Accepted]
+Verify = Callable[..., AcceptedTokens]
 
 
 @pytest.fixture(autouse=True)
@@ -199,7 +199,7 @@ def textbook(
     stop_at_first_fall: bool = True,
     respect_lengths: bool = True,
     **_: Any,
-) -> Accepted:
+) -> AcceptedTokens:
     """Rejection sampling as in Leviathan et al., algorithm 1."""
     n, num_rows = logits_BSV.shape[:2]
     generator = torch.Generator().manual_seed(int(positions_B.sum()) + num_rows)
@@ -224,7 +224,7 @@ def textbook(
     columns = torch.arange(num_rows)
     padded = torch.cat([draft.tokens_BK, following.unsqueeze(1)], 1)
     tokens = torch.where(columns == accepted.unsqueeze(1), following.unsqueeze(1), padded)
-    return Accepted(tokens_BS=tokens.masked_fill(columns > accepted.unsqueeze(1), -1), num_accepted_B=accepted)
+    return AcceptedTokens(tokens_BS=tokens.masked_fill(columns > accepted.unsqueeze(1), -1), num_accepted_B=accepted)
 
 
 TEXTBOOK_MUTANTS = {
@@ -262,7 +262,7 @@ def test_every_mistake_in_the_rule_is_seen(mistake: str, kind: str) -> None:
 def with_arguments(**changes: Callable[[Tensor], Tensor]) -> Verify:
     """The real `verify`, called with some arguments wrong."""
 
-    def mutant(logits_BSV: Tensor, draft: Draft, **arguments: Any) -> Accepted:
+    def mutant(logits_BSV: Tensor, draft: Draft, **arguments: Any) -> AcceptedTokens:
         return verify(logits_BSV, draft, **{name: changes.get(name, lambda x: x)(x) for name, x in arguments.items()})
 
     return mutant
@@ -310,7 +310,7 @@ def chain_batch(n: int, *, probabilistic: bool = False) -> tuple[Tensor, Draft]:
     return TARGET[torch.cat([last.unsqueeze(1), draft.tokens_BK], 1)], draft
 
 
-def judge(logits: Tensor, draft: Draft, acceptance: Acceptance, greedy: Tensor | None) -> Accepted:
+def judge(logits: Tensor, draft: Draft, acceptance: Acceptance, greedy: Tensor | None) -> AcceptedTokens:
     n = len(logits)
     seeds, positions = torch.arange(n), torch.ones(n, dtype=torch.long)
     rule = place(acceptance, logits.device)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
+from draftwise.engine.step.scheduler import PrefixUse, Scheduler, StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 
 BLOCK = 4
@@ -76,7 +76,7 @@ class Device:
                     self.scheduler.remove(sequence)
         del self.underway[:count]
 
-    def _update_tables(self, schedule: Schedule) -> None:
+    def _update_tables(self, schedule: StepSchedule) -> None:
         for slot in schedule.released_slots:
             self.tables.pop(slot, None)
         for change in schedule.page_changes:
@@ -286,6 +286,25 @@ def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
     assert scheduler.num_preemptions == 1
     assert young.slot is None
     assert young.tokens == [1] * 7 + [8, 8], "what was said stays said"
+
+
+def test_a_slot_keeps_no_page_of_a_sequence_that_ended_before_the_device_had_the_page() -> None:
+    """The next sequence in the slot would write there, into pages of another."""
+    scheduler = make_scheduler(5, budget=20, caching=False, max_num_seqs=2)
+    ending, other = make_sequence("ending", [1] * 7, max_tokens=10), make_sequence("other", [1] * 7)
+    device = Device(scheduler, lags=True, k=3)
+    for sequence in (ending, other):
+        scheduler.add(sequence)
+    device.step(lambda bound: 1)
+    device.step(lambda bound: 1)
+    slot = ending.row
+    assert scheduler.schedule(3) is None, "one page is left, and both need one"
+    assert len(ending.pages) == 3
+    device.collect(2, lambda bound: 2)
+    scheduler.add(following := make_sequence("following", [1] * 2))
+    device.step(lambda bound: 1)
+    assert (ending.slot, following.slot) == (None, slot)
+    assert list(device.tables[slot]) == [0]
 
 
 def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.check.cli.schema import Mismatch, coerce
+from draftwise.plan.check.cli.coercion import Mismatch, coerce
 
 FIELDS: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "int": (int, None),

@@ -11,7 +11,7 @@ from draftwise.core import Device, Setup
 from draftwise.plan.check import get_context
 from draftwise.plan.check.engine import fill_in_batch
 from draftwise.plan.check.model import read_target
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.stages import collect
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.later_case import EPYC, H200, LLAMA, Case, codes, find_engine, find_later
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Device, Ruling
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import releases

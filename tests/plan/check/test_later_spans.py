@@ -6,7 +6,7 @@ import pytest
 from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine, find_later, spans_of
 
 from draftwise.knowledge.rules import get_rule
-from draftwise.plan.check.engine.features import find_unfit
+from draftwise.plan.check.engine.vllm_config import find_unfit
 
 NEWEST = "0.33.0"
 

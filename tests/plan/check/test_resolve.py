@@ -298,6 +298,17 @@ def test_keys_that_do_not_go_together(folder: Path, spec: Mapping[str, Any], ver
     assert code in rejections(run(folder, spec, version))
 
 
+@pytest.mark.parametrize(("tokens", "window"), [(2, 1), (3, 2), (7, 6)])
+def test_fly_takes_two_tokens_or_more(folder: Path, tokens: int, window: int) -> None:
+    """It looks at the tokens after the one in question, so that two tokens leave a window of one."""
+    report = run(folder, {**FLY, "num_speculative_tokens": tokens}, "0.33.0")
+    assert report.resolved is not None
+    assert report.resolved.fields["fly_window_size"] == window
+    widest = {**FLY, "num_speculative_tokens": tokens, "fly_window_size": window}
+    assert rejections(run(folder, widest, "0.33.0")) == []
+    assert rejections(run(folder, {**widest, "fly_window_size": tokens}, "0.33.0")) == ["fly-window-too-long"]
+
+
 @pytest.mark.parametrize(("version", "refused"), [("0.10.2", True), ("0.21.0", True), ("0.22.0", False)])
 def test_targets_for_hidden_states(folder: Path, version: str, refused: bool) -> None:
     spec = {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}

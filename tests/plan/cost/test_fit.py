@@ -61,6 +61,18 @@ def test_what_no_step_depends_on_keeps_its_prior(prior: Prior) -> None:
     assert fitted.constants.uncaptured_s == prior.constants.uncaptured_s
 
 
+@pytest.mark.parametrize(
+    "partial", [{"graph": Graph.PIECEWISE}, {"graph": Graph.NONE, "prefill_tokens": 64}], ids=["piecewise", "prompts"]
+)
+def test_launching_kernels_one_by_one_is_found_in_steps_with_piecewise_graphs_or_uncaptured_prompts(
+    prior: Prior, partial: dict[str, object]
+) -> None:
+    truth = machine(replace(prior.constants, piecewise_s=3 * prior.constants.piecewise_s))
+    measured = measure(truth, [step(1), step(64), step(1, **partial), step(64, **partial)])
+    fitted = fit_machine(machine(prior.constants), prior, measured)
+    assert fitted.constants.piecewise_s == pytest.approx(truth.constants.piecewise_s, rel=0.2)
+
+
 def test_the_process_goes_through_what_the_physics_misses_and_forgets_it_far_away(prior: Prior) -> None:
     truth = machine(prior.constants)
     odd = replace(truth, constants=replace(prior.constants, row_s=2e-5))

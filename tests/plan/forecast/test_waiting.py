@@ -79,7 +79,7 @@ def test_a_front_end_takes_more_of_a_faster_server() -> None:
         for each in calibration.settings
     )
     before, after = (
-        forecast(make_profile(), each, concurrency=(1,)).best("concurrency", 1).speedup.value
+        forecast(make_profile(), each, concurrency=(1,)).find_best("concurrency", 1).speedup.value
         for each in (calibration, replace(calibration, firsts=slow))
     )
     assert 1 < after < before

@@ -16,10 +16,10 @@ from draftwise.core.budget import Budget
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.size import Request, measure
-from draftwise.plan.size.drafter import Drafter, describe_drafter
-from draftwise.plan.size.precision import BF16, get_precision
-from draftwise.plan.size.request import NO_DRAFTER
+from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.size_request import NO_DRAFTER
+from draftwise.plan.size.weight_parts import BF16, get_precision
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/h200/results"
 FILES = ("vllm_memory.json", "vllm_memory_tp2.json")

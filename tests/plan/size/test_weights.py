@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from draftwise.checkpoints.headers import read_headers
 from draftwise.knowledge.models import find_model, read_models
 from draftwise.plan.size.decoder import decoder_parts
-from draftwise.plan.size.drafter import describe_drafter
-from draftwise.plan.size.parts import elements, num_bytes, stages
-from draftwise.plan.size.precision import PRECISIONS, get_precision, precision_of
+from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
-from draftwise.plan.size.stored import stored_bytes
+from draftwise.plan.size.weight_bytes import stored_bytes
+from draftwise.plan.size.weight_parts import PRECISIONS, elements, get_precision, num_bytes, precision_of, stages
 
 EXACT = [
     model for model in read_models()

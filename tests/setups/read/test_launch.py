@@ -1,7 +1,6 @@
 import pytest
 
-from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
-from draftwise.setups.read.shell.launch import find_launches
+from draftwise.setups.read.shell.launch import find_launches, has_own_entry, image_version, is_vllm_image
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import httpx
 
-from draftwise.backends.base import BrokenStream, Exchange, Piece
+from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.url import UrlBackend
 from tests.support.fake_server.engine import FakeEngine, Incoming, Page
 from tests.support.fake_server.script import FakeScript

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from draftwise.backends.probed import Probed, ProbedPair
+from draftwise.backends.backend import Probed, ProbedPair
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds

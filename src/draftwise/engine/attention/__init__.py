@@ -31,7 +31,7 @@ def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tenso
 
 def attend_by_kernel(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return what `attend` does."""
-    from draftwise.engine.kernels.cuda.attention import decode_attention  # Triton is there where CUDA is
+    from draftwise.engine.kernels.cuda.paged_attention import decode_attention  # Triton is there where CUDA is
 
     spans, pages, scale = plan.spans, kv.layers[layer], q_NAD.shape[-1] ** -0.5
     if not spans.parts:

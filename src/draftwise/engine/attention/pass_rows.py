@@ -346,7 +346,7 @@ def plan_attention(
         causal: whether a token looks at those up to itself only, and not at all of its sequence's.
     """
     if spans.host is None and page_table_BP.is_cuda:
-        from draftwise.engine.kernels.cuda.plan import place_rows  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.step_rows import place_rows  # Triton is there where CUDA is
 
         positions_N, slots_N = place_rows(
             spans.starts_B, page_table_BP, width=spans.width, block_size=block_size, limit=limit

@@ -1,10 +1,17 @@
-"""The operations of a decoder layer on the CPU, compiled by numba."""
+"""The operations of a decoder layer on the CPU, compiled by numba and run on the threads that torch already has.
+
+Two pools of threads on the same cores slow each other down: torch's OpenMP workers spin for a while after each
+parallel region. So numba's own pool is never started; its functions run inside torch's.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,15 +19,17 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
-from draftwise.engine.kernels.openmp import Team
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["CpuKernels"]
+__all__ = ["CpuKernels", "Team"]
 
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
+_JobValues = ctypes.c_int64 * 16
+# Calls that keep the interpreter lock: they last microseconds, and losing it to another thread costs more.
+_CompiledKernel = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Code(NamedTuple):
@@ -113,3 +122,45 @@ class CpuKernels(Kernels):
             scratch.data_ptr(),
         )
         return qkv_NSD[:, :heads]
+
+
+class Team:
+    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached."""
+
+    def __init__(self) -> None:
+        self._parallel = _find_gomp_parallel()
+
+    def kernel(self, compiled: Any) -> Callable[..., None]:
+        """Return a function that runs a compiled kernel over a job.
+
+        Its first argument says whether to use all threads; the rest are the job's int64 values after the task
+        counter.
+        """
+        address, call, parallel = compiled.address, _CompiledKernel(compiled.address), self._parallel
+
+        def run(wide: bool, *values: int) -> None:
+            job = _JobValues(0, *values)
+            if wide and parallel is not None:
+                parallel(address, job, torch.get_num_threads(), 0)
+            else:
+                call(job)
+
+        return run
+
+
+def _find_gomp_parallel() -> Callable[..., None] | None:
+    """Return `GOMP_parallel(function, data, num_threads, flags)` of the OpenMP runtime that torch has loaded.
+
+    LLVM's and Intel's runtimes export it as well as GNU's.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for library in dict.fromkeys(re.findall(r"/\S*lib(?:gomp|iomp5|omp)\b\S*", mapped)):
+        call = getattr(ctypes.PyDLL(library), "GOMP_parallel", None)
+        if call is not None:
+            call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            call.restype = None
+            return call
+    return None

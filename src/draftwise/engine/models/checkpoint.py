@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
-from draftwise.checkpoints.model_config import read_config
 from draftwise.core import InvalidSetup
 
 __all__ = ["Checkpoint", "write_tensors"]

@@ -14,13 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.gguf import GgufHeader, is_gguf, read_gguf
-from draftwise.checkpoints.gguf_config import ROPE_FACTORS, has_paired_rotation, make_config, rename_tensor
+from draftwise.checkpoints.gguf import (
+    ROPE_FACTORS,
+    GgufHeader,
+    has_paired_rotation,
+    is_gguf,
+    make_config,
+    read_gguf,
+    rename_tensor,
+)
+from draftwise.checkpoints.headers import INDEX
 from draftwise.checkpoints.headers import Tensor as StoredTensor
-from draftwise.checkpoints.quoting import quote_some
-from draftwise.checkpoints.weight_files import INDEX
+from draftwise.checkpoints.text_files import quote_some
 from draftwise.core import InvalidSetup, SpecConfig, StorageError
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.text.gguf_tokenizer import write_tokenizer
 from draftwise.machine.folders import cache_folder, one_at_a_time

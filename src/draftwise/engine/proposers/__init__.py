@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.proposer import Builder, Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 from draftwise.knowledge.methods import get_method
 
 __all__ = ["Builder", "Confirmed", "Draft", "Proposer", "make_proposer"]

@@ -18,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers, find_aux_layers
+from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM, Layer, decoder_layer
@@ -34,8 +33,8 @@ from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 
 __all__ = ["DFlash", "DFlashProposer", "Settings", "build", "load_dflash"]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.draft_head import Mask
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
-from draftwise.engine.spec import ResolvedSpec
+from draftwise.engine.resolved_spec import ResolvedSpec
 
 __all__ = ["DraftModel", "build"]
 

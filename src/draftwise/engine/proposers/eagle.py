@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
@@ -20,7 +20,7 @@ from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
-from draftwise.engine.spec import ResolvedSpec
+from draftwise.engine.resolved_spec import ResolvedSpec
 
 __all__ = ["EagleDrafter", "build", "load_eagle"]
 

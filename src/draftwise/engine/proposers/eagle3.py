@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_layers
+from draftwise.checkpoints.config_values import AUX_KEY, default_layers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
-from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary, Mask
@@ -29,7 +28,7 @@ from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
-from draftwise.engine.spec import ResolvedSpec
+from draftwise.engine.resolved_spec import ResolvedSpec
 
 __all__ = ["Eagle3Drafter", "build", "load_eagle3"]
 

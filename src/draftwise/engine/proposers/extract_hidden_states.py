@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.aux_layers import AUX_KEY
+from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 
 __all__ = ["ExtractHiddenStatesProposer", "build", "hidden_states_path"]
 

@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
-from draftwise.engine.spec import ResolvedSpec
+from draftwise.engine.resolved_spec import ResolvedSpec
 
 __all__ = ["MedusaHeads", "MedusaProposer", "build", "load_medusa"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers import ngram_gpu
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 from draftwise.lookup.ngram_index import NgramIndex
 
 __all__ = ["NgramProposer", "build"]

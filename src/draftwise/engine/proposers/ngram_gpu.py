@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 
 __all__ = ["NgramGpuProposer", "build", "read_options"]
 
@@ -26,8 +26,8 @@ class NgramGpuProposer(Proposer):
     """Drafts exactly what `NgramProposer` drafts, with static shapes and lengths that stay on the device.
 
     Every position of a sequence is compared with its end at once: max_model_len x prompt_lookup_max comparisons a
-    sequence, by one kernel on a GPU (`draftwise.engine.kernels.cuda.lookup`) and by torch elsewhere. The token buffer
-    takes 4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
+    sequence, by one kernel on a GPU (`kernels.cuda.prompt_lookup`) and by torch elsewhere. The token buffer takes
+    4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
     """
 
     needs_history = True
@@ -65,7 +65,7 @@ class NgramGpuProposer(Proposer):
 
     def _append_and_draft(self, new: Confirmed, k: int) -> Draft:
         """Do both in one kernel; the rows are those of a step, uniform."""
-        from draftwise.engine.kernels.cuda.lookup import append_and_look_up  # Triton is there where CUDA is
+        from draftwise.engine.kernels.cuda.prompt_lookup import append_and_look_up  # Triton is there where CUDA is
 
         tokens_BK, lengths_B = append_and_look_up(
             self._tokens_SL,

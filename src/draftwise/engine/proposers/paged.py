@@ -12,14 +12,14 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork
 from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 
 __all__ = ["ChainProposer", "PagedProposer", "build_chain", "find_longest_context"]
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from draftwise.checkpoints.identity import check_identity
 from draftwise.engine.attention.pass_rows import Spans
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 
 __all__ = ["Builder", "Confirmed", "PlainDecoding", "Proposer", "find_weights"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from draftwise.engine.config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.spec import ResolvedSpec
 from draftwise.machine.folders import one_at_a_time
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.proposer import Confirmed
-from draftwise.engine.replay.fit import check_fit
+from draftwise.engine.replay.forced import check_fit
 from draftwise.engine.sampling.draft import Draft
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest
 from draftwise.replaying.transcripts import Transcript

@@ -10,18 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from draftwise.core import InvalidSetup
 from draftwise.engine.core import Engine, EngineRequest, Pending
-from draftwise.engine.replay.fit import check_fit
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest
 from draftwise.replaying.transcripts import Transcript
 
-__all__ = ["ForcedReplayer", "Step", "force"]
+__all__ = ["ForcedReplayer", "ForcedStep", "check_fit", "force"]
+
+
+def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
+    """Refuse requests that the engine cannot have served.
+
+    Raises:
+        InvalidSetup: one is longer than the model's context, or has ids that the target does not.
+    """
+    longest, vocab_size = engine.config.max_model_len, engine.shape.vocab_size
+    assert longest is not None
+    for request in requests:
+        if request.num_tokens > longest:
+            raise InvalidSetup.because(
+                "answer-too-long",
+                f"Request {request.id} has {request.num_tokens} tokens, its answer included, and the target takes "
+                f"{longest}.",
+                where=request.id,
+                fix="Name the model that was served, or leave the request out.",
+            )
+        if max(*request.prompt_ids, *request.answer_ids) >= vocab_size:
+            raise InvalidSetup.because(
+                "unknown-token",
+                f"Request {request.id} has token ids that the target does not: its vocabulary has 0..{vocab_size - 1}.",
+                where=request.id,
+                fix="Name the model that wrote the log as --target.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ForcedStep:
     """One decode step of one request."""
 
     token: int
@@ -60,7 +86,7 @@ class ForcedReplayer:
                 yield ReplayedRequest(id=request.id, by_k=by_k)
 
 
-def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[Step]]:
+def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[ForcedStep]]:
     """Return the decode steps of each request.
 
     Args:
@@ -68,12 +94,14 @@ def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[S
         requests: to be decoded together.
         k: draft tokens a step at most.
     """
-    steps: dict[str, list[Step]] = {str(place): [] for place in range(len(requests))}
+    steps: dict[str, list[ForcedStep]] = {str(place): [] for place in range(len(requests))}
 
     def note(outcome: Outcome) -> None:
         sequence = outcome.sequence
         if sequence.num_output:
-            step = Step(token=sequence.num_output, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1)
+            step = ForcedStep(
+                token=sequence.num_output, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1
+            )
             steps[sequence.request.request_id].append(step)
 
     engine.on_outcome = note
@@ -101,7 +129,7 @@ def _to_request(request: Transcript, name: str, k: int) -> EngineRequest:
     return EngineRequest(request_id=name, prompt_token_ids=list(request.prompt_ids), params=params)
 
 
-def _to_rows(request: Transcript, steps: Sequence[Step]) -> DraftRows:
+def _to_rows(request: Transcript, steps: Sequence[ForcedStep]) -> DraftRows:
     """Return the drafts at the places where a step begins; a walk takes of them what lies inside the answer."""
     drafted, accepted = [0] * len(request.answer_ids), [0] * len(request.answer_ids)
     for step in steps:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from draftwise.checkpoints.dimensions import get_int
-from draftwise.checkpoints.model_config import read_config
+from draftwise.checkpoints.config_json import read_config
+from draftwise.checkpoints.config_values import get_int
 from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import ForcedReplayer
 from draftwise.replaying.replayer import Replayer

@@ -23,7 +23,7 @@ from torch import Tensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.structured_outputs import StructuredOutputsParams
+from draftwise.engine.sampling.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer

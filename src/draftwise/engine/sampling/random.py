@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from torch import Tensor
 
-from draftwise.engine.kernels.constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
+from draftwise.engine.kernels.sampling_constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
 
 __all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwise.engine.kernels.constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
+from draftwise.engine.kernels.sampling_constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import gumbel

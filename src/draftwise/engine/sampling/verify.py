@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.engine.sampling.acceptance import Rule, Standard, SyntheticRates, Typical
+from draftwise.engine.sampling.acceptance_rules import Rule, Standard, SyntheticRates, Typical
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane, uniform
 from draftwise.engine.sampling.tempering import (
@@ -29,7 +29,7 @@ from draftwise.engine.sampling.tempering import (
     temper_and_truncate,
 )
 
-__all__ = ["Accepted", "verify"]
+__all__ = ["AcceptedTokens", "verify"]
 
 
 def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class AcceptedTokens:
     """What one step makes final."""
 
     tokens_BS: Tensor
@@ -72,7 +72,7 @@ def verify(
     positions_B: Tensor,
     acceptance: Rule,
     forced_BS: Tensor | None = None,
-) -> Accepted:
+) -> AcceptedTokens:
     """Return which draft tokens are accepted and what follows them: a function of its arguments alone.
 
     Shapes are static and nothing waits for the device, so that a step can be captured with it.
@@ -118,7 +118,7 @@ def verify(
         emitted = kernels.emit(next_BS, draft.tokens_BK, draft.lengths_B, accept_BK, rates_K, *counters)
     else:
         emitted = _emit(next_BS, draft, accept_BK, rates_K, counters)
-    return Accepted(tokens_BS=emitted[0], num_accepted_B=emitted[1])
+    return AcceptedTokens(tokens_BS=emitted[0], num_accepted_B=emitted[1])
 
 
 class _Counters(NamedTuple):
@@ -184,7 +184,7 @@ def _tempered(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
 def _emit(
     next_BS: Tensor, draft: Draft, accept_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
 ) -> tuple[Tensor, Tensor]:
-    """Return `Accepted.tokens_BS` and `Accepted.num_accepted_B`.
+    """Return `AcceptedTokens.tokens_BS` and `AcceptedTokens.num_accepted_B`.
 
     Draft tokens are accepted as `accept_BK` says, else at random with these rates, else where they are the next token.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.sampling.acceptance import Rule, Standard
+from draftwise.engine.sampling.acceptance_rules import Rule, Standard
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.logits import SamplingRow, adjust
@@ -20,7 +20,7 @@ from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.tempering import Tempering
-from draftwise.engine.sampling.verify import Accepted, verify
+from draftwise.engine.sampling.verify import AcceptedTokens, verify
 from draftwise.engine.step.sequence import Sequence
 
 __all__ = ["HostSampler"]
@@ -52,7 +52,9 @@ class HostSampler:
         self._rule, self._end_ids, self._device = rule, end_ids, device
         self._counts = TokenCounts(num_slots, vocab_size, device)
 
-    def sample_first(self, sequences: list[Sequence], logits_B1V: Tensor) -> tuple[Draft, Accepted, Ranked | None]:
+    def sample_first(
+        self, sequences: list[Sequence], logits_B1V: Tensor
+    ) -> tuple[Draft, AcceptedTokens, Ranked | None]:
         """Sample the first token after the prompts of these sequences; return as `verify` does."""
         if counted := [each for each in sequences if each.params.penalises]:
             prompts = [each.request.prompt_token_ids for each in counted]
@@ -75,7 +77,7 @@ class HostSampler:
         tempering: Tempering,
         seeds_B: Tensor,
         positions_B: Tensor,
-    ) -> tuple[Draft, Accepted, Ranked | None]:
+    ) -> tuple[Draft, AcceptedTokens, Ranked | None]:
         """Verify a draft; the first rows of all tensors are those of `sequences`, the others are padding.
 
         Args:

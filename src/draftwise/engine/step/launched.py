@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwise.engine.outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import Ranked
-from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.sequence import Sequence
 
 __all__ = ["Launched", "Outcome", "PromptRanks", "Readback", "pack"]
@@ -41,7 +41,7 @@ class PromptRanks:
     ranked: Ranked
 
 
-def pack(draft: Draft, accepted: Accepted) -> Tensor:
+def pack(draft: Draft, accepted: AcceptedTokens) -> Tensor:
     """Return all numbers of a step that the host wants, [B, C], for one copy."""
     counts_B2 = torch.stack((accepted.num_accepted_B + 1, draft.lengths_B), dim=1)
     return torch.cat((counts_B2, accepted.tokens_BS, draft.tokens_BK), dim=1)

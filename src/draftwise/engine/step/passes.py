@@ -18,7 +18,7 @@ from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM
-from draftwise.engine.sampling.acceptance import Rule
+from draftwise.engine.sampling.acceptance_rules import Rule
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
 from draftwise.engine.sampling.verify import verify

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.memory.transfer import upload
-from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.capture import Graphs
 from draftwise.engine.step.host_sampler import HostSampler
 from draftwise.engine.step.launched import Launched, PromptRanks, pack
 from draftwise.engine.step.passes import Passes, PassOutput, StepShape, bucket_of, ranks_prompts
 from draftwise.engine.step.prompt_passes import MixedDecode, MixedDraft, PromptBatch, PromptSize, choose_size
-from draftwise.engine.step.scheduler import Chunk, Schedule
+from draftwise.engine.step.scheduler import Chunk, StepSchedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.threads import StepThreads
 
-__all__ = ["Runner"]
+__all__ = ["StepRunner"]
 
 T = TypeVar("T")
 
 
-class Runner:
+class StepRunner:
     """Runs target and proposer over scheduled work. Nothing here waits for the device, except for what a proposer on
     the host or a grammar must see, and while a graph is captured.
 
@@ -69,7 +69,7 @@ class Runner:
         """What a captured pass over prompts returns: one place for all sizes."""
 
     @torch.inference_mode()
-    def run(self, schedule: Schedule) -> tuple[Launched, ...]:
+    def run(self, schedule: StepSchedule) -> tuple[Launched, ...]:
         """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
         if self.threads is None:
             return self._launch(schedule)
@@ -77,13 +77,13 @@ class Runner:
             return self._launch(schedule)
 
     @torch.inference_mode()
-    def run_around_pass(self, schedule: Schedule) -> None:
+    def run_around_pass(self, schedule: StepSchedule) -> None:
         """Launch what comes before and after a mixed pass, and not the pass."""
         self._enter(schedule)
         shape, mixed = self._draft_for_mixed_pass(schedule.decodes, schedule.k)
         self._finish_mixed_pass(schedule.decodes, shape, mixed)
 
-    def _launch(self, schedule: Schedule) -> tuple[Launched, ...]:
+    def _launch(self, schedule: StepSchedule) -> tuple[Launched, ...]:
         self._enter(schedule)
         chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
         if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
@@ -91,7 +91,7 @@ class Runner:
         prompts = (self._prefill(chunks),) if chunks else ()
         return (*prompts, self._decode(decodes, k)) if decodes else prompts
 
-    def _enter(self, schedule: Schedule) -> None:
+    def _enter(self, schedule: StepSchedule) -> None:
         """Enter what the scheduler decided into the table."""
         self.confirmations.notify()
         if schedule.released_slots:

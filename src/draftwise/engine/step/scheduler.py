@@ -9,7 +9,7 @@ from enum import Enum
 from draftwise.engine.memory.pages import PagePool, page_key, root_key
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["Chunk", "PageChange", "PrefixUse", "Schedule", "Scheduler"]
+__all__ = ["Chunk", "PageChange", "PrefixUse", "Scheduler", "StepSchedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PageChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class StepSchedule:
     """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
 
     chunks: list[Chunk]
@@ -108,7 +108,7 @@ class Scheduler:
         """Queue a sequence; `first` puts it before those that wait already."""
         (self.waiting.appendleft if first else self.waiting.append)(sequence)
 
-    def schedule(self, k: int) -> Schedule | None:
+    def schedule(self, k: int) -> StepSchedule | None:
         """Return this step's work, with drafts of up to k tokens; pages for all of it are held.
 
         None: pages ran out, but steps are under way, and sequences that end by them may give some back. Collect them
@@ -132,9 +132,9 @@ class Scheduler:
             budget -= chunks[-1].length
         released, self._released_slots = self._released_slots, []
         changes, self._page_changes = self._page_changes, []
-        return Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)
+        return StepSchedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)
 
-    def launch(self, schedule: Schedule) -> None:
+    def launch(self, schedule: StepSchedule) -> None:
         """Record that the step is under way."""
         for chunk in schedule.chunks:
             sequence = chunk.sequence

@@ -18,7 +18,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
-from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
 from draftwise.engine.step.scheduler import PageChange
 from draftwise.engine.step.sequence import Sequence
@@ -209,7 +209,7 @@ class SequenceTable:
     def _look_up(self, slots_B: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous."""
         if slots_B.is_cuda:
-            from draftwise.engine.kernels.cuda.table import look_up_rows  # Triton is there where CUDA is
+            from draftwise.engine.kernels.cuda.step_rows import look_up_rows  # Triton is there where CUDA is
 
             tables = self._integers_SC, self._shares_SC, self._pages_SP
             return look_up_rows(*tables, slots_B, first_new=len(_Column), k=k)
@@ -225,7 +225,7 @@ class SequenceTable:
         shares_CB = self._shares_SC.index_select(0, slots_B).t().contiguous()
         return integers_CB, torch.stack([derived[each] for each in _Derived]), shares_CB, self.pages(slots_B)
 
-    def advance(self, view: View, draft: Draft, accepted: Accepted, features_BSF: Tensor | None) -> Tensor:
+    def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
         """Confirm what a step emitted.
 
         Args:
@@ -241,7 +241,7 @@ class SequenceTable:
         if features_BSF is not None and self._features_SWF is not None:
             self._features_SWF[:, :width].index_copy_(0, view.slots_B, features_BSF)
         if view.slots_B.is_cuda:
-            from draftwise.engine.kernels.cuda.table import advance_rows  # Triton is there where CUDA is
+            from draftwise.engine.kernels.cuda.step_rows import advance_rows  # Triton is there where CUDA is
 
             new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
             return advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))

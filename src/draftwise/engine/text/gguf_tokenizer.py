@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from draftwise.checkpoints.gguf import GgufHeader
-from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.text_files import quote
 from draftwise.core import InvalidSetup
 
 __all__ = ["write_tokenizer"]

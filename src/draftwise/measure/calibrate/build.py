@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Arm, CalibratedSetting, Calibration, InvalidSetup, Run, SpecConfig
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.measure.calibrate.points import find_firsts, find_points

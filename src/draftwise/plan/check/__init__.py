@@ -15,11 +15,10 @@ from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
-from draftwise.plan.check.steps import run
+from draftwise.plan.check.stages import Context, run
 
 if TYPE_CHECKING:
     from draftwise.setups.read import Reading

@@ -20,9 +20,9 @@ from draftwise.plan.cost.graphs import GraphPlan, plan_graphs
 from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
 from draftwise.plan.cost.model import CostModel, Prediction, fit_cost_model
 from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.size.drafter import describe_drafter
-from draftwise.plan.size.precision import Precision, get_precision, precision_of
+from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
 __all__ = ["CalibratedCosts", "LeftOut"]
 

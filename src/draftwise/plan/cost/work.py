@@ -9,10 +9,9 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.size.decoder import decoder_parts
-from draftwise.plan.size.drafter import describe_drafter
-from draftwise.plan.size.parts import Part, Split, elements, num_bytes
-from draftwise.plan.size.precision import BF16, Precision
+from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.size.weight_parts import BF16, Part, Precision, Split, elements, num_bytes
 
 __all__ = ["Work", "find_drafter_work", "find_work"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.families import PublishedDrafter, find_published_drafters
@@ -18,8 +18,8 @@ from draftwise.plan.cost.constants import Constants, gpu_prior
 from draftwise.plan.cost.machine import Batch, Machine
 from draftwise.plan.cost.work import find_work
 from draftwise.plan.pick.requirements import Requirements
-from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
 __all__ = ["Case", "GivenDrafter", "open_case"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.checkpoints.model_config import find_model_config
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.families import PublishedDrafter
@@ -13,7 +13,7 @@ from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse_no_drafter
-from draftwise.plan.size.precision import precision_of
+from draftwise.plan.size.weight_parts import precision_of
 
 __all__ = ["propose_draft_model"]
 

@@ -8,70 +8,20 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.core.shape import read_layer_kinds
-from draftwise.plan.size.parts import Part, Split
+from draftwise.knowledge.model_types import types_with
+from draftwise.plan.size.weight_parts import Part, Split
 
 __all__ = ["attention_parts", "decoder_parts", "known_family", "mlp_parts", "norm", "num_experts"]
 
 Config = Mapping[str, Any]
 
-_ALWAYS_BIASED = frozenset({"qwen2", "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text"})
-_QKV_BIAS = _ALWAYS_BIASED | frozenset({"mimo", "glm4_moe", "glm4"})
-"""Model types whose query, key and value projections alone have a bias: always, or with `attention_bias`."""
-_HEAD_NORM = frozenset(
-    {
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_vl_text",
-        "qwen3_vl_moe_text",
-        "qwen3_next",
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "gemma3_text",
-    }
-)
-"""Model types with a norm over each head's queries and keys."""
-_WHOLE_NORM = frozenset({"olmo2", "minimax_m2"})
-"""Model types with a norm over all queries, and one over all keys."""
-_FOUR_NORMS = frozenset({"gemma2", "gemma3_text"})
-_GATED_QUERY = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
-"""Model types whose query projection also makes a gate of the same width."""
-_CORRECTED = frozenset({"deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "nemotron_h"})
-"""Model types whose router has a correction for each expert."""
-_UNGATED = frozenset({"nemotron_h"})
-"""Model types whose feed-forward layers have two matrices instead of three."""
 _FEED_FORWARD = frozenset({"mlp", "moe"})
 """Kinds of layers that are a feed-forward network alone; all layers of other models end with one."""
-_KNOWN = (
-    _QKV_BIAS
-    | _HEAD_NORM
-    | _WHOLE_NORM
-    | _FOUR_NORMS
-    | frozenset(
-        {
-            "llama",
-            "mistral",
-            "mistral3",
-            "mixtral",
-            "phi3",
-            "granite",
-            "gpt_oss",
-            "deepseek_v2",
-            "deepseek_v3",
-            "deepseek_v32",
-            "kimi_k2",
-            "llama4_text",
-            "nemotron_h",
-            "granitemoehybrid",
-        }
-    )
-)
 
 
 def known_family(model_type: str) -> bool:
     """Say whether the inventory of a model type was checked; others are taken as Llama."""
-    return model_type in _KNOWN
+    return model_type in types_with("known")
 
 
 def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
@@ -115,7 +65,7 @@ def _layer_parts(config: Config, shape: ModelShape) -> Iterator[Part]:
         yield from _mamba_parts(config, shape, mamba)
     yield from mlp_parts(config, shape, alone or every)
     usual = 1 if alone else 2
-    count = 4 if config.get("model_type") in _FOUR_NORMS else usual
+    count = 4 if config.get("model_type") in types_with("four_norms") else usual
     for index in range(count):
         yield norm(f"layernorm.{index}", shape.hidden_size, every)
 
@@ -138,21 +88,21 @@ def attention_parts(
         return
     kind, hidden = config.get("model_type"), shape.hidden_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    width, gate = inputs or hidden, 2 if kind in _GATED_QUERY else 1
+    width, gate = inputs or hidden, 2 if kind in types_with("gated_query") else 1
     part = partial(Part, role="attention", layers=layers)
     by_head = partial(part, split=Split.KV, heads=shape.num_kv_heads)
     yield part(name="q_proj", rows=gate * queries, cols=width)
     yield by_head(name="kv_proj", rows=2 * keys, cols=width)
     yield part(name="o_proj", rows=queries, cols=hidden)
-    bias = bool(config.get("attention_bias", kind in _ALWAYS_BIASED))
+    bias = bool(config.get("attention_bias", kind in types_with("always_biased")))
     if bias:
         yield part(name="q_proj.bias", rows=gate * queries)
         yield by_head(name="kv_proj.bias", rows=2 * keys)
-    if bias and kind not in _QKV_BIAS:
+    if bias and kind not in types_with("qkv_bias"):
         yield part(name="o_proj.bias", rows=hidden, split=Split.COPIED)
-    if kind in _HEAD_NORM or (kind == "glm4_moe" and config.get("use_qk_norm")):
+    if kind in types_with("head_norm") or (kind == "glm4_moe" and config.get("use_qk_norm")):
         yield norm("qk_norm", 2 * shape.head_dim, layers)
-    if kind in _WHOLE_NORM:
+    if kind in types_with("whole_norm"):
         yield norm("qk_norm", queries + keys, layers)
     if kind == "gpt_oss":
         yield part(name="sinks", rows=shape.num_heads)
@@ -216,7 +166,7 @@ def _mamba_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> 
 
 def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Iterator[Part]:
     """Yield the feed-forward matrices: dense layers, and those with a mixture of experts."""
-    hidden, matrices = shape.hidden_size, 2 if config.get("model_type") in _UNGATED else 3
+    hidden, matrices = shape.hidden_size, 2 if config.get("model_type") in types_with("two_matrices") else 3
     sparse = tuple(layer for layer in layers if _is_sparse(config, layer))
     dense = tuple(layer for layer in layers if layer not in set(sparse))
     if dense:
@@ -232,7 +182,7 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
     yield Part(
         name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Split.COPIED, quantized=False
     )
-    if config.get("scoring_func") == "sigmoid" or config.get("model_type") in _CORRECTED:
+    if config.get("scoring_func") == "sigmoid" or config.get("model_type") in types_with("router_correction"):
         yield Part(
             name="e_score_correction_bias", role="router", rows=count, layers=sparse, split=Split.COPIED, stored_bits=32
         )

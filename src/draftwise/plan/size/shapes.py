@@ -6,101 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.knowledge.model_types import read_config_keys
 
 __all__ = ["read_shape", "read_text_config", "rotary_bytes"]
 
-_OTHER_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "n_inner": "intermediate_size",
-}
-"""GPT-2's keys."""
-
-
-_MOST = {
-    "num_hidden_layers": 4096,
-    "num_nextn_predict_layers": 64,
-    "mtp_num_hidden_layers": 64,
-    "num_mtp_modules": 64,
-    "depth": 4096,
-}
-"""Numbers above which a file is taken as damaged; 10^8 for all others."""
-_NUMBERS = (
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "sliding_window",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "index_n_heads",
-    "index_head_dim",
-    "moe_intermediate_size",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "n_shared_experts",
-    "shared_expert_intermediate_size",
-    "intermediate_size_mlp",
-    "first_k_dense_replace",
-    "interleave_moe_layer_step",
-    "decoder_sparse_step",
-    "full_attention_interval",
-    "sliding_window_pattern",
-    "max_window_layers",
-    "linear_num_value_heads",
-    "linear_num_key_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "n_groups",
-    "conv_kernel",
-    "mamba_n_heads",
-    "mamba_d_head",
-    "mamba_d_state",
-    "mamba_n_groups",
-    "mamba_d_conv",
-    "moe_shared_expert_intermediate_size",
-    "draft_vocab_size",
-    "target_hidden_size",
-    "medusa_num_heads",
-    "medusa_num_layers",
-    "num_heads",
-    "emb_dim",
-    "inner_dim",
-    "n_predict",
-    "markov_rank",
-    "truncated_vocab_size",
-    "original_max_position_embeddings",
-)
-_OBJECTS = (
-    "rope_scaling",
-    "rope_parameters",
-    "quantization_config",
-    "vision_config",
-    "eagle_config",
-    "dflash_config",
-    "transformer_layer_config",
-)
-_LISTS = (
-    "layer_types",
-    "mlp_only_layers",
-    "eagle_aux_hidden_state_layer_ids",
-    "aux_hidden_state_layer_ids",
-    "target_layer_ids",
-)
+_MOST = 10**8
+"""Number above which a file is taken as damaged, for keys without a limit of their own."""
 
 
 def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -> dict[str, Any]:
@@ -111,11 +22,12 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
     """
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
-    text |= {new: text[old] for old, new in _OTHER_NAMES.items() if old in text and new not in text}
+    keys = read_config_keys()
+    text |= {new: text[old] for old, new in keys["other_names"].items() if old in text and new not in text}
     faults = [
         *_find_odd(text),
         *_find_missing(text),
-        *(f"{key}.{name}" for key in _OBJECTS for name in _find_odd(text.get(key))),
+        *(f"{key}.{name}" for key in keys["objects"] for name in _find_odd(text.get(key))),
     ]
     if faults:
         raise InvalidSetup.because(
@@ -134,9 +46,11 @@ def _find_odd(config: object) -> list[str]:
     """Return the keys of an object whose values have the wrong kind; null stands for an absent key."""
     if not isinstance(config, Mapping):
         return []
-    odd = [key for key in (*_NUMBERS, *_MOST) if not _is_count(config.get(key), _MOST.get(key, 10**8))]
-    odd += [key for key in _OBJECTS if not isinstance(config.get(key, {}), Mapping | None)]
-    return odd + [key for key in _LISTS if not isinstance(config.get(key, []), list | tuple | None)]
+    keys = read_config_keys()
+    limits = dict.fromkeys(keys["numbers"], _MOST) | keys["limits"]
+    odd = [key for key, most in limits.items() if not _is_count(config.get(key), most)]
+    odd += [key for key in keys["objects"] if not isinstance(config.get(key, {}), Mapping | None)]
+    return odd + [key for key in keys["lists"] if not isinstance(config.get(key, []), list | tuple | None)]
 
 
 def _find_missing(text: Mapping[str, Any]) -> list[str]:

@@ -1,19 +1,161 @@
-"""A setup's memory with and without its drafter, and what is worth saying about it."""
+"""The memory of a setup with and without its drafter, and the findings about it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.rules import find_doubts, of_release
-from draftwise.plan.check.context import SPEC_FLAGS
-from draftwise.plan.size.budget import measure
-from draftwise.plan.size.findings import find_faults
-from draftwise.plan.size.request import NO_DRAFTER, Request, read_request
+from draftwise.plan.check.stages import SPEC_FLAGS
+from draftwise.plan.size.decoder import known_family
+from draftwise.plan.size.memory_budget import measure
+from draftwise.plan.size.size_request import NO_DRAFTER, Request, read_request
 
-__all__ = ["Sizing", "size"]
+__all__ = ["Sizing", "find_faults", "size"]
+
+_GIB = 1 << 30
+_DRAFTER_SHARE, _TARGET_SHARE, _RESERVE_SHARE = 0.15, 0.70, 0.01
+_SHARE_FLAG = "--gpu-memory-utilization"
+
+
+def find_faults(request: Request, budget: Budget, plain: Budget) -> Iterator[Finding]:
+    """Yield everything about a request's budget, most pressing first.
+
+    Args:
+        request: what was asked for.
+        budget: of it.
+        plain: of the same without speculation.
+    """
+    yield from request.rulings
+    yield from _find_lack(request, budget)
+    yield from _find_overrun(budget)
+    yield from _find_shares(budget, plain)
+    yield from _find_graphs(request, budget)
+    if not budget.buffers_counted:
+        yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
+    yield from _find_compile(request, budget)
+    yield from _find_estimates(request)
+
+
+def _find_lack(request: Request, budget: Budget) -> Iterator[Finding]:
+    if budget.fits:
+        return
+    if budget.kv_bytes <= 0:
+        lack = f"The server needs {_gib(budget.fixed)} of {_gib(budget.requested)} before the first token is cached."
+    else:
+        need = budget.kv.bytes_per_sequence(budget.max_model_len, budget.in_flight)
+        lack = (
+            f"One sequence of {budget.max_model_len:,} tokens takes {_gib(need)} of KV cache, {_gib(budget.kv_bytes)} "
+            f"are left; {budget.longest_context():,} tokens would fit."
+        )
+    yield Finding.error("does-not-fit", lack, fix=_suggest(request, budget))
+
+
+def _suggest(request: Request, budget: Budget) -> str:
+    """Return the smallest changes that make a setup fit: a shorter context, more GPUs, narrower weights."""
+    advice = []
+    if (length := budget.longest_context()) >= 1024:
+        advice.append(f"--max-model-len {length // 256 * 256}")
+    if (size := _enough_gpus(request)) is not None:
+        advice.append(f"--tensor-parallel-size {size}")
+    if request.precision.bits == 16:
+        advice.append("a checkpoint in FP8 or INT4")
+    return f"Try {' or '.join(advice)}." if advice else "Choose a GPU with more memory or a smaller model."
+
+
+def _enough_gpus(request: Request) -> int | None:
+    """Return the smallest tensor-parallel size that fits and divides the attention heads; None up to eightfold."""
+    for size in (request.tensor_parallel_size * factor for factor in (2, 4, 8)):
+        wider = replace(request, tensor_parallel_size=size, draft_tensor_parallel_size=size)
+        if request.shape.num_heads % size == 0 and measure(wider).fits:
+            return size
+    return None
+
+
+def _find_overrun(budget: Budget) -> Iterator[Finding]:
+    """Yield that vLLM will use more than it plans with, and that nothing is left for it."""
+    least = budget.device * _RESERVE_SHARE
+    if not budget.fits or budget.reserve > least:
+        return
+    share = (budget.requested + budget.reserve - least) / budget.device
+    yield Finding.warning(
+        "out-of-memory-ahead",
+        f"vLLM plans with {_gib(budget.requested)} and uses up to {_gib(budget.outside)} that its plan does not "
+        f"count, of {_gib(budget.device)}: {_gib(budget.reserve)} remain.",
+        where=_SHARE_FLAG,
+        fix=f"Set it to {max(0.1, share):.2f} or less.",
+    )
+
+
+def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
+    if (share := budget.drafter / budget.device) > _DRAFTER_SHARE:
+        yield Finding.warning(
+            "drafter-takes-much",
+            f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}: the KV cache holds "
+            f"{budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
+            where="drafter",
+            fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
+        )
+    if (share := budget.target / budget.device) > _TARGET_SHARE:
+        yield Finding.warning(
+            "target-takes-most",
+            f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}: little is left to "
+            "draft and to cache with.",
+            where="target",
+            fix="Use more GPUs, quantized weights, or a method without weights (ngram, suffix).",
+        )
+
+
+def _find_graphs(request: Request, budget: Budget) -> Iterator[Finding]:
+    """Yield which part of the CUDA graphs the release plans with."""
+    if budget.graphs <= budget.graphs_counted:
+        return
+    codes = ["size-graphs-not-counted", "size-graphs-opt-in", "size-graphs-counted"]
+    if request.runner == "V2":
+        codes.insert(0, "size-graphs-first-runner-only")
+    code = next(code for code in codes if request.rules.holds(code))
+    yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
+
+
+def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:
+    """Yield what a first start costs over one with a compile cache."""
+    warm = measure(replace(request, cold_start=False))
+    if (more := budget.activations - warm.activations) > 0:
+        yield from request.rules.ruling(
+            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
+        )
+
+
+def _find_estimates(request: Request) -> Iterator[Finding]:
+    """Yield what is an estimate rather than a count."""
+    drafter, kind = request.drafter, str(request.config.get("model_type") or "")
+    if request.directory is None and not known_family(kind):
+        message = f"The layers of {kind or 'this model'} are counted as Llama's."
+        fix = "Give the checkpoint's directory: its headers say the bytes."
+        yield Finding.info("family-taken-as-llama", message, where="target", fix=fix)
+    if drafter.typical and drafter.parts:
+        message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
+        yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
+    for note in drafter.notes:
+        yield Finding.warning("drafter-not-counted", note, where="drafter", fix="Give its directory.")
+    if count := len(request.shape.stateful_layers):
+        message = f"{count} layers keep a state of fixed size for each sequence, which is not counted."
+        yield Finding.info("state-not-counted", message, where="KV cache")
+    if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
+        message = (
+            "Buffers of NCCL lie beside what vLLM plans with: 0.93 GiB of each of two H200s, not measured elsewhere."
+        )
+        yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
+    if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
+        message = "The drafter is on the last pipeline stage alone."
+        yield Finding.info("drafter-on-last-stage", message, where="--pipeline-parallel-size")
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB" if abs(size) < 10 * _GIB else f"{size / _GIB:.1f} GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

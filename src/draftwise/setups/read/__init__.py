@@ -1,8 +1,8 @@
 """Reads what operators already have (command lines, compose files, manifests, units, JSON) into setups."""
 
-from draftwise.setups.read.reading import NoServer, Reading, read_words
+from draftwise.setups.read.setup_reading import NoServer, Reading, read_words
 from draftwise.setups.read.sources import read_setups
-from draftwise.setups.read.texts import (
+from draftwise.setups.read.text_files import (
     SourceKind,
     SourceText,
     find_kind,

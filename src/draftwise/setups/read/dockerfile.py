@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from draftwise.core import Finding
 from draftwise.knowledge.rules import get_rule
-from draftwise.setups.read.arguments.json_text import read_json
+from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.manifests.references import References
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, find_installed, run_image

@@ -9,8 +9,8 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release
-from draftwise.setups.read.arguments.json_text import read_json
-from draftwise.setups.read.reading import Reading, choose_release, is_shown
+from draftwise.setups.read.arguments.flag_values import read_json
+from draftwise.setups.read.setup_reading import Reading, choose_release, is_shown
 
 __all__ = ["read_json_setup", "read_keywords", "read_ray_config"]
 

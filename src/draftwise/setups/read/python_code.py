@@ -12,7 +12,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.arguments.command_line import explain_unknown
 from draftwise.setups.read.json_setup import read_keywords, read_ray_config
-from draftwise.setups.read.reading import Reading
+from draftwise.setups.read.setup_reading import Reading
 from draftwise.setups.read.shell.environment import describe_unknown
 
 __all__ = ["is_python", "read_engines"]

@@ -1,4 +1,4 @@
-"""Tells what a file or a text is, and reads every vLLM server in it."""
+"""Recognizes a file or a text by its layout, and reads every vLLM server in it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,97 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
-from draftwise.setups.read.kinds import (
-    holds_documents,
-    is_compose,
-    is_dockerfile,
-    is_manifest,
-    is_modelservice,
-    is_quadlet,
-    is_stack,
-    is_unit,
-    is_yaml,
-    may_be_python,
-)
-from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.setup_reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
-from draftwise.setups.read.texts import SourceText, find_texts
+from draftwise.setups.read.text_files import SourceText, find_texts
 
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import Document
 
-__all__ = ["read_setups"]
+__all__ = [
+    "holds_documents",
+    "is_compose",
+    "is_dockerfile",
+    "is_manifest",
+    "is_modelservice",
+    "is_quadlet",
+    "is_stack",
+    "is_unit",
+    "is_yaml",
+    "may_be_python",
+    "read_setups",
+]
+
+_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
+_PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
+_QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
+_UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
+_DOCKERFILE = re.compile(
+    r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.IGNORECASE
+)
+_HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
+
+
+def is_yaml(text: str) -> bool:
+    """Say whether a text begins as YAML does, after blank lines and comments."""
+    return _YAML.match(text) is not None
+
+
+def may_be_python(text: str) -> bool:
+    """Say whether a line imports vLLM or Ray as Python does."""
+    return _PYTHON.search(text) is not None
+
+
+def is_quadlet(text: str) -> bool:
+    """Say whether a text describes a container as Podman's Quadlet reads it."""
+    return _QUADLET.search(text) is not None
+
+
+def is_unit(text: str) -> bool:
+    """Say whether a text is a unit file of a service."""
+    return _UNIT.search(text) is not None
+
+
+def is_dockerfile(text: str) -> bool:
+    """Say whether a text begins with FROM, after comments and ARG."""
+    return _DOCKERFILE.match(text) is not None
+
+
+def is_manifest(value: Any) -> bool:
+    """Say whether a YAML document is a Kubernetes object."""
+    return isinstance(value, Mapping) and {"apiVersion", "kind"} <= set(value)
+
+
+def holds_documents(value: Any) -> bool:
+    """Say whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
+    return isinstance(value, Mapping) and value.get("kind") in _HOLDING
+
+
+def is_compose(value: Mapping[str, Any]) -> bool:
+    """Say whether a YAML document has the layout of a compose file."""
+    services = value.get("services")
+    return isinstance(services, Mapping) and bool(services) and "apiVersion" not in value
+
+
+def is_stack(value: Mapping[str, Any]) -> bool:
+    """Say whether a YAML document has the layout of values for vLLM's production-stack chart."""
+    engine = value.get("servingEngineSpec")
+    return isinstance(engine, Mapping) and isinstance(engine.get("modelSpec"), list)
+
+
+def is_modelservice(value: Mapping[str, Any]) -> bool:
+    """Say whether a YAML document has the layout of values for llm-d's modelservice chart."""
+    return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
+
 
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
@@ -145,7 +207,7 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
         if suffix or is_python(text):
             return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
     if is_quadlet(text):
-        from draftwise.setups.read.manifests.quadlet import find_containers
+        from draftwise.setups.read.manifests.systemd import find_containers
 
         return _read_launches(find_containers(text, asked.given), asked, source.folder)
     if is_unit(text):
@@ -269,13 +331,13 @@ def _find_in_values(
 
         return find_services(document, folder, asked.given)
     if is_stack(document.value):
-        from draftwise.setups.read.manifests.stack import find_model_specs
-        from draftwise.setups.read.manifests.variables import read_stores
+        from draftwise.setups.read.manifests.containers import read_stores
+        from draftwise.setups.read.manifests.helm_values import find_model_specs
 
         return find_model_specs(document, read_stores((), asked.given))
     if is_modelservice(document.value):
-        from draftwise.setups.read.manifests.modelservice import find_pods
-        from draftwise.setups.read.manifests.variables import read_stores
+        from draftwise.setups.read.manifests.containers import read_stores
+        from draftwise.setups.read.manifests.helm_values import find_pods
 
         return find_pods(document, read_stores(manifests, asked.given))
     return None
@@ -285,7 +347,7 @@ def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
     """Return the documents inside of objects that hold some."""
     if not any(holds_documents(each.value) for each in manifests):
         return ()
-    from draftwise.setups.read.manifests.embedded import find_embedded
+    from draftwise.setups.read.manifests.kubernetes import find_embedded
 
     return tuple(find_embedded(manifests))
 

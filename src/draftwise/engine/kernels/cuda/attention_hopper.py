@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.launch import Kernel
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel
 from draftwise.engine.kernels.cuda.matmul_hopper import control, shared_layout
 
 __all__ = ["attend_hopper", "describe_pages"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwise.engine.kernels.cuda.launch import Kernel, launch_next, wait
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wait
 
 __all__ = ["attend", "join"]
 

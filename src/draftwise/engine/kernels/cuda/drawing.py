@@ -19,12 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
+from draftwise.engine.kernels.cuda.device_functions import log, row_bits, to_gumbel, to_index, to_key, token_bits
 from draftwise.engine.kernels.cuda.floors import find_floors
-from draftwise.engine.kernels.cuda.keys import to_index, to_key
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
-from draftwise.engine.kernels.cuda.maths import log
-from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, token_bits
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.sampling_constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
 
 __all__ = ["draw_rows", "group_noise", "sample_rows", "temper"]
 

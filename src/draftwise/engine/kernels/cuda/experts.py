@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda.launch import Kernel, interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel, interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul import find_device
 from draftwise.engine.kernels.cuda.matmul_code import unfold, weight_pointers, widen

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.constants import MIN_TEMPERATURE
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
-from draftwise.engine.kernels.cuda.maths import log
+from draftwise.engine.kernels.cuda.device_functions import log
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.sampling_constants import MIN_TEMPERATURE
 
 __all__ = ["find_floors"]
 

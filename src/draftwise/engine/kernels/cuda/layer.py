@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda.launch import Kernel, launch_next, wait
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wait
 
 __all__ = ["add", "add_norm", "embed", "embed_beside", "rotate_and_store", "silu_mul"]
 

@@ -14,14 +14,13 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.hopper import has_copy_engine
-from draftwise.engine.kernels.cuda.launch import interpreted, pdl
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, pdl
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
-__all__ = ["find_config", "find_device", "gated_matmul", "matmul", "run_gated", "run_matmul"]
+__all__ = ["find_config", "find_device", "gated_matmul", "has_copy_engine", "matmul", "run_gated", "run_matmul"]
 
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
@@ -81,6 +80,18 @@ def find_device(device: torch.device) -> Device | None:
         shared_bytes=triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"],
         hopper=properties.major == 9,
     )
+
+
+@functools.cache
+def has_copy_engine() -> bool:
+    """Say whether kernels for Hopper can be used: a GPU of its kind, and a Triton with the language they are in."""
+    if interpreted() or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    try:
+        from draftwise.engine.kernels.cuda import attention_hopper, matmul_hopper  # noqa: F401
+    except (ImportError, AttributeError, TypeError):  # not there, or an earlier form of it
+        return False
+    return True
 
 
 def run_matmul(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwise.engine.kernels.cuda.launch import launch_next, wait
+from draftwise.engine.kernels.cuda.kernel_launch import launch_next, wait
 
 __all__ = ["gated_kernel", "matmul_kernel", "unfold", "weight_pointers", "widen"]
 

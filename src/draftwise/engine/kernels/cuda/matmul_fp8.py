@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 
 __all__ = ["LARGEST", "linear_fp8", "quantize_rows"]
 

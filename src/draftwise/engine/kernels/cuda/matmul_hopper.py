@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from draftwise.engine.kernels.cuda.launch import Kernel
+from draftwise.engine.kernels.cuda.kernel_launch import Kernel
 
 __all__ = ["control", "descriptor", "hopper_kernel", "shared_layout"]
 

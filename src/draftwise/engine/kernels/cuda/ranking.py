@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key, to_score
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
-from draftwise.engine.kernels.cuda.maths import log
+from draftwise.engine.kernels.cuda.device_functions import LOWEST, log, to_index, to_key, to_score
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 
 __all__ = ["MOST_RANKED", "rank"]
 

@@ -15,12 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine.kernels.constants import GROUP, Lane
+from draftwise.engine.kernels.cuda.device_functions import (
+    exp,
+    log,
+    row_bits,
+    to_gumbel,
+    to_index,
+    to_key,
+    to_uniform,
+    token_bits,
+)
 from draftwise.engine.kernels.cuda.drawing import group_noise, temper
-from draftwise.engine.kernels.cuda.keys import to_index, to_key
-from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
-from draftwise.engine.kernels.cuda.maths import exp, log
-from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
+from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.sampling_constants import GROUP, Lane
 
 __all__ = ["reject"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import Rulebook, all_rules
 from draftwise.knowledge.vllm import Release
+from draftwise.plan.check.cli.coercion import Mismatch, coerce_field
 from draftwise.plan.check.cli.conditions import UNKNOWN, decide, names_in
-from draftwise.plan.check.cli.schema import Mismatch, coerce_field
 
 __all__ = ["Server", "find_refused"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int
 from draftwise.knowledge.methods import methods_where
@@ -21,9 +21,8 @@ from draftwise.knowledge.old_flags import read_old_flags
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, history
 from draftwise.plan.check.cli.configs import Server, find_refused
-from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
-from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
-from draftwise.plan.check.steps import Step, collect
+from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
+from draftwise.plan.check.stages import SPEC_FLAGS, Context, Platform, Step, collect
 
 __all__ = ["get_context"]
 

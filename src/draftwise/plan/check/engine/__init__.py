@@ -1,7 +1,7 @@
 """VllmConfig: the making of the server's configuration, with the runner, the scheduler and the budgets around it."""
 
-from draftwise.plan.check.engine.config import configure, fill_in_batch, find_early, find_v0, judge_engine
-from draftwise.plan.check.engine.runner import Runner, choose_runner, find_runner, schedules_async
+from draftwise.plan.check.engine.model_runner import Runner, choose_runner, find_runner, schedules_async
+from draftwise.plan.check.engine.vllm_config import configure, fill_in_batch, find_early, find_v0, judge_engine
 
 __all__ = [
     "Runner",

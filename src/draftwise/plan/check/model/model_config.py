@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftwise.checkpoints.model_config import count_experts, get_text_config
+from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
+from draftwise.knowledge.model_types import read_config_keys
 from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
 from draftwise.knowledge.transformers import fill_in, is_buildable
-from draftwise.plan.check.context import Context
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = [
     "HfConfig",
@@ -25,35 +25,10 @@ __all__ = [
 ]
 
 Kind = Literal["plain", "eagle", "medusa", "mlp_speculator", "speculators"]
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-"""Where vLLM looks for a model's context length: the smallest counts."""
 _DEFAULT_LENGTH = 2048
 _NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})
 _TRANSFORMERS = "TransformersForCausalLM"
 """The class that builds what vLLM has no class of its own for."""
-_ENDINGS = (
-    "ForCausalLM",
-    "ForConditionalGeneration",
-    "ChatModel",
-    "LMHeadModel",
-    "ForTextEncoding",
-    "EmbeddingModel",
-    "ForSequenceClassification",
-    "ForRewardModeling",
-    "RewardModel",
-    "Model",
-)
-"""Endings that vLLM takes for one another, so that a served `LlamaModel` is built from `LlamaForCausalLM`."""
 _LONGEST_CONTEXT = 1 << 40
 """No context comes near it; larger numbers are damaged files."""
 _UNSCALED = frozenset({"su", "longrope", "llama3"})
@@ -102,7 +77,7 @@ class HfConfig:
     def context_length(self) -> int | None:
         """The context that the weights were made for, before scaled positions; None where no key tells it."""
         text = self.text
-        found = [value for key in _LENGTH_KEYS if isinstance(value := text.get(key), int)]
+        found = [value for key in read_config_keys()["length_keys"] if isinstance(value := text.get(key), int)]
         special = text.get("model_max_length")
         return special if isinstance(special, int) and special else min(found, default=None)
 
@@ -205,10 +180,11 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
 
 
 def _swap_ending(registry: Mapping[str, Any], name: str) -> str | None:
-    own = next((ending for ending in _ENDINGS if name.endswith(ending)), None)
+    endings = read_config_keys()["class_endings"]
+    own = next((ending for ending in endings if name.endswith(ending)), None)
     if own is None:
         return None
-    return next((base for other in _ENDINGS if (base := name.replace(own, other)) in registry), None)
+    return next((base for other in endings if (base := name.replace(own, other)) in registry), None)
 
 
 def supports(context: Context, names: Sequence[str], interface: str) -> bool:

@@ -9,16 +9,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.checkpoints.gguf import is_gguf
-from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.models import near_models
 from draftwise.knowledge.quantization import needs_checkpoint
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
-from draftwise.plan.check.model.reading import find_other_name, read_hf_config
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
 
@@ -128,7 +127,7 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
 
 
 def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Ruling]:
-    _message, _fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
+
     yield from context.rules.ruling("parallel-size-not-positive", name=name, size=size)
     # Old releases divide by the size without a check: with the drafter, where there is one. They run with other faults.
     if size or name == "pipeline_parallel_size":
@@ -232,12 +231,6 @@ def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
 
 def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
     """Yield what is refused of the target's KV cache."""
-    yield from _find_unknown_type(context)
-    yield from _find_type_on_cpu(context)
-    yield from _find_window_on_v0(context, config.text)
-
-
-def _find_unknown_type(context: Context) -> Iterator[Ruling]:
     asked = context.given.get("kv_cache_dtype")
     known = context.release.table("flags")["--kv-cache-dtype"].get("suggestions", ())
     if isinstance(asked, str) and asked not in known:
@@ -247,6 +240,8 @@ def _find_unknown_type(context: Context) -> Iterator[Ruling]:
             asked=asked,
             fix=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(known)}.",
         )
+    yield from _find_type_on_cpu(context)
+    yield from _find_window_on_v0(context, config.text)
 
 
 def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:

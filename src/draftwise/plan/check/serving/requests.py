@@ -8,8 +8,8 @@ from typing import Any
 
 from draftwise.core import Ruling, Severity
 from draftwise.knowledge.rules import get_rule
-from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import SPEC, Context
 
 __all__ = ["find_combined", "find_requests"]
 
@@ -54,7 +54,9 @@ def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if "enable_auto_tool_choice" in context.on or "tool_call_parser" in context.on:
         yield from _find_short_lookup(context, resolved)
     if resolved.facts.drafts_from == "own_model" and resolved.runner == "V2":
-        yield from _find_draft_model_on_v2(context)
+        yield from context.rules.ruling("draft-model-runs-eagerly")
+        if context.keys.get("use_heterogeneous_vocab"):
+            yield from context.rules.ruling("heterogeneous-vocab-unmapped")
 
 
 def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -62,12 +64,6 @@ def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]
     if shortest is None or shortest > _SHORT_LOOKUP:
         return
     yield from context.rules.ruling("short-lookup-with-tools", method=resolved.method, shortest=shortest)
-
-
-def _find_draft_model_on_v2(context: Context) -> Iterator[Ruling]:
-    yield from context.rules.ruling("draft-model-runs-eagerly")
-    if context.keys.get("use_heterogeneous_vocab"):
-        yield from context.rules.ruling("heterogeneous-vocab-unmapped")
 
 
 def _find_defaults(context: Context) -> Iterator[Ruling]:

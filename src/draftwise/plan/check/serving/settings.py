@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from draftwise.checkpoints.model_config import count_experts
+from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context
 
 __all__ = ["find_settings"]
 
@@ -115,7 +115,10 @@ def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     rejection, drafting = context.keys.get(_REJECTION), context.keys.get(_DRAFTING)
     if resolved.runner == "V1":
         yield from _find_rejection_on_v1(context, rejection)
-        yield from _find_drafting_on_v1(context, resolved, drafting)
+        if drafting == "gumbel":
+            yield from context.rules.ruling("gumbel-drafts-ignored-on-v1")
+        if drafting not in (None, "greedy"):
+            yield from context.rules.ruling("medusa-drafts-greedily", method=resolved.method, drafting=drafting)
     if drafting not in (None, "greedy") and resolved.facts.drafts_from == "text":
         yield from context.rules.ruling("draft-sampling-without-model", drafting=drafting, method=resolved.method)
     if drafting == "probabilistic" and resolved.facts.keeps_kv:
@@ -129,13 +132,6 @@ def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Rulin
         yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
     if rejection == "block":
         yield from context.rules.ruling("block-verification-ignored-on-v1")
-
-
-def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object) -> Iterator[Ruling]:
-    if drafting == "gumbel":
-        yield from context.rules.ruling("gumbel-drafts-ignored-on-v1")
-    if drafting not in (None, "greedy"):
-        yield from context.rules.ruling("medusa-drafts-greedily", method=resolved.method, drafting=drafting)
 
 
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -168,7 +164,9 @@ def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if context.keys.get("parallel_drafting") and resolved.facts.network in ("none", "heads"):
         yield from context.rules.ruling("parallel-drafting-idle", method=resolved.method)
     if resolved.runner == "V2":
-        yield from _find_ignored_on_v2(context, resolved)
+        for code, key in _IGNORED_ON_V2.items():
+            if context.keys.get(key) not in (None, False, "auto"):
+                yield from context.rules.ruling(code, method=resolved.method, key=key)
 
 
 def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -180,12 +178,6 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
     lookup = sorted(key for key in context.keys if key in ("prompt_lookup_min", "prompt_lookup_max"))
     if lookup and not set(lookup) & set(own):
         yield from context.rules.ruling("lookup-keys-idle", method=resolved.method, lookup=lookup, where=lookup[0])
-
-
-def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    for code, key in _IGNORED_ON_V2.items():
-        if context.keys.get(key) not in (None, False, "auto"):
-            yield from context.rules.ruling(code, method=resolved.method, key=key)
 
 
 def _find_logging(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, Ruling
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.serving.graphs import find_graphs
+from draftwise.plan.check.serving.cuda_graphs import find_graphs
+from draftwise.plan.check.serving.draft_schedule import find_schedule
 from draftwise.plan.check.serving.requests import find_combined, find_requests
-from draftwise.plan.check.serving.schedule import find_schedule
 from draftwise.plan.check.serving.settings import find_settings
+from draftwise.plan.check.stages import Context
 
 __all__ = ["find_serving"]
 
@@ -148,19 +148,15 @@ def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling
     """Yield what the method's own proposer cannot do; each rule is about the methods that its row names."""
     k = resolved.num_speculative_tokens
     if context.drafter is not None:
-        yield from _find_medusa_heads(context, resolved, k)
+        heads = _count_heads(context.draft_config)
+        if k is not None and k > heads:
+            yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
         yield from _find_cut_vocabulary(context, resolved)
     yield from _find_other_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
     yield from context.rules.ruling("mlp-speculator-not-on-v1", method=resolved.method)
     if "." not in (resolved.model or ""):
         yield from context.rules.ruling("custom-class-path", method=resolved.method, model=resolved.model)
-
-
-def _find_medusa_heads(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
-    heads = _count_heads(context.draft_config)
-    if k is not None and k > heads:
-        yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
 
 
 def _count_heads(config: Mapping[str, Any]) -> int:

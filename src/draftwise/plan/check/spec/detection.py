@@ -10,11 +10,10 @@ from draftwise.core import Ruling
 from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.hf_config import V0_EAGLE
 from draftwise.plan.check.model.model_config import HfConfig, find_architecture
-from draftwise.plan.check.model.reading import V0_EAGLE
-from draftwise.plan.check.spec.spec import Spec
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.spec.speculative_config import Spec
+from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["TOP_K_KEY", "detect_method", "name_class", "rewrite_draft"]
 

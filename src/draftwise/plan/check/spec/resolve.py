@@ -1,24 +1,120 @@
-"""SpeculativeConfig from the first key to the last check: what it becomes, and every reason why it does not."""
+"""SpeculativeConfig as the release completes it: drafters, methods without weights, and the keys of all methods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
-from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
-from draftwise.plan.check.model.target import find_drafter_parallel
+from draftwise.plan.check.model.model_config import find_architecture
+from draftwise.plan.check.model.target import find_drafter_parallel, find_stages
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.spec.drafter import resolve_drafter
-from draftwise.plan.check.spec.model_free import resolve_model_free
-from draftwise.plan.check.spec.spec import Spec, read_spec
-from draftwise.plan.check.steps import Step
+from draftwise.plan.check.spec.drafter_config import resolve_drafter
+from draftwise.plan.check.spec.speculative_config import Spec, read_spec
+from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "resolve_model_free"]
+
+_DEFAULT_LOOKUP = 5
+_HIDDEN_STATES_CLASS = "ExtractHiddenStatesModel"
+_SUFFIX_RANGES: Mapping[str, tuple[float, float | None]] = {
+    "suffix_decoding_max_tree_depth": (1, None),
+    "suffix_decoding_max_cached_requests": (0, None),
+    "suffix_decoding_max_spec_factor": (0, None),
+    "suffix_decoding_min_token_prob": (0, 1),
+}
+
+
+def resolve_model_free(context: Context, spec: Spec) -> Step[Spec]:
+    """Fill in and check what a method without a drafter needs."""
+    facts = spec.facts
+    assert facts is not None
+    spec = replace(spec, draft_tp=spec.get("draft_tensor_parallel_size"))
+    if spec.reads("prompt_lookup_max"):
+        return (yield from _resolve_lookup(context, spec))
+    if facts.drafts_from == "text":
+        lookup = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
+        yield from _find_suffix_package(context, facts.package)
+        return (yield from _resolve_suffix(context, replace(spec, lookup=lookup)))
+    spec = replace(spec, lookup=(0, 0))
+    if facts.drafts_from == "none":
+        return (yield from _resolve_hidden_states(context, spec))
+    return spec
+
+
+def _resolve_lookup(context: Context, spec: Spec) -> Step[Spec]:
+    if not spec.known("prompt_lookup_min", "prompt_lookup_max"):
+        return spec
+    low, high = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
+    if low is None and high is None:
+        yield from context.rules.ruling("lookup-default", default_lookup=_DEFAULT_LOOKUP)
+        low = high = _DEFAULT_LOOKUP
+    low = high if low is None else low
+    high = low if high is None else high
+    yield from _find_lookup_faults(context, low, high)
+    return replace(spec, lookup=(low, high)) if 1 <= low <= high else spec
+
+
+def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Ruling]:
+    for key, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
+        if value < 1:
+            yield from context.rules.ruling("lookup-below-one", key=key, value=value)
+            return
+    if low > high:
+        yield from context.rules.ruling("lookup-min-above-max", low=low, high=high)
+
+
+def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
+    """Yield that the package is missing, or that it cannot be seen from here whether it is."""
+    code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
+    if package not in (context.installed or ()):
+        unseen = ", which vLLM does not install" if context.installed is None else ", and it is not there"
+        yield from context.rules.ruling(
+            code,
+            message=f"The method suffix needs the package {package} in the server's environment{unseen}: without it "
+            "the server ends with an ImportError.",
+            where="method",
+            fix=f"Run pip install {package}==0.1.1 there.",
+        )
+
+
+def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
+    depth = spec.get("suffix_decoding_max_tree_depth")
+    if spec.tokens is None and spec.known("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
+        spec = replace(spec, tokens=depth)
+        yield from context.rules.ruling("suffix-default-tokens", depth=depth)
+    for key, (low, high) in _SUFFIX_RANGES.items():
+        value = spec.get(key)
+        if value is None:
+            continue
+        if not (value >= low and (high is None or value <= high)):  # which NaN is not either
+            span = f"{low} or more" if high is None else f"{low} to {high}"
+            yield from context.rules.ruling("suffix-out-of-range", key=key, value=value, span=span)
+    return spec
+
+
+def _resolve_hidden_states(context: Context, spec: Spec) -> Step[Spec]:
+    """Put the class that dumps hidden states in the place of a drafter; it is split as the target is."""
+    spec = replace(spec, model=spec.method)
+    names = (_HIDDEN_STATES_CLASS,)
+    if find_architecture(context, names) is None:
+        yield from context.rules.ruling(
+            "drafter-class-missing",
+            fix="Use a release that has it.",
+            where="method",
+            message=f"The method {spec.method} needs the class {_HIDDEN_STATES_CLASS}, which vLLM {context.release} "
+            "does not have.",
+        )
+    if spec.target is None:
+        return spec
+    config = spec.target.config.changed(architectures=list(names))
+    yield from find_stages(context, config, context.flags.get("pipeline_parallel_size", 1), "drafter")
+    return replace(spec, draft=replace(spec.target, config=config), draft_len=spec.target.max_model_len)
+
 
 _NAMED = frozenset(
     {
@@ -105,7 +201,9 @@ def _verify(context: Context, spec: Spec) -> Step[Spec]:
     spec = replace(spec, rates=(yield from _resolve_synthetic(context, spec)))
     if spec.draft is not None and spec.draft_tp is not None and spec.known("draft") and _splits_drafter(spec):
         yield from find_drafter_parallel(context, spec.draft.config, spec.draft_tp)
-    yield from _find_batch_limit(context, spec)
+    limit = spec.get("disable_by_batch_size")
+    if limit is not None and limit < 2:
+        yield from context.rules.ruling("batch-limit-below-two", limit=limit)
     yield from _find_limited_targets(context, spec)
     yield from _find_vocabularies(context, spec)
     return (yield from _resolve_fly(context, spec))
@@ -156,12 +254,6 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
         )
 
 
-def _find_batch_limit(context: Context, spec: Spec) -> Iterator[Ruling]:
-    limit = spec.get("disable_by_batch_size")
-    if limit is not None and limit < 2:
-        yield from context.rules.ruling("batch-limit-below-two", limit=limit)
-
-
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
     """Yield that the target is not on an old release's list of those that give out hidden states."""
     allowed = context.release.table("aux_targets")
@@ -202,18 +294,14 @@ def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.known("method", _MAPPING):
         return
     if spec.get(_MAPPING):
-        yield from _find_mapping_faults(context, spec)
+        if not spec.reads(_MAPPING):
+            yield from context.rules.ruling("hetero-needs-draft-model")
+        if spec.get("draft_sample_method") not in (None, "greedy"):
+            yield from context.rules.ruling("hetero-needs-greedy")
+        if spec.get("use_local_argmax_reduction"):
+            yield from context.rules.ruling("hetero-needs-logits")
     elif spec.facts is not None and spec.facts.drafts_from == "own_model":
         yield from _find_difference(context, spec)
-
-
-def _find_mapping_faults(context: Context, spec: Spec) -> Iterator[Ruling]:
-    if not spec.reads(_MAPPING):
-        yield from context.rules.ruling("hetero-needs-draft-model")
-    if spec.get("draft_sample_method") not in (None, "greedy"):
-        yield from context.rules.ruling("hetero-needs-greedy")
-    if spec.get("use_local_argmax_reduction"):
-        yield from context.rules.ruling("hetero-needs-logits")
 
 
 def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:

@@ -12,14 +12,62 @@ from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
+from draftwise.setups.read.arguments.flag_values import Refused, get_value
 from draftwise.setups.read.arguments.flags import Given, match_flags
-from draftwise.setups.read.arguments.huggingfaceserver import to_vllm
 from draftwise.setups.read.arguments.spelling import spell
-from draftwise.setups.read.arguments.values import Refused, get_value
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Arguments", "explain_unknown", "read_arguments"]
+__all__ = ["Arguments", "explain_unknown", "read_arguments", "to_vllm"]
+
+_RENAMED: Mapping[str, str] = {
+    "--model-id": "--model",
+    "--model-dir": "--model",
+    "--model-name": "--served-model-name",
+    "--model-revision": "--revision",
+    "--max-length": "--max-model-len",
+}
+_WITH_VALUE = frozenset(
+    [
+        "--backend",
+        "--task",
+        "--http-port",
+        "--grpc-port",
+        "--workers",
+        "--max-threads",
+        "--max-asyncio-workers",
+        "--tensor-input-names",
+        "--predictor-host",
+        "--predictor-protocol",
+        "--log-config-file",
+        "--access-log-format",
+    ]
+)
+_SWITCHES = frozenset(["--disable-lower-case", "--disable-special-tokens", "--return-token-type-ids"])
+
+
+def to_vllm(words: Sequence[Word]) -> tuple[Word, ...]:
+    """Return the words that are left for vLLM; where a model id is given, the directory is not used."""
+    has_id = any(_flag(word) == "--model-id" for word in words)
+    kept: list[Word] = []
+    waiting = iter(words)
+    for word in waiting:
+        flag, (_, separator, value) = _flag(word), word.text.partition("=")
+        if flag in _SWITCHES:
+            continue
+        if flag not in _WITH_VALUE and flag not in _RENAMED:
+            kept.append(word)
+            continue
+        given = replace(word, text=value) if separator else next(waiting, None)
+        if flag in _RENAMED and given is not None and not (has_id and flag == "--model-dir"):
+            kept += [replace(word, text=_RENAMED[flag]), given]
+    return tuple(kept)
+
+
+def _flag(word: Word) -> str:
+    flag = word.text.partition("=")[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag
+
 
 _SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",

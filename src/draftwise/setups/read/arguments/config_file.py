@@ -12,7 +12,7 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.shell.words import Word
-from draftwise.setups.read.text_file import read_text
+from draftwise.setups.read.text_files import read_text
 
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import Document

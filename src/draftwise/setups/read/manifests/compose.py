@@ -13,7 +13,7 @@ from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
-from draftwise.setups.read.text_file import read_text
+from draftwise.setups.read.text_files import read_text
 
 __all__ = ["find_services"]
 

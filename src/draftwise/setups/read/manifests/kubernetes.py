@@ -1,19 +1,148 @@
-"""Kubernetes manifests: every container that starts a vLLM server, whatever kind of object holds it."""
+"""Kubernetes manifests: containers that start a vLLM server, groups of pods, and documents inside of objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftwise.setups.read.manifests.containers import read_container
-from draftwise.setups.read.manifests.kserve import Runtimes, find_llm_services, find_predictors, get_runtimes
+from draftwise.setups.read.manifests.containers import Stores, read_container, read_stores
+from draftwise.setups.read.manifests.inference_services import (
+    Runtimes,
+    find_llm_services,
+    find_predictors,
+    get_runtimes,
+)
 from draftwise.setups.read.manifests.parts import get_mapping, walk
-from draftwise.setups.read.manifests.variables import Stores, read_stores
-from draftwise.setups.read.manifests.yaml_text import Document
+from draftwise.setups.read.manifests.yaml_text import Document, Path, cut_out, read_yaml
 from draftwise.setups.read.shell.launch import Launch
+from draftwise.setups.read.shell.words import Word
 
-__all__ = ["find_objects"]
+__all__ = ["find_embedded", "find_groups", "find_objects"]
+
+_TEMPLATE: Path = ("spec", "template")
+
+
+def find_embedded(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield the documents inside of objects, with the lines that they have in the whole text.
+
+    Raises:
+        InvalidSetup: a text inside is not YAML.
+    """
+    for document in documents:
+        for path in _find_paths(document.value):
+            value = _follow(document.value, path)
+            if isinstance(value, Mapping):
+                yield cut_out(document, path)
+            elif isinstance(value, str):
+                yield from read_yaml(value, line=document.line(path) + 1)
+
+
+def _find_paths(value: Any) -> Iterator[Path]:
+    """Yield where an object of a known kind holds another document, as text or as values."""
+    match get_mapping(value).get("kind"):
+        case "RayService":
+            yield "spec", "serveConfigV2"
+        case "Application":
+            yield from _find_sources(value, ())
+        case "ApplicationSet":
+            yield from _find_sources(value, _TEMPLATE)
+        case "HelmRelease":
+            yield "spec", "values"
+
+
+def _find_sources(value: Any, around: Path) -> Iterator[Path]:
+    """Yield the chart values of an Application's sources; `valuesObject` goes over `values`."""
+    path = (*around, "spec")
+    spec = get_mapping(value, *map(str, path))
+    sources = spec.get("sources")
+    paths: list[Path] = (
+        [(*path, "sources", index) for index in range(len(sources))] if isinstance(sources, list) else []
+    )
+    for source in paths or [(*path, "source")]:
+        helm = get_mapping(_follow(value, source), "helm")
+        yield (*source, "helm", "valuesObject" if helm.get("valuesObject") else "values")
+
+
+def _follow(value: Any, path: Path) -> Any:
+    """Return what stands at a path; None for nothing."""
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+_OF_HOST = frozenset({"--node-rank", "-r", "--master-addr", "--data-parallel-address", "-dpa"})
+"""Flags whose values the group settles."""
+_SETTLED = re.compile(r"\$[({]?(?:LWS_\w+|POD_IP)[)}]?")
+_GROUP = ("spec", "leaderWorkerTemplate")
+_HEADLESS = "--headless"
+
+
+def find_groups(document: Document, stores: Stores) -> Iterator[Launch]:
+    """Yield the servers of a set: what the first pod of a group starts, and others that are no workers of it.
+
+    Args:
+        document: the set.
+        stores: where variables of its containers may come from.
+    """
+    size = get_mapping(document.value, *_GROUP).get("size", 1)
+    num_pods = size if isinstance(size, int) and not isinstance(size, bool) else None
+    leaders, workers = (
+        list(_find_in_group(document, f"{role}Template", num_pods, stores)) for role in ("leader", "worker")
+    )
+    started = [_get_shared(each.words) for each in leaders]
+    yield from leaders
+    yield from (each for each in workers if not (_is_worker(each) and _get_shared(each.words) in started))
+
+
+def _find_in_group(document: Document, role: str, num_pods: int | None, stores: Stores) -> Iterator[Launch]:
+    pod = get_mapping(document.value, *_GROUP, role, "spec")
+    containers = pod.get("containers")
+    for index, container in enumerate(containers if isinstance(containers, list) else ()):
+        if isinstance(container, Mapping):
+            own = container.get("env")
+            env = [
+                *(own if isinstance(own, list) else ()),
+                *_list_variables(num_pods),
+            ]  # behind its own, whose places stay
+            place = (*_GROUP, role, "spec", "containers", index)
+            launch = read_container(document, place, {**container, "env": env}, stores, pod)
+            if launch is not None:
+                yield replace(launch, words=tuple(_drop_settled(launch.words)), num_hosts=num_pods)
+
+
+def _list_variables(num_pods: int | None) -> Iterator[Mapping[str, Any]]:
+    """Yield what the controller puts into the environment of every container."""
+    if num_pods is not None:
+        yield {"name": "LWS_GROUP_SIZE", "value": str(num_pods)}
+    for name in ("LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"):
+        yield {"name": name, "valueFrom": {"place in its group": ""}}
+
+
+def _drop_settled(words: Sequence[Word]) -> Iterator[Word]:
+    """Yield the words but for flags by which a group's pods find each other."""
+    index = 0
+    while index < len(words):
+        flag, separator, value = words[index].text.partition("=")
+        after = words[index + 1].text if index + 1 < len(words) else ""
+        if flag not in _OF_HOST or not _SETTLED.fullmatch(value if separator else after):
+            yield words[index]
+        elif not separator:
+            index += 1
+        index += 1
+
+
+def _is_worker(launch: Launch) -> bool:
+    return any(word.text == _HEADLESS for word in launch.words)
+
+
+def _get_shared(words: Sequence[Word]) -> list[str]:
+    """Return what a worker has to have in common with the pod that answers."""
+    return [word.text for word in words if word.text != _HEADLESS and not word.text.startswith("--api-server-count")]
 
 
 def find_objects(documents: Sequence[Document], given: Mapping[str, str]) -> Iterator[Launch]:
@@ -38,7 +167,7 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
         case "LLMInferenceService":
             yield from find_llm_services(document, stores)
         case "VLLMRuntime":
-            from draftwise.setups.read.manifests.stack import find_runtimes
+            from draftwise.setups.read.manifests.helm_values import find_runtimes
 
             yield from find_runtimes(document, stores)
         case "Application" | "ApplicationSet" | "HelmRelease":
@@ -46,8 +175,6 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
         case "RayService":
             return  # its pods are Ray's, which starts what the config inside says
         case "LeaderWorkerSet":
-            from draftwise.setups.read.manifests.groups import find_groups
-
             yield from find_groups(document, stores)
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it

@@ -1,4 +1,4 @@
-"""systemd units: the server that ExecStart starts, with the variables of Environment and EnvironmentFile."""
+"""systemd units and Podman's Quadlet files: the server that ExecStart or the described container starts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
-from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.launch import Launch, find_launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
-from draftwise.setups.read.text_file import read_text
+from draftwise.setups.read.text_files import read_text
 
-__all__ = ["find_units", "get_settings", "read_environment", "read_words"]
+__all__ = ["find_containers", "find_units", "get_settings", "read_environment", "read_words"]
 
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
@@ -120,3 +120,32 @@ def _fill_specifiers(word: Word) -> Word:
     names = [found for found in _SPECIFIER.findall(word.text) if found != "%"]
     text = _SPECIFIER.sub(lambda found: "%" if found[1] == "%" else found[0], word.text)
     return replace(word, text=text, unknown=tuple(describe_unknown(f"%{name}", "a specifier") for name in names))
+
+
+_UNIT = Environment(elsewhere="the environment of the unit that Podman makes of this file")
+
+
+def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
+    """Yield the server of a `.container` file.
+
+    Args:
+        text: the file.
+        given: values of variables that come from files which are not at hand.
+
+    Raises:
+        InvalidSetup: a quote is never closed, or a file of variables cannot be read.
+    """
+    settings = list(get_settings(text, "Container"))
+    env = read_environment(settings, given)
+    unit = _UNIT.given(given)
+    values = {name: (line, value) for line, name, value in settings}
+    line, _ = values.get("Exec") or values.get("Image") or (1, "")
+    entrypoint, command = (_read(values.get(name), unit) for name in ("Entrypoint", "Exec"))
+    image = next(iter(_read(values.get("Image"), unit)), Word(""))
+    launch = run_image(image, entrypoint, command, env=env)
+    if launch is not None:
+        yield replace(launch, where=f"line {line} Exec")
+
+
+def _read(setting: tuple[int, str] | None, unit: Environment) -> tuple[Word, ...]:
+    return () if setting is None else read_words(setting[1], unit, setting[0])

@@ -1,0 +1,112 @@
+"""Which GPUs each arm's server gets, and how much of their memory where several must share them."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from draftwise.core import InvalidSetup, Setup
+
+__all__ = ["GpuPlacement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
+
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Arguments whose product is the GPUs that a server takes."""
+_DRIVER_S = 20.0
+_UTILIZATION = "gpu_memory_utilization"
+_TOTAL = 0.9
+"""Share of a GPU that all servers on it take together, where the operator names none (vLLM's own default until 0.19,
+0.92 since): each of them has a CUDA context and graphs outside its share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlacement:
+    """Where one arm's server runs."""
+
+    gpus: tuple[str, ...]
+    """As CUDA_VISIBLE_DEVICES names them."""
+    sharing: int = 1
+    """Servers on these GPUs, this one included. They are idle while another is measured, but hold their memory."""
+    utilization: float | None = None
+    """Of each GPU's memory; None where the operator's or vLLM's own holds."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables of the server."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+
+    @property
+    def told(self) -> dict[str, object]:
+        """What a run keeps of it."""
+        return {"gpus": ",".join(self.gpus), "servers_on_these_gpus": self.sharing}
+
+    def apply(self, setup: Setup) -> Setup:
+        """Return a setup as it runs there: with the share of memory that it may take."""
+        if self.utilization is None:
+            return setup
+        return replace(setup, args={**setup.args, _UTILIZATION: self.utilization})
+
+
+def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> tuple[GpuPlacement, ...]:
+    """Return where each arm runs: on GPUs of its own while there are enough, else several on the same.
+
+    Every arm gets the same share of memory, also one that has its GPUs to itself: a bigger KV cache would be a
+    difference between the arms that is not the speculative config.
+
+    Args:
+        num_arms: servers that run at the same time.
+        gpus: those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them.
+        args: the arms' `Setup.args`: how many GPUs a server takes, and how much of their memory.
+
+    Raises:
+        InvalidSetup: a server takes more GPUs than there are.
+    """
+    size = count_gpus_per_arm(args)
+    groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
+    if not groups:
+        raise InvalidSetup.because(
+            "too-few-gpus",
+            f"A server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
+            where="--gpus",
+            fix="Lower --tensor-parallel-size (or pipeline, data), or run where there are more.",
+        )
+    groups = groups[:num_arms]
+    most = math.ceil(num_arms / len(groups))
+    total = args.get(_UTILIZATION) or _TOTAL
+    utilization = None if most == 1 else math.floor(100 * total / most) / 100
+    counts = [len(range(number, num_arms, len(groups))) for number in range(len(groups))]
+    return tuple(
+        GpuPlacement(gpus=groups[arm % len(groups)], sharing=counts[arm % len(groups)], utilization=utilization)
+        for arm in range(num_arms)
+    )
+
+
+def count_gpus_per_arm(args: Mapping[str, Any]) -> int:
+    """Return how many GPUs a vLLM server with these arguments takes."""
+    return prod(args.get(name) or 1 for name in _PARALLEL)
+
+
+def find_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that may be used here, by CUDA_VISIBLE_DEVICES if it is set; none without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(each.strip() for each in visible.split(",") if each.strip() not in ("", "-1"))
+    return tuple(ask_driver("index"))
+
+
+def ask_driver(fields: str) -> list[str]:
+    """Return a line per NVIDIA GPU; none where the driver's tool is absent, fails or hangs.
+
+    Args:
+        fields: of `nvidia-smi --query-gpu`, with commas between them.
+    """
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_DRIVER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []

@@ -1,0 +1,188 @@
+"""`vllm serve` as a child process, on a GPU or a CPU build, of any release from 0.9.2 on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from draftwise.backends.backend import ServerInfo
+from draftwise.backends.child import ChildBackend
+from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens
+from draftwise.backends.gpu_placement import GpuPlacement
+from draftwise.backends.vllm_command import check_arguments, check_command, compose, with_request_metrics
+from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
+from draftwise.core import BackendError, Finding, InvalidSetup, Setup, Severity
+from draftwise.setups.write import write_flags, write_words
+
+__all__ = ["VllmBackend"]
+
+_ATTEMPTS = 3
+"""Ports that are tried, should others take them first."""
+_IDENTITY = ("runner", "async_scheduling", "attention_backend")
+"""Values of the log that say what the server is; the others say how this start went."""
+
+
+class _PortTakenError(BackendError):
+    """Somebody else got the port."""
+
+
+class VllmBackend(ChildBackend):
+    """`vllm serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
+
+    Args:
+        name: of the arm.
+        setup: what to serve; its target is a directory, or a name that this vLLM resolves.
+        log: file that receives what the server prints.
+        vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
+        placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
+        timeout_s: how long loading may take.
+        on_wait: called, while it loads, with the phase and its seconds.
+        in_turn: held while it starts. Servers that share a GPU or few cores must start one after another: vLLM
+            measures the free memory while it loads.
+
+    Raises:
+        InvalidSetup: there is no such command, or an argument is one that draftwise decides.
+
+    Attributes:
+        setup: what is served, with its share of the GPUs' memory and the flags that draftwise adds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setup: Setup,
+        *,
+        log: Path,
+        vllm: str = "vllm",
+        placement: GpuPlacement | None = None,
+        timeout_s: float = 1800,
+        on_wait: Callable[[str], None] | None = None,
+        in_turn: asyncio.Lock | None = None,
+    ) -> None:
+        check_arguments(chain.from_iterable(write_flags(replace(setup, spec=None))))
+        self.setup = with_request_metrics(setup if placement is None else placement.apply(setup))
+        self._words = compose(vllm, self.setup)
+        check_command(self._words)
+        super().__init__(name, command=shlex.join(self._words), log=log, timeout_s=timeout_s, on_wait=on_wait)
+        self._placement = placement
+        self._in_turn = in_turn
+        self._startup = StartupLog(0)
+        self._foreseen: list[str] = []
+
+    async def start(self) -> None:
+        """Return when the server is healthy.
+
+        Raises:
+            BackendError: it ended or was not healthy in time. Says the exception that began it and, where
+                `draftwise check` knows better, what is wrong with the setup.
+        """
+        async with self._in_turn or nullcontext():
+            await super().start()
+
+    async def describe(self) -> ServerInfo:
+        """Return what the server says, and what its log said: settings as resolved, memory, seconds of each phase."""
+        info = await super().describe()
+        values = dict(self._startup.values)
+        version = dict(info.version)
+        if (resolved := values.pop("speculative_config", None)) is not None:
+            version.setdefault("speculative_config", resolved)
+        version |= {name: values.pop(name) for name in _IDENTITY if name in values}
+        version.setdefault("version", values.pop("engine_version", None))
+        metrics = await self._scrape()
+        started = {"seconds": self._startup.seconds(), **values, "counts_drafts": has_spec_counters(metrics)}
+        if (tokens := parse_cache_tokens(metrics)) is not None:
+            started.setdefault("kv_cache_tokens", tokens)
+        if self._placement is not None:
+            started |= self._placement.told
+        return replace(info, version=version, started=started)
+
+    def complaint(self) -> str:
+        """Return the error that its log began with, what the rules say of its setup, and its last lines."""
+        shown = super().complaint()
+        cause = find_root_cause(self._tail.lines)
+        return "\n".join([*([f"Its log: {cause}"] if cause else []), *self._foreseen, shown])
+
+    def _needs_its_cores(self) -> bool:
+        # All CPU builds bind their threads to the same first cores, however many there are.
+        return self._placement is None or super()._needs_its_cores()
+
+    async def _launch(self) -> None:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(_PortTakenError):
+                await self._launch_once()
+                return
+        await self._launch_once()
+
+    async def _launch_once(self) -> None:
+        with _reserve_port() as held:
+            port = held.getsockname()[1]
+            if sys.platform != "linux":
+                held.close()  # elsewhere a second socket cannot be bound there, listening or not
+            self.url = f"http://127.0.0.1:{port}"
+            self._startup = StartupLog(time.monotonic())
+            self._spawn([*self._words, "--host", "127.0.0.1", "--port", str(port)], self._environment())
+            while not (self._startup.is_ready or _listens(port)):
+                await self._wait()
+        await self._wait_for_health()
+        self._watch(self._tail.read())
+
+    def _environment(self) -> dict[str, str]:
+        # No telemetry from measurements. A key meant for the operator's own server would lock this one.
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        spec, placed = self.setup.spec, {} if self._placement is None else self._placement.env
+        paths = [self.setup.target, *([] if spec is None or spec.model is None else [spec.model])]
+        local = {"HF_HUB_OFFLINE": "1"} if all(Path(path).is_dir() for path in paths) else {}
+        wanted = {**os.environ, **quiet, **local, "VLLM_API_KEY": None, **self.setup.env, **placed}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    def _watch(self, lines: Sequence[str]) -> str:
+        self._startup.take(lines, time.monotonic())
+        return self._startup.doing(time.monotonic())
+
+    def _explain(self, status: int) -> Exception:
+        if is_port_taken(self._tail.lines):
+            return _PortTakenError(self._failure(f"found {self.url} taken"))
+        if errors := self._foresee():
+            self._foreseen = ["`draftwise check` says of this setup:", *(f"  {error}" for error in errors)]
+        return BackendError(self._failure(f"ended with status {status}"))
+
+    def _foresee(self) -> list[Finding]:
+        """Return the errors that this package's own rules find, for the version that the log names."""
+        # Only here: the rules take longer to import than all else, and processes that only send load import this too.
+        from draftwise.plan.check import judge
+        from draftwise.setups.read import read_words
+
+        version = self._startup.values.get("engine_version") or self.setup.engine_version
+        try:
+            # Read again: which words a release takes was not known before its log named it.
+            report = judge(read_words(write_words(self.setup), engine_version=version or None))
+        except InvalidSetup:
+            return []
+        return [each for each in report.findings if each.severity is Severity.ERROR] if report.is_judged else []
+
+
+def _listens(port: int) -> bool:
+    """Return whether a server listens at the port: vLLM does when its engine is up, whatever it is told to log."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _reserve_port() -> socket.socket:
+    """Return a socket bound to a free port that does not listen.
+
+    While it is open the system gives the port to nobody else, but lets a server that sets SO_REUSEADDR (vLLM does, in
+    every release) bind and listen there (Linux).
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held

@@ -1,0 +1,109 @@
+"""A model as far as its config.json tells: from a directory, from the table of well-known models, or as JSON text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from draftwise.checkpoints.gguf import is_gguf, make_config, read_gguf
+from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
+from draftwise.core import InvalidSetup
+
+__all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config"]
+
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One config.json and the name it was found under."""
+
+    name: str
+    """As the operator wrote it: vLLM infers methods from it, so it is kept letter by letter."""
+    config: Mapping[str, Any]
+    origin: Literal["directory", "table", "json"]
+    directory: Path | None = None
+    file: Path | None = None
+    """The GGUF file that it was made of."""
+
+    model_type: str = field(init=False)
+    """`model_type`, or an empty string."""
+    architectures: tuple[str, ...] = field(init=False)
+    """`architectures`, empty where the file has none."""
+    text_config: Mapping[str, Any] = field(init=False, repr=False)
+    """The language model's part of a multimodal config, else the whole."""
+
+    def __post_init__(self) -> None:
+        names = self.config.get("architectures")
+        object.__setattr__(self, "model_type", str(self.config.get("model_type") or ""))
+        object.__setattr__(self, "architectures", tuple(map(str, names)) if isinstance(names, list) else ())
+        object.__setattr__(self, "text_config", get_text_config(self.config))
+
+
+def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a multimodal config.json, else the whole."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            deeper = inner.get("text_config") if key == "thinker_config" else None
+            return deeper if isinstance(deeper, Mapping) else inner
+    return config
+
+
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Return the routed experts of a mixture; 0 for a dense model."""
+    text = get_text_config(config)
+    first = next((value for key in _EXPERT_KEYS if (value := text.get(key))), 0)
+    first = first[0] if isinstance(first, list) else first
+    return first if isinstance(first, int) else 0
+
+
+def find_model_config(given: str) -> ModelConfig | None:
+    """Return what a name stands for, or None for a name that is neither a directory nor in the table.
+
+    Args:
+        given: a directory with config.json, a path to a config.json or a GGUF file, a well-known model id, or the JSON
+            itself.
+
+    Raises:
+        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged
+            or of another architecture.
+    """
+    if not given:
+        return None
+    if given.lstrip().startswith("{"):
+        return ModelConfig(name="config.json", config=parse_json(given, where="--target"), origin="json")
+    path = Path(given)
+    if is_gguf(path):
+        return ModelConfig(name=given, config=make_config(read_gguf(path)), origin="directory", file=path)
+    try:
+        is_file, is_directory = path.name.endswith(".json") and path.is_file(), path.is_dir()
+    except (OSError, ValueError):  # longer than a path may be, or with a null byte
+        is_file = is_directory = False
+    if is_file:
+        return ModelConfig(name=str(path.parent), config=read_json(path), origin="directory", directory=path.parent)
+    if is_directory:
+        return ModelConfig(name=given, config=read_config(path), origin="directory", directory=path)
+    from draftwise.knowledge.models import find_model
+
+    known = find_model(given)
+    return None if known is None else ModelConfig(name=given, config=known.config, origin="table")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return what a checkpoint's config.json holds.
+
+    Raises:
+        InvalidSetup: there is no such directory or file, or it holds no JSON object.
+    """
+    check_directory(directory)
+    if not (directory / "config.json").is_file():
+        raise InvalidSetup.because(
+            "no-config-json",
+            f"There is no config.json in {directory}.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint.",
+        )
+    return read_json(directory / "config.json")

@@ -1,0 +1,203 @@
+"""Settings that the engine runs with: resolved once from arguments, then frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
+
+__all__ = [
+    "KV_CACHE_DTYPES",
+    "LOAD_FORMATS",
+    "PARALLEL_SIZES",
+    "QUANTIZATIONS",
+    "EngineConfig",
+    "one_gpu_settings",
+    "vllm_setup",
+]
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("fp8",)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "device": DEVICES,
+    "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "load_format": LOAD_FORMATS,
+    "quantization": QUANTIZATIONS,
+}
+_COUNTS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "block_size",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Engine settings, with vLLM's names.
+
+    Attributes:
+        dtype: `auto` (the checkpoint's), `bfloat16`, `float16`, `float32` or `float64`.
+        device: `auto`, `cpu` or `cuda`.
+        max_model_len: longest prompt plus output, in tokens; None is the model's own.
+        max_num_seqs: sequences decoded together at most.
+        max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked).
+        gpu_memory_utilization: share of the whole GPU's memory, 0..1, that weights, work space, CUDA graphs and
+            pages take together; without effect on a CPU.
+        kv_cache_memory_bytes: size of the page pool, instead of that share; on a CPU None means enough for
+            max_num_seqs sequences of max_model_len, at most a fixed share of the free memory.
+        num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
+        block_size: tokens a page.
+        kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
+        quantization: None (weights as they are) or `fp8` (quantized while loading, one scale an output channel).
+        load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
+        skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
+        enforce_eager: capture no CUDA graphs.
+        cudagraph_capture_sizes: numbers of sequences to capture decoding steps for; None is
+            `capture.capture_sizes(max_num_seqs)`. vLLM counts tokens here, sequences x (k + 1).
+        seed: seed of the random streams of requests that bring none.
+        hidden_states_folder: where the method extract_hidden_states writes (vLLM names it in --kv-transfer-config,
+            as shared_storage_path).
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    hidden_states_folder: str = "hidden_states"
+
+    @classmethod
+    def from_settings(cls, **settings: Any) -> EngineConfig:
+        """Return the config for keyword settings.
+
+        Raises:
+            InvalidSetup: a name or a choice is unknown (the nearest known one is suggested), a number is not
+                positive, or gpu_memory_utilization is no share; all of them at once.
+        """
+        findings = [*_unknown(settings, [each.name for each in fields(cls)]), *_check_values(settings)]
+        if findings:
+            raise InvalidSetup(findings)
+        sizes = settings.get("cudagraph_capture_sizes")
+        if sizes is not None:
+            settings["cudagraph_capture_sizes"] = tuple(sorted(set(sizes)))
+        return cls(**settings)
+
+
+def _unknown(settings: Mapping[str, Any], known: list[str]) -> Iterator[Finding]:
+    for name in settings:
+        if name not in known:
+            yield _error("unknown-setting", name, "is not an engine setting.", _nearest(name, known))
+
+
+def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the values that cannot be; None, where a setting allows it, stands for its default."""
+    wanted = {each.name: str(each.type) for each in fields(EngineConfig)}
+    for name, value in settings.items():
+        kind = wanted.get(name, "").removesuffix(" | None")
+        if value is None and (kind != wanted.get(name) or name not in wanted):
+            continue
+        if kind in _TYPES and name not in _RULES | _CHOICES and type(value) not in _TYPES[kind]:
+            yield _error("wrong-type", name, f"must be {_NAMES[kind]}, got {value!r}.", "Leave it out for its default.")
+        elif name in _COUNTS and value < 1:
+            yield _error("not-positive", name, f"must be positive, got {value}.", "Leave it out for its default.")
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            predicate = f"is {value!r}, which is none of its values."
+            yield _error("unknown-choice", name, predicate, _nearest(value, _CHOICES[name]))
+        elif name in _RULES:
+            allows, what = _RULES[name]
+            if not allows(value):
+                yield _error("bad-value", name, f"must be {what}, got {value!r}.")
+    if settings.get("enforce_eager") is True and settings.get("cudagraph_capture_sizes") is not None:
+        predicate = "says for which batches graphs are captured, and enforce_eager that there are none."
+        yield _error("conflicting-settings", "cudagraph_capture_sizes", predicate, "Leave one of them out.")
+
+
+_TYPES = {"int": (int,), "bool": (bool,), "str": (str,)}
+_NAMES = {"int": "a whole number", "bool": "true or false", "str": "a text"}
+"""What a field's annotation lets through, and in words."""
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(type(each) is int and each > 0 for each in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "gpu_memory_utilization": (_is_share, "more than 0 and at most 1"),
+    "cudagraph_capture_sizes": (_are_sizes, "a list of positive integers, such as [1, 2, 4, 8]"),
+}
+"""What a value must fulfil, and in words."""
+
+
+def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:
+    near = get_close_matches(str(name), known, 1)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+
+
+def _error(code: str, name: str, predicate: str, fix: str = "") -> Finding:
+    """Return the finding that a setting, the sentence's subject, has a fault."""
+    return Finding.error(code, f"{name} {predicate}", where=name, fix=fix)
+
+
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_OURS = frozenset({"device", "cudagraph_capture_sizes", "hidden_states_folder"})
+"""Settings that vLLM does not have, has in another place or counts otherwise."""
+
+
+def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without their parallel sizes, which may be 1 here.
+
+    Raises:
+        InvalidSetup: one of them is larger; the fix is the `vllm serve` command with the same settings.
+    """
+    several = {name: settings[name] for name in PARALLEL_SIZES if (settings.get(name) or 1) != 1}
+    if several:
+        from draftwise.setups.write import write_shell  # read only for this answer
+
+        command = write_shell(vllm_setup(model, spec, settings))
+        raise InvalidSetup(
+            Finding.error(
+                "more-than-one-gpu",
+                f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
+                where=name,
+                fix=f"Run: {command}",
+            )
+            for name, size in several.items()
+        )
+    return {name: value for name, value in settings.items() if name not in PARALLEL_SIZES}
+
+
+def vllm_setup(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> Setup:
+    """Return the same model, settings and speculative config on the newest vLLM."""
+    args = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and name not in _OURS and (name not in PARALLEL_SIZES or value != 1)
+    }
+    return Setup(target=model, engine="vllm", spec=spec, args=args)

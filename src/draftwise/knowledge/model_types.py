@@ -1,0 +1,31 @@
+"""Model types whose layers differ from Llama's, keys of config.json files, and types of speculators checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from draftwise.knowledge.stored import read_data, read_rows
+
+__all__ = ["read_config_keys", "read_speculators", "types_with"]
+
+
+@cache
+def types_with(trait: str) -> frozenset[str]:
+    """Return the model types that have a trait of `data/model_types.json`; KeyError for an unknown trait."""
+    return frozenset(read_data("model_types")[trait]["types"])
+
+
+@cache
+def read_config_keys() -> Mapping[str, Any]:
+    """Return the keys of config.json files by what is done with them (`data/config_keys.json`)."""
+    keys: Mapping[str, Any] = read_rows("config_keys")
+    return keys
+
+
+@cache
+def read_speculators() -> Mapping[str, Any]:
+    """Return what vLLM needs of the config.json of a speculators checkpoint (`data/speculators.json`)."""
+    rows: Mapping[str, Any] = read_rows("speculators")
+    return rows

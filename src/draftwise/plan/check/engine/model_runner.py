@@ -1,0 +1,369 @@
+"""Which model runner takes the work, V1 or V2 with what each lacks, and whether it is scheduled asynchronously."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from draftwise.checkpoints.config_json import count_experts
+from draftwise.core import Ruling
+from draftwise.knowledge.rules import get_rule
+from draftwise.plan.check.model.model_config import has_interface
+from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import SPEC, Context, Step
+
+__all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "schedules_async", "settle_runner"]
+
+_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+_ASYNC_FLAG = "--async-scheduling"
+_ASYNC = "async_scheduling"
+"""Table of methods that a release combines with it: by `default`, and when it is asked for (`explicit`)."""
+_RUNNER_V2 = "runner_v2"
+"""Table of what Model Runner V2 drafts with, and of the targets that run on it by default."""
+Lack = Callable[[Context, Resolved | None], bool]
+"""Whether a setup asks for it; without speculation there is no `Resolved`."""
+_CANDIDATE_HEADS = frozenset({"DFlash2DraftModel", "DFlash2BeamDraftModel", "LiLiCorrDraftModel"})
+_XPRESS = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
+_RAW = ("raw_logits", "processed_logits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """The model runner of a server and why it is that one."""
+
+    name: Literal["V1", "V2"] | None
+    """None where it depends on a target that is not known here."""
+    reason: str
+    lacks: tuple[str, ...] = ()
+    """Rules that name what kept V2 from being taken, or what a forced V2 lacks."""
+    forced: str = ""
+    """Why V2 is asked for whatever it lacks, as a sentence; empty where V1 may be taken."""
+
+
+def settle_runner(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config with its runner and its scheduling filled in, and yield what the V1 engine makes of them."""
+    chosen = choose_runner(context, resolved)
+    resolved = replace(resolved, runner=chosen.name)
+    resolved = replace(resolved, async_scheduling=schedules_async(context, resolved))
+    if not context.runs_on_v0:
+        yield from find_runner(context, resolved, chosen)
+    return resolved
+
+
+def find_runner_alone(context: Context) -> Iterator[Ruling]:
+    """Yield what the choice of the runner and its scheduling reject without speculation."""
+    yield from _find_triton(context, choose_runner(context, None))
+    yield from _find_scheduling_alone(context)
+
+
+def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
+    """Return the model runner that a server takes, by the rules of its release.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config, of which method, parallel drafting and the drafter's architectures count;
+            None without speculation.
+    """
+    forced = _forces_v2(context, resolved)
+    if not context.rules.holds("v2-exists"):
+        return Runner(name="V1", reason="This release has no other.", forced=forced)
+    lacks = _find_met(context, resolved, _V2_LACKS)
+    if forced:
+        if context.platform == "cpu" and context.rules.holds("cpu-ignores-v2"):
+            reason = "A CPU server of this release has no other."
+            return Runner(name="V1", reason=reason, lacks=lacks, forced=forced)
+        return Runner(name="V2", reason=forced, lacks=lacks, forced=forced)
+    if _read_variable(context) is False:
+        return Runner(name="V1", reason=f"{_VARIABLE} is set.")
+    if context.platform == "cpu":
+        return Runner(name="V1", reason="Model Runner V2 needs Triton, which a CPU server does not have.")
+    return _choose_default(context, resolved, lacks)
+
+
+def _is_surely_v1(context: Context) -> bool:
+    """Say whether it is certain that V1 serves a setup without speculation."""
+    if not context.rules.holds("v2-exists"):
+        return True
+    return not _forces_v2(context, None) and (context.platform == "cpu" or _read_variable(context) is False)
+
+
+def _forces_v2(context: Context, resolved: Resolved | None) -> str:
+    if context.rules.holds("v2-forced-by-watermark") and context.flags.get("watermark_config"):
+        return "Watermarking runs on V2 only."
+    variable = _read_variable(context)
+    if variable:
+        return f"{_VARIABLE} is set."
+    return "Only V2 has this drafter." if variable is None and _find_met(context, resolved, _V2_FORCED) else ""
+
+
+def _read_variable(context: Context) -> bool | None:
+    """Return what the environment asks for; None where it says nothing, or nothing that vLLM can read."""
+    given = context.env.get(_VARIABLE, "").strip().lower()
+    return {"1": True, "true": True, "0": False, "false": False}.get(given)
+
+
+def _choose_default(context: Context, resolved: Resolved | None, lacks: tuple[str, ...]) -> Runner:
+    takes = _takes_v2(context)
+    if takes is None and not lacks:
+        return Runner(name=None, reason="This release chooses by the target's architecture, which is not known here.")
+    if takes is False:
+        return Runner(name="V1", reason="This release does not take V2 for such a target unless it is told to.")
+    if lacks:
+        return Runner(name="V1", reason=_describe_lacks(lacks, resolved), lacks=lacks)
+    return Runner(name="V2", reason="It is this release's default for such a target.")
+
+
+def _takes_v2(context: Context) -> bool | None:
+    """Say whether the release takes V2 for the target when nothing speaks against it."""
+    facts = context.release.table(_RUNNER_V2)
+    if facts["default"] != "by architecture":
+        return bool(facts["default"] == "always")
+    if context.target is None or not context.target.architectures:
+        return None
+    kinds = facts["default_models"]
+    listed = bool(set(facts["default_architectures"]).intersection(context.target.architectures))
+    if any(_is_kind(context, kind, listed and bool(kinds["listed_hybrid"])) for kind in kinds["not"]):
+        return False
+    rule = kinds["moe" if count_experts(context.target.config) else "dense"]
+    return rule == "all" or (rule == "listed" and listed)
+
+
+def _is_kind(context: Context, kind: str, hybrid_counts: bool) -> bool:
+    """Say whether the target is of a kind that a release leaves to V1: `quantized`, `hybrid` or `attention_free`.
+
+    Only a checkpoint is `quantized`: one that is quantized while it loads, by `--quantization`, is not.
+    """
+    if kind == "quantized":
+        return context.target is not None and context.target.config.get("quantization_config") is not None
+    if kind == "hybrid":
+        return has_interface(context, "IsHybrid") is True and not hybrid_counts
+    return has_interface(context, "IsAttentionFree") is True
+
+
+def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterator[Ruling]:
+    """Yield what the choice of the runner, and how it is scheduled, rejects or changes.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config, with `runner` filled in.
+        chosen: the runner that takes it, and why.
+    """
+    yield from _find_triton(context, chosen)
+    if chosen.lacks and chosen.forced:
+        fix = f"Unset {_VARIABLE}, or drop the feature." if _VARIABLE in context.env else "Drop the feature."
+        yield from context.rules.ruling(
+            "runner-v2-rejected", reason=chosen.reason, lacks=_describe_lacks(chosen.lacks, resolved), fix=fix
+        )
+        if chosen.name == "V2":
+            yield from context.rules.ruling(
+                "runner-v2-fails", reason=chosen.reason, lacks=_describe_lacks(chosen.lacks, resolved), fix=fix
+            )
+    elif chosen.name == "V1":
+        yield from _find_v1_lacks(context, resolved, chosen)
+    yield from _find_scheduling(context, resolved)
+
+
+def _find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
+    """Yield what becomes of a server without Triton that may not fall back to V1."""
+    if context.platform != "cpu" or not chosen.forced:
+        return
+    asked = _read_variable(context)
+    for code in ("v2-needs-triton", "v2-without-triton-fails"):
+        yield from context.rules.ruling(
+            code, where=_VARIABLE if asked else SPEC, fix=f"Unset {_VARIABLE}." if asked else "Serve it on a GPU."
+        )
+
+
+def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iterator[Ruling]:
+    missing = _find_met(context, resolved, _V1_LACKS)
+    for code in missing:
+        yield from context.rules.ruling(
+            code,
+            message=f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
+            where=SPEC,
+            fix="Serve it on a GPU." if context.platform == "cpu" else "Remove what keeps Model Runner V2 from it.",
+        )
+    if not missing and chosen.lacks:
+        yield from context.rules.ruling("runner-falls-back", reason=chosen.reason)
+
+
+def _describe_lacks(codes: tuple[str, ...], resolved: Resolved | None) -> str:
+    said = " ".join(f"{get_rule(code).title}." for code in codes)
+    return said if resolved is None else said.replace("this method", resolved.method)
+
+
+def schedules_async(context: Context, resolved: Resolved) -> bool | None:
+    """Return whether the server schedules asynchronously; None where that depends on what is not known here."""
+    if context.platform == "cpu":
+        return False
+    asked = _asks_for_async(context)
+    if asked is not None:
+        return asked
+    if not _is_async_default(context) or _obstacle_to_async(context, resolved, "default", resolved.runner):
+        return False
+    if resolved.runner is None and _depends_on_runner(context):
+        return None if _obstacle_to_async(context, resolved, "default", "V1") else True
+    return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
+
+
+def _find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what asynchronous scheduling rejects, and why it is turned off."""
+    asked = _asks_for_async(context)
+    if asked:
+        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
+            yield from _find_async_rejected(context, obstacle)
+    elif asked is None and _is_async_default(context) and context.platform != "cpu":
+        yield from _find_async_switched_off(context, resolved)
+
+
+def _find_scheduling_alone(context: Context) -> Iterator[Ruling]:
+    """Yield what asynchronous scheduling rejects without speculation."""
+    runner = "V1" if _is_surely_v1(context) else None
+    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
+        yield from _find_async_rejected(context, "pipeline parallelism")
+
+
+def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
+    yield from context.rules.ruling("async-rejected", obstacle=obstacle)
+
+
+def _asks_for_async(context: Context) -> bool | None:
+    given = context.given.get("async_scheduling")
+    return given if isinstance(given, bool) else None
+
+
+def _is_async_default(context: Context) -> bool:
+    return bool(context.release.table(_ASYNC)["default"])
+
+
+def _depends_on_runner(context: Context) -> bool:
+    return bool(context.release.table(_ASYNC)["runner"] == "V1")
+
+
+def _find_async_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    if obstacle := _obstacle_to_async(context, resolved, "default", resolved.runner):
+        yield from context.rules.ruling(
+            "async-switched-off", obstacle=obstacle, fix=_advise_on_async(context, resolved)
+        )
+
+
+def _advise_on_async(context: Context, resolved: Resolved) -> str:
+    explicit = context.release.table(_ASYNC)["explicit"]
+    if resolved.method in explicit:
+        return f"Give {_ASYNC_FLAG}: it is accepted with {resolved.method}; measure, it gained nothing on an H200."
+    if "ngram_gpu" in explicit and "prompt_lookup_max" in resolved.facts.keys:
+        return "ngram_gpu keeps it on, but was slower than ngram up to batch 32 on an H200: measure both."
+    return ""
+
+
+def _obstacle_to_async(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
+    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config.
+        column: `default` or `explicit`, of the release's table.
+        runner: that takes the work; None where it is not known.
+    """
+    if _depends_on_runner(context) and runner != "V1":
+        return ""
+    if resolved.method not in context.release.table(_ASYNC)[column]:
+        return f"the method {resolved.method}"
+    if context.keys.get("disable_padded_drafter_batch"):
+        return "disable_padded_drafter_batch"
+    if context.stages > 1 and _rejects_pipeline(context, runner):
+        return "pipeline parallelism on Model Runner V1" if runner == "V1" else "pipeline parallelism"
+    return ""
+
+
+def _rejects_pipeline(context: Context, runner: str | None) -> bool:
+    if context.rules.holds("async-rejects-pipeline"):
+        return True
+    # A CPU server turns asynchronous scheduling off before its runner is checked, not before the flag is.
+    checked = context.platform != "cpu" or _depends_on_runner(context)
+    return runner == "V1" and checked and context.rules.holds("async-rejects-pipeline-on-v1")
+
+
+def _flag(name: str) -> Lack:
+    return lambda context, _: name in context.on
+
+
+def _key(name: str) -> Lack:
+    return lambda context, _: bool(context.keys.get(name))
+
+
+def _key_given(name: str) -> Lack:
+    return lambda context, _: context.keys.get(name) is not None
+
+
+def _class(names: frozenset[str]) -> Lack:
+    return lambda context, resolved: bool(names.intersection(_draft_architectures(context, resolved)))
+
+
+def _always(_: Context, __: Resolved | None) -> bool:
+    return True
+
+
+def _draft_architectures(context: Context, resolved: Resolved | None) -> tuple[str, ...]:
+    if resolved is not None and resolved.draft_architectures is not None:
+        return resolved.draft_architectures
+    return () if context.drafter is None else context.drafter.architectures
+
+
+def _lacks_method(context: Context, resolved: Resolved | None) -> bool:
+    return resolved is not None and resolved.method not in context.release.table(_RUNNER_V2)["methods"]
+
+
+def _drafts_in_parallel_by_choice(_: Context, resolved: Resolved | None) -> bool:
+    return resolved is not None and resolved.parallel_drafting and resolved.facts.parallel != "always"
+
+
+def _mixes_attention(context: Context, _: Resolved | None) -> bool:
+    """Say whether the drafter has sliding-window and full-attention layers."""
+    kinds = context.draft_config.get("layer_types")
+    return isinstance(kinds, list) and 0 < kinds.count("sliding_attention") < len(kinds)
+
+
+_V2_LACKS: Mapping[str, Lack] = {
+    "v2-lacks-method": _lacks_method,
+    "v2-lacks-parallel-drafting": _drafts_in_parallel_by_choice,
+    "v2-lacks-heterogeneous-vocab": _key("use_heterogeneous_vocab"),
+    "v2-lacks-eagle3-pipeline": lambda context, _: context.stages > 1,
+    "v2-lacks-dynamic-schedule": _key_given("num_speculative_tokens_per_batch_size"),
+    "v2-lacks-logits-processors": _flag("logits_processors"),
+    "v2-lacks-prompt-embeds": _flag("enable_prompt_embeds"),
+    "v2-lacks-fast-prefill": _flag("kv_sharing_fast_prefill"),
+    "v2-lacks-routed-experts": _flag("enable_return_routed_experts"),
+    "v2-lacks-encoder-transfer": _flag("ec_transfer_config"),
+    "v2-lacks-dual-batch-overlap": _flag("enable_dbo"),
+    "v2-lacks-elastic-experts": _flag("enable_elastic_ep"),
+    "v2-lacks-raw-logits": lambda context, _: str(context.flags.get("logprobs_mode")) in _RAW,
+    "v2-lacks-hybrid": lambda context, _: has_interface(context, "HasInnerState") is True,
+}
+"""Rule -> whether a setup asks for what Model Runner V2 lacks while that rule holds."""
+
+
+_V1_LACKS: Mapping[str, Lack] = {
+    "v1-lacks-dspark": _always,
+    "v1-lacks-adaptive-verification": _key("enable_adaptive_verification"),
+    "v1-lacks-lm-head-quantization": _key_given("draft_lm_head_quantization"),
+    "v1-lacks-mixed-dflash": _mixes_attention,
+    "v1-lacks-candidate-heads": _class(_CANDIDATE_HEADS),
+    "v1-lacks-xpress": _class(_XPRESS),
+}
+
+
+_V2_FORCED: Mapping[str, Lack] = {
+    "v2-forced-by-dspark": _always,
+    "v2-forced-by-mixed-dflash": _mixes_attention,
+    "v2-forced-by-dflash2": _class(_CANDIDATE_HEADS),
+}
+
+
+def _find_met(context: Context, resolved: Resolved | None, lacks: Mapping[str, Lack]) -> tuple[str, ...]:
+    """Return the rules of a table that a setup meets in its release."""
+    method = None if resolved is None else resolved.method
+    return tuple(
+        code for code, asks in lacks.items() if context.rules.applies(code, method) and asks(context, resolved)
+    )

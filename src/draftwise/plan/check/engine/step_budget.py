@@ -1,0 +1,169 @@
+"""A step of the engine: tokens and requests, the slots that drafting takes, and the draft lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from draftwise.core import InvalidSetup, Ruling
+from draftwise.knowledge.gpus import Gpu, get_gpu
+from draftwise.knowledge.memory import get_batch_defaults
+from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context, Step
+
+__all__ = ["SCHEDULE", "Entry", "Limits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
+
+_SMALL = 8192
+"""Below this many scheduled tokens vLLM warns of slow prefill."""
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+Entry = tuple[int, int, int]
+
+
+def fit_steps(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without a schedule that the engine drops, and yield what of its steps it rejects or lowers."""
+    yield from _find_budget(context, resolved)
+    return (yield from _drop_schedule(context, resolved))
+
+
+def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what too small a budget rejects, and what it lowers."""
+    k = resolved.num_speculative_tokens
+    limits = get_limits(context)
+    tokens, seqs = limits.tokens, limits.requests
+    if k is None or tokens is None:
+        return
+    slots = _slots(context, resolved, k)
+    if seqs is not None:
+        needed = seqs * (k + 1)
+        if "enable_lora" in context.on and tokens < needed:
+            yield from context.rules.ruling("lora-token-budget", tokens=tokens, seqs=seqs, step=k + 1, needed=needed)
+        yield from _find_set_aside(context, slots, tokens, seqs)
+        yield from _find_limited(context, resolved, k, tokens, seqs)
+    if tokens <= slots:
+        yield from context.rules.ruling("token-budget-within-slots", tokens=tokens, slots=slots)
+
+
+def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Iterator[Ruling]:
+    """Judge the releases that take draft slots for every request off each step's tokens."""
+    if not slots or "max_num_scheduled_tokens" in context.on:
+        return
+    taken = slots * seqs
+    left = tokens - taken
+    for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
+        if left < least:
+            yield from context.rules.ruling(
+                code, taken=taken, slots=slots, seqs=seqs, tokens=tokens, enough=taken + _SMALL
+            )
+    if left > 0:
+        yield from context.rules.ruling(
+            "draft-slots-shrink-tokens",
+            taken=taken,
+            slots=slots,
+            seqs=seqs,
+            left=left,
+            tokens=tokens,
+            hint=", few for prefill" if left < _SMALL else "",
+            enough=tokens + taken,
+        )
+
+
+def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
+    """Judge block drafters whose draft pass must fit the same number of tokens."""
+    if resolved.facts.network != "one_pass":
+        return
+    rows = _lookahead(context, resolved, k)
+    if tokens // rows < seqs:
+        yield from context.rules.ruling(
+            "draft-pass-limits-requests",
+            rows=rows,
+            tokens=tokens,
+            fitting=tokens // rows,
+            seqs=seqs,
+            needed=rows * seqs,
+        )
+
+
+def _slots(context: Context, resolved: Resolved, k: int) -> int:
+    """Return the slots that drafting adds for one request, as the release counts them."""
+    if context.rules.holds("draft-slots-are-lookahead"):
+        return _lookahead(context, resolved, k)
+    if context.rules.applies("draft-slots-per-drafter", resolved.method):
+        return k
+    parallel = k - 1 if resolved.parallel_drafting else 0
+    return parallel + 1 if resolved.facts.drafts_from == "own_model" else parallel
+
+
+def _lookahead(context: Context, resolved: Resolved, k: int) -> int:
+    """Return the slots of its own KV cache that a draft takes: a block filled in after its anchor takes one more."""
+    facts = resolved.facts
+    after_anchor = facts.drafts_whole_block and context.draft_config.get("sample_from_anchor", True) is False
+    return {"none": 0, "k": k, "k + 1": k + 1}[facts.lookahead] + after_anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step of the engine may hold; None where it depends on a device that is not known here."""
+
+    tokens: int | None
+    """`max_num_batched_tokens`."""
+    requests: int | None
+    """`max_num_seqs`."""
+
+
+def get_limits(context: Context) -> Limits:
+    """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
+    gpu = find_gpu(context)
+    usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
+    tokens, requests = (
+        context.sizes.get(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")
+    )
+    return Limits(tokens, requests)
+
+
+def find_gpu(context: Context) -> Gpu | None:
+    """Return the setup's GPU; None for a CPU and for one that is not in the table."""
+    device = context.setup.device
+    if device is None or context.platform == "cpu":
+        return None
+    try:
+        return get_gpu(device.name)
+    except InvalidSetup:
+        return None
+
+
+def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without a schedule that the engine drops, and yield that, and what it lowers for one."""
+    if not read_schedule(context):
+        return resolved
+    dropped = [*_find_dropped(context, resolved)]
+    yield from dropped
+    ranks = context.sizes.get("data_parallel_size") or 1
+    if ranks > 1:
+        yield from context.rules.ruling("schedule-hangs-with-data-parallel", ranks=ranks)
+    elif resolved.runner == "V1" and resolved.facts.v1_draft_length == "varies":
+        yield from _find_lowered_graphs(context)
+    return replace(resolved, fields={**resolved.fields, SCHEDULE: None}) if dropped else resolved
+
+
+def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield why the schedule is dropped, in which case nobody looks at what it says."""
+    ranks, k = context.sizes.get("data_parallel_size") or 1, resolved.num_speculative_tokens
+    if ranks > 1:
+        yield from context.rules.ruling("schedule-off-with-data-parallel", ranks=ranks, k=k)
+    if resolved.runner == "V1" and resolved.facts.v1_draft_length != "varies":
+        yield from context.rules.ruling("schedule-off-on-v1", method=resolved.method, k=k)
+
+
+def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
+    if not context.runs_eagerly and not context.lacks_full_graphs and context.platform != "cpu":
+        yield from context.rules.ruling("schedule-lowers-graphs")
+
+
+def read_schedule(context: Context) -> list[Entry]:
+    """Return the schedule; empty where there is none, or where its types are already judged with the config."""
+    given = context.keys.get(SCHEDULE)
+    if not isinstance(given, (list, tuple)):
+        return []
+    entries = [tuple(entry) for entry in given if isinstance(entry, (list, tuple)) and len(entry) == 3]
+    whole = [(a, b, c) for a, b, c in entries if all(type(value) is int for value in (a, b, c))]
+    return whole if len(whole) == len(given) else []

@@ -1,0 +1,379 @@
+"""VllmConfig: the server's configuration as a whole, and the flags that target, other flags or server refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from draftwise.core import Ruling
+from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
+from draftwise.plan.check.engine.step_budget import fit_steps
+from draftwise.plan.check.model import Model, find_target, read_target
+from draftwise.plan.check.model.model_config import has_interface
+from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.spec import resolve
+from draftwise.plan.check.stages import Context, Step
+
+__all__ = ["configure", "fill_in_batch", "find_early", "find_unfit", "find_v0", "judge_engine"]
+
+_SHARDED = "enable_batch_sharded_sampling"
+_LARGEST_GRAPH = "max_cudagraph_capture_size"
+_NGRAM_LAYERS = ("engram_layer_ids", "ple_layer_ids")
+"""Where the config.json of a target names its layers with n-gram embeddings."""
+_EXECUTOR = "distributed_executor_backend"
+_IN_WORLD = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+_DEEP_EP = ("deepep", "nixl")
+"""How the names of all-to-all backends begin that exchange tokens while another microbatch computes."""
+
+
+def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
+    """Yield the refusal of what the target, the other flags or the server as a whole do not carry.
+
+    Args:
+        context: the setup.
+        target: the served model; None where its config.json cannot be read here.
+    """
+    if target is not None:
+        if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
+            yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
+        if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
+            yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
+        yield from _find_routed_experts(context, target)
+        yield from _find_ngram_embeddings(context, target)
+        yield from _find_sharded_sampling(context)
+        yield from _find_no_graphs(context)
+        yield from _find_metrics_release(context)
+    yield from _find_idle_flags(context)
+    yield from _find_executor(context)
+    yield from _find_no_executor(context)
+    yield from _find_connector(context)
+    yield from _find_parser(context)
+    yield from _find_mask(context)
+    if context.platform == "cuda":
+        yield from _find_microbatches(context)
+        yield from _find_rounding(context)
+
+
+def _find_routed_experts(context: Context, target: Model) -> Iterator[Ruling]:
+    name = "enable_return_routed_experts"
+    asked = name in context.on or context.objects.get("aux_output_config", {}).get(name) is True
+    if asked and target.config.num_experts < 1:
+        yield from context.rules.ruling("routed-experts-without-experts")
+
+
+def _find_ngram_embeddings(context: Context, target: Model) -> Iterator[Ruling]:
+    given = context.given.get("engram_config") is not None
+    if given and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
+        yield from context.rules.ruling("engram-without-layers")
+
+
+def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
+    if _SHARDED not in context.on:
+        return
+    ranks, requests = context.sizes.get("tensor_parallel_size") or 1, context.sizes.get("max_num_seqs")
+    logprobs = context.sizes.get("max_logprobs")
+    if ranks <= 1:
+        reason = "tensor_parallel_size is 1, so that there is nothing to share out"
+    elif requests is not None and requests < ranks:
+        reason = f"max_num_seqs is {requests}, below the {ranks} ranks"
+    elif logprobs is not None and logprobs < 0:
+        reason = f"max_logprobs is {logprobs}, which lets requests ask for the whole vocabulary"
+    else:
+        return
+    yield from context.rules.ruling("sharded-sampling-unfit", reason=reason)
+
+
+def _find_no_graphs(context: Context) -> Iterator[Ruling]:
+    compiled = context.objects.get("compilation_config", {})
+    largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
+    # Other ways to compile change which graphs there are, release by release.
+    usual = context.platform == "cuda" and not context.runs_eagerly and not compiled.keys() & {"mode", "level"}
+    if usual and isinstance(largest, int) and largest < 1:
+        yield from context.rules.ruling("largest-graph-below-one", largest=largest)
+
+
+def _find_metrics_release(context: Context) -> Iterator[Ruling]:
+    asked = context.given.get("show_hidden_metrics_for_version")
+    if not isinstance(asked, str):
+        return
+    try:
+        Version(asked)
+    except InvalidVersion:
+        yield from context.rules.ruling("metrics-release-unreadable", asked=asked)
+
+
+def _find_idle_flags(context: Context) -> Iterator[Ruling]:
+    """Yield flags about requests that need speculation and do not have it."""
+    given = context.given.get("per_request_spec_decode_metrics")
+    if context.spec is None and given not in (None, "none"):
+        yield from context.rules.ruling("request-metrics-without-speculation", given=given)
+
+
+def _find_executor(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of an executor that is neither one of vLLM's own nor a path to a class."""
+    name = context.given.get(_EXECUTOR)
+    row = context.release.table("flags").get("--distributed-executor-backend", {})
+    own = row.get("suggestions", row.get("choices", ()))
+    if isinstance(name, str) and name not in own and "." not in name:
+        yield from context.rules.ruling("executor-unknown", name=name, own=own)
+
+
+def _find_no_executor(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of sizes that multiply to less than one: no executor is chosen for them."""
+    sizes = [context.sizes.get(name) for name in _IN_WORLD if name in context.flags]
+    if None in sizes or context.given.get(_EXECUTOR) is not None:
+        return
+    world = prod(size for size in sizes if size is not None)
+    # A data-parallel size below 2 gives way to that of the environment, usually 1.
+    if world < 1 and not context.rules.holds("parallel-size-not-positive"):
+        yield from context.rules.ruling(
+            "executor-unknown",
+            fix="Give 1 or more.",
+            where="tensor_parallel_size",
+            message=f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
+        )
+
+
+def _find_connector(context: Context) -> Iterator[Ruling]:
+    given = context.objects.get("kv_transfer_config", {})
+    asked = context.given.get("kv_transfer_config") is not None
+    settled = context.given.get("disable_hybrid_kv_cache_manager") is not None or "kv_offloading_size" in context.given
+    if asked and given.get("kv_connector") is None and not settled:
+        yield from context.rules.ruling("kv-connector-unset")
+
+
+def _find_parser(context: Context) -> Iterator[Ruling]:
+    config, known = context.objects.get("reasoning_config", {}), context.release.table("reasoning_parsers")
+    is_complete = config.get("reasoning_start_str") and config.get("reasoning_end_str")
+    name = context.given.get("reasoning_parser", None if is_complete else config.get("reasoning_parser"))
+    if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
+        return
+    if known and name not in known:
+        yield from context.rules.ruling("reasoning-parser-unknown", name=name)
+
+
+def _find_mask(context: Context) -> Iterator[Ruling]:
+    mode = context.flags.get("logprobs_mode")
+    if "return_sampling_mask" in context.on and mode != "processed_logprobs":
+        yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
+
+
+def _find_microbatches(context: Context) -> Iterator[Ruling]:
+    backend = context.flags.get("all2all_backend")
+    splits = "enable_dbo" in context.on or (context.sizes.get("ubatch_size") or 0) > 1
+    if splits and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
+        yield from context.rules.ruling(
+            "microbatches-need-deepep",
+            backend=backend,
+            where="enable_dbo" if "enable_dbo" in context.on else "ubatch_size",
+        )
+
+
+def _find_rounding(context: Context) -> Iterator[Ruling]:
+    kind = context.flags.get("mamba_ssm_cache_dtype")
+    if "enable_mamba_cache_stochastic_rounding" in context.on and kind != "float16":
+        yield from context.rules.ruling("mamba-rounding-needs-float16", kind=kind)
+
+
+_TOKENS = "max_num_batched_tokens"
+_SEQS = "max_num_seqs"
+_GIB = 2**30
+_HUGE, _LARGE = 160 * _GIB, 70 * _GIB
+"""GPU memory from which on servers default to larger batches, in bytes."""
+_ADAPTIVE = "enable_adaptive_verification"
+_REJECTED_FLAGS: Mapping[str, str] = {
+    "adaptive-rejects-routed-experts": "enable_return_routed_experts",
+    "adaptive-rejects-sampling-mask": "return_sampling_mask",
+}
+
+
+def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
+    """Go through the making of the server's configuration, in the order of vLLM's `create_engine_config`.
+
+    Return the context with the batch sizes that the server takes by itself, and the speculative config as it is held:
+    None without speculation, and where it cannot be known here.
+    """
+    target = yield from read_target(context)
+    context = fill_in_batch(context, target)
+    yield from find_early(context)
+    resolved = None
+    if context.spec is not None:
+        resolved = yield from resolve(context, target)
+    yield from _find_batch(context, target)
+    if target is not None:
+        yield from find_target(context, target, None if resolved is None else resolved.method)
+    yield from find_unfit(context, target)
+    return context, (yield from _complete(context, resolved))
+
+
+def fill_in_batch(context: Context, target: Model | None) -> Context:
+    """Return the context with the batch sizes that the server takes where none are given and its GPU is known.
+
+    The defaults are those of `vllm serve`; the offline class takes others.
+    """
+    defaults = _find_batch_defaults(context)
+    if defaults is None or target is None:
+        return context
+    tokens, seqs = context.given.get(_TOKENS), context.given.get(_SEQS)
+    double = 2 if context.flags.get("performance_mode") == "throughput" else 1
+    some = seqs if isinstance(seqs, int) else defaults[1] * double
+    if not isinstance(tokens, int):
+        tokens = defaults[0] * double
+        if not context.chunks_prefill:
+            tokens = max(tokens, target.max_model_len)
+        if context.rules.holds("batch-bounded-by-context"):
+            tokens = min(tokens, some * target.max_model_len)
+    if not isinstance(seqs, int):
+        seqs = min(some, tokens) if context.rules.holds("requests-bounded-by-batch") else some
+    return replace(context, flags={**context.flags, _TOKENS: tokens, _SEQS: seqs})
+
+
+def _find_batch_defaults(context: Context) -> tuple[int, int] | None:
+    """Return tokens and requests a step, None where they depend on a GPU that is not known."""
+    device = context.setup.device
+    if context.platform == "cpu":
+        ranks = _read_count(context.flags, "pipeline_parallel_size") * _read_count(
+            context.flags, "tensor_parallel_size"
+        )
+        return 2048 * ranks, 128 * ranks
+    if context.runs_on_v0:
+        return 2048, 256
+    if device is None or device.memory_bytes is None:
+        return None
+    if device.memory_bytes >= _HUGE and context.rules.holds("batch-defaults-for-huge-gpus"):
+        return 16384, 1024
+    if device.memory_bytes >= _LARGE and "a100" not in device.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _read_count(flags: Mapping[str, Any], name: str) -> int:
+    value = flags.get(name, 1)
+    return value if isinstance(value, int) else 1
+
+
+def find_early(context: Context) -> Iterator[Ruling]:
+    """Yield what stops the server before the speculative config is looked at."""
+    if context.given.get("async_scheduling") is not True:
+        return
+    stages = context.flags.get("pipeline_parallel_size", 1)
+    if isinstance(stages, int) and stages > 1:
+        yield from context.rules.ruling("async-rejects-stages")
+    if context.spec is not None:
+        yield from context.rules.ruling("async-rejects-speculation")
+
+
+def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
+    """Yield why the scheduler refuses the batch sizes."""
+    tokens, seqs = context.flags.get(_TOKENS), context.flags.get(_SEQS)
+    if not isinstance(tokens, int):
+        return
+    if target is not None and tokens < target.max_model_len and not context.chunks_prefill:
+        yield from context.rules.ruling("batch-below-context", tokens=tokens, max_model_len=target.max_model_len)
+    if isinstance(seqs, int) and tokens < seqs:
+        yield from context.rules.ruling("batch-below-requests", tokens=tokens, seqs=seqs)
+
+
+def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
+    """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
+    yield from find_v0(context, resolved)
+    if context.spec is None:
+        yield from find_runner_alone(context)
+    if resolved is None:
+        return None
+    resolved = yield from settle_runner(context, resolved)
+    return resolved if context.runs_on_v0 else (yield from judge_engine(context, resolved))
+
+
+def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
+    """Yield what becomes of a method that the V1 engine does not know by the name that is written."""
+    if context.spec is None or context.is_known_to_v1:
+        return
+    if context.runs_on_v0:
+        yield from _find_v0_conflicts(context, resolved)
+    method = context.spec.get("method")
+    if context.insists_on_v1:
+        yield from context.rules.ruling(
+            "v0-engine-refused", subject=f"The method {method}" if method else "A config without method"
+        )
+    else:
+        yield from context.rules.ruling(
+            "v0-engine-taken", subject=f"The method {method}" if method else "A config without method"
+        )
+
+
+def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
+    """Yield what V0 refuses and V1 does not."""
+    if resolved is not None and context.chunks_prefill:
+        yield from context.rules.ruling("v0-rejects-chunked-eagle", method=resolved.method)
+    length = context.given.get("max_model_len")
+    if isinstance(length, int) and length < 0:
+        yield from context.rules.ruling("v0-rejects-negative-length", length=length)
+
+
+def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config, with `runner` filled in.
+    """
+    yield from _find_adaptive(context)
+    yield from _find_conflicts(context, resolved)
+    return (yield from fit_steps(context, resolved))
+
+
+def _find_adaptive(context: Context) -> Iterator[Ruling]:
+    """Yield what adaptive verification cannot be combined with."""
+    if not context.keys.get(_ADAPTIVE):
+        return
+    if "enable_lora" in context.on:
+        yield from context.rules.ruling("adaptive-rejects-lora")
+    if (stages := context.stages) > 1:
+        yield from context.rules.ruling("adaptive-rejects-pipeline", stages=stages)
+    yield from _find_adaptive_graphs(context)
+    for code, flag in _REJECTED_FLAGS.items():
+        if flag in context.on:
+            yield from context.rules.ruling(code, flag=flag.replace("_", "-"))
+
+
+def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
+    eager = context.runs_eagerly
+    if eager:
+        yield from context.rules.ruling("adaptive-needs-graphs")
+    if eager or context.lacks_full_graphs:
+        state = "they are off" if eager else f"the mode is {context.cudagraph_mode}"
+        yield from context.rules.ruling("adaptive-needs-full-graphs", state=state)
+
+
+def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what the engine's config refuses or lowers beside this drafter."""
+    yield from _find_fast_prefill(context, resolved)
+    yield from _find_shorter_drafter(context, resolved)
+
+
+def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    if "kv_sharing_fast_prefill" not in context.on:
+        return
+    for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
+        yield from context.rules.ruling(code, method=resolved.method)
+
+
+def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what a drafter with a shorter context than the server's does to long requests, and to those beside them."""
+    draft, target = resolved.draft_max_model_len, context.sizes.get("max_model_len") or _find_length(context)
+    if draft is None or target is None or draft >= target:
+        return
+    if resolved.runner == "V2" and resolved.facts.drafts_from == "own_model":
+        yield from context.rules.ruling("draft-model-limits-length", draft=draft, target=target)
+    if resolved.runner == "V1":
+        yield from context.rules.ruling("context-gate", draft=draft, target=target)
+
+
+def _find_length(context: Context) -> int | None:
+    value = None if context.target is None else context.target.text_config.get("max_position_embeddings")
+    return value if isinstance(value, int) else None

@@ -1,0 +1,166 @@
+"""CUDA graphs that a release captures, and batches of speculating requests that run without a full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from draftwise.core import Ruling
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release
+from draftwise.plan.check.engine.step_budget import SCHEDULE, Limits, find_gpu, get_limits
+from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.stages import Context
+
+__all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_captured"]
+
+_FEW = 8
+"""Batch sizes that a message names."""
+
+
+def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield which batches of speculating requests have no graph: those that are too large, of odd size, or mixed."""
+    if context.platform == "cpu" or context.runs_eagerly:
+        return
+    k = resolved.num_speculative_tokens
+    if k is not None and not context.keys.get(SCHEDULE):
+        limits = get_limits(context)
+        sizes = list_captured(context, k, limits)
+        if sizes:
+            yield from _find_end(context, k, limits.requests, sizes[-1])
+            yield from _find_holes(context, resolved, k, limits, sizes)
+    yield from _find_mixed(context, resolved)
+
+
+def list_captured(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
+    """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
+    compilation = context.objects.get("compilation_config", {})
+    given = (
+        context.given.get("cudagraph_capture_sizes")
+        or context.given.get("cuda_graph_sizes")
+        or compilation.get("cudagraph_capture_sizes")
+    )
+    if isinstance(given, list):
+        return tuple(sorted(size for size in given if isinstance(size, int)))
+    largest = context.sizes.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    return capture_sizes(
+        context.release,
+        find_gpu(context),
+        max_num_seqs=limits.requests,
+        max_num_batched_tokens=limits.tokens,
+        num_speculative_tokens=k,
+        largest=largest if isinstance(largest, int) else None,
+    )
+
+
+def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Iterator[Ruling]:
+    """Yield how many requests the largest graph takes."""
+    step = k + 1
+    covered = largest // step
+    if seqs is None:
+        fix = _advise_sizes(context, None, covered)
+        yield from context.rules.ruling("cudagraph-reach", largest=largest, covered=covered, step=step, fix=fix)
+    elif seqs > covered:
+        fix = _advise_sizes(context, seqs * step, covered)
+        yield from context.rules.ruling(
+            "cudagraph-cliff", seqs=seqs, step=step, needed=seqs * step, largest=largest, covered=covered, fix=fix
+        )
+
+
+def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
+    flags = context.release.table("flags")
+    flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
+    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
+    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."
+
+
+def _find_holes(
+    context: Context, resolved: Resolved, k: int, limits: Limits, sizes: tuple[int, ...]
+) -> Iterator[Ruling]:
+    """Yield the batch sizes between graphs that Model Runner V2 finds no full graph for."""
+    if resolved.runner != "V2" or context.lacks_full_graphs or context.keys.get("enable_adaptive_verification"):
+        return
+    reach = limits.requests or sizes[-1] // (k + 1)
+    holes = find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k)
+    if holes:
+        named = ", ".join(map(str, holes[:_FEW])) + (" ..." if len(holes) > _FEW else "")
+        yield from context.rules.ruling(
+            "graph-holes", k=k, num=len(holes), reach=min(reach, sizes[-1] // (k + 1)), named=named
+        )
+
+
+def _find_mixed(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield that drafts of different lengths in one batch keep it off the full graphs of Model Runner V1."""
+    if resolved.runner == "V1" and not context.lacks_full_graphs:
+        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
+
+
+def capture_sizes(
+    release: Release,
+    gpu: Gpu | None,
+    *,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    num_speculative_tokens: int,
+    largest: int | None = None,
+) -> tuple[int, ...]:
+    """Return the batch sizes in tokens that are captured where they are not given (topic `cudagraph_sizes`).
+
+    Args:
+        release: of vLLM.
+        gpu: None for one that is not known: not of the architecture with more graphs.
+        max_num_seqs: requests a step; None for a number that is not known, which then limits nothing.
+        max_num_batched_tokens: tokens a step; None likewise.
+        num_speculative_tokens: drafted for each request.
+        largest: size to end at, if one is given.
+    """
+    step = 1 + num_speculative_tokens
+    if largest is None:
+        largest = _find_largest(release, gpu, max_num_seqs, max_num_batched_tokens, step)
+    grid = _grid(largest)
+    if step > 1 and release.table("cudagraph_sizes")["multiples_of_query"]:
+        requests = max_num_seqs or largest // step
+        counts = {*_grid(requests), requests}
+        grid = sorted({*grid, *(count * step for count in counts if count * step <= largest)})
+    return tuple(grid)
+
+
+def _find_largest(
+    release: Release, gpu: Gpu | None, max_num_seqs: int | None, max_num_batched_tokens: int | None, step: int
+) -> int:
+    facts = release.table("cudagraph_sizes")
+    blackwell = gpu is not None and gpu.architecture == "blackwell"
+    cap = int(facts.get("cap_blackwell", facts["cap"]) if blackwell else facts["cap"])
+    largest = min(cap, max_num_batched_tokens or cap)
+    if max_num_seqs is None or (factor := facts["factor"]) is None:
+        return largest
+    return min(largest, int(factor) * max_num_seqs * (step if facts["counts_draft_tokens"] else 1))
+
+
+def _grid(largest: int) -> list[int]:
+    """Return 1, 2, 4, then every eighth size below 256, then every sixteenth."""
+    small = [size for size in (1, 2, 4) if size <= largest]
+    return [*small, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)]
+
+
+def count_graphs(release: Release, sizes: tuple[int, ...], *, max_num_seqs: int, num_speculative_tokens: int) -> int:
+    """Return the graphs: one a size for mixed batches, and one for each size that a decode step can have."""
+    step = 1 + num_speculative_tokens
+    if not Rulebook(release.version).holds("size-full-graphs"):
+        return len(sizes)
+    return len(sizes) + sum(step <= size <= max_num_seqs * step for size in sizes)
+
+
+def find_holes(sizes: Iterable[int], *, max_num_seqs: int, num_speculative_tokens: int) -> tuple[int, ...]:
+    """Return the numbers of decoding requests that run without a full graph while the rule `graph-holes` holds.
+
+    Those releases make full graphs at captured sizes rounded up to multiples of k + 1, and look a batch up at the next
+    size of *any* graph: where that is a size of mixed batches only, no full graph is found, although a larger one is
+    there (`CudaGraphManager._init_candidates`).
+    """
+    sizes, step = sorted(sizes), 1 + num_speculative_tokens
+    most = min(max_num_seqs * step, max(sizes, default=0))
+    full = {rounded for size in sizes if (rounded := -(-size // step) * step) <= most}
+    graphs = sorted({*sizes, *full})
+    reached = range(1, most // step + 1)
+    return tuple(count for count in reached if next(size for size in graphs if size >= count * step) not in full)

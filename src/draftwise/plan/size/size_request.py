@@ -1,0 +1,237 @@
+"""A setup resolved for sizing: model shapes, parallelism and limits as the vLLM release has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.checkpoints.config_json import ModelConfig
+from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
+from draftwise.knowledge.gpus import Gpu, get_gpu
+from draftwise.knowledge.memory import Runner, get_batch_defaults
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release
+from draftwise.plan.check import Context, Resolved, check_context, get_context
+from draftwise.plan.check.engine import choose_runner
+from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
+from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of, spared_roles
+
+__all__ = ["NO_DRAFTER", "Request", "read_request"]
+
+NO_DRAFTER = Drafter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One server whose memory is asked for."""
+
+    release: Release
+    gpu: Gpu
+    runner: Runner
+    name: str
+    """The target's name, for showing."""
+    served: str
+    """The target as it can be looked up again: a speculators checkpoint stands for the model that it names."""
+    config: Mapping[str, Any]
+    """The target's text config."""
+    shape: ModelShape
+    precision: Precision
+    spared: frozenset[str] = frozenset()
+    """Roles that the checkpoint's quantization leaves in 16 bit."""
+    directory: Path | None = None
+    """Where the target's weights lie, None where only its shape is known."""
+    vision: Mapping[str, Any] | None = None
+    drafter: Drafter = NO_DRAFTER
+    drafter_precision: Precision
+    drafter_directory: Path | None = None
+    num_speculative_tokens: int = 0
+    tensor_parallel_size: int = 1
+    draft_tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    is_hybrid: bool = True
+    """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
+    enforce_eager: bool = False
+    async_scheduling: bool = True
+    cold_start: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    probabilistic: bool = False
+    rulings: tuple[Finding, ...] = ()
+    """Why this release would refuse the setup, and what its graphs do not cover."""
+
+    @property
+    def rules(self) -> Rulebook:
+        """The rules as this release has them."""
+        return Rulebook(self.release.version)
+
+
+def read_request(
+    setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None
+) -> Request:
+    """Resolve a setup as its vLLM release would.
+
+    Args:
+        setup: target, speculation, flags and vLLM version.
+        gpu: on which it runs; by default the setup's device.
+        cold_start: whether vLLM compiles the model first.
+        stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
+
+    Raises:
+        InvalidSetup: the target is not found, version or GPU are unknown, or vLLM cannot read a flag.
+    """
+    context = get_context(setup)
+    target = _get_target(context)
+    found = gpu if isinstance(gpu, Gpu) else _read_gpu(gpu, setup)
+    config = read_text_config(target.config, where=target.name)
+    shape = read_shape(config, where=target.name)
+    report = check_context(context)
+    spec = _read_speculation(context, report.resolved)
+    tp = _count(context, "tensor_parallel_size", 1)
+    drafter = NO_DRAFTER if spec is None else _describe_drafter(context, spec, config)
+    sizes = get_batch_defaults(found, context.release)
+    length = _count(context, "max_model_len", shape.max_position_embeddings)
+    quantization = stored or context.given.get("quantization")
+    return Request(
+        release=context.release,
+        gpu=found,
+        runner=_read_runner(context, spec),
+        name=target.name,
+        served=context.verifier or setup.target,
+        config=config,
+        shape=shape,
+        precision=get_precision(quantization) if quantization else precision_of(target.config),
+        spared=frozenset() if quantization else spared_roles(target.config),
+        directory=None if quantization else target.file or target.directory,
+        vision=target.config.get("vision_config"),
+        drafter=drafter,
+        drafter_precision=_read_drafter_precision(context, context.drafter),
+        drafter_directory=None if context.drafter is None else context.drafter.file or context.drafter.directory,
+        num_speculative_tokens=(spec.num_speculative_tokens or 0) if spec else 0,
+        tensor_parallel_size=tp,
+        draft_tensor_parallel_size=spec.draft_tensor_parallel_size or tp if spec else tp,
+        pipeline_parallel_size=_count(context, "pipeline_parallel_size", 1),
+        gpu_memory_utilization=_read_share(context),
+        max_model_len=length,
+        max_num_seqs=_count(context, "max_num_seqs", sizes["max_num_seqs"]),
+        max_num_batched_tokens=_count(context, "max_num_batched_tokens", sizes["max_num_batched_tokens"]),
+        kv_cache_dtype=str(context.flags.get("kv_cache_dtype") or "auto"),
+        block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
+        is_hybrid=not context.flags.get("disable_hybrid_kv_cache_manager"),
+        enforce_eager=bool(context.flags.get("enforce_eager")),
+        async_scheduling=_is_async(context, spec),
+        cold_start=cold_start,
+        env=setup.env,
+        probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
+        rulings=tuple(each for each in report.findings if _matters(each)),
+    )
+
+
+def _get_target(context: Context) -> ModelConfig:
+    if rejected := [ruling for ruling in context.rulings if ruling.effect is Effect.REJECTED]:
+        raise InvalidSetup([*rejected, *context.faults])
+    if context.target is None and context.faults:
+        raise InvalidSetup(context.faults)
+    if context.target is None:
+        name = context.setup.target
+        raise InvalidSetup.because(
+            "unknown-target",
+            f"The target {name!r} is neither a checkpoint's directory nor in the table of known models.",
+            where="target",
+            fix="Give the checkpoint's directory, or the config.json itself.",
+        )
+    return context.target
+
+
+def _read_gpu(name: str | None, setup: Setup) -> Gpu:
+    """Return the GPU asked for, else the setup's device, by its memory where that is given."""
+    if name is not None:
+        return get_gpu(name)
+    device = setup.device
+    if device is None or device.kind == "cpu":
+        raise InvalidSetup.because(
+            "no-gpu",
+            "No GPU is named.",
+            where="--gpu",
+            fix="Name one, such as H200, or give its memory, such as 48GiB.",
+        )
+    try:
+        known = get_gpu(device.name)
+    except InvalidSetup:
+        if device.memory_bytes is None:
+            raise
+        return Gpu(name=device.name, architecture="other", memory_bytes=device.memory_bytes)
+    return known if device.memory_bytes is None else replace(known, memory_bytes=device.memory_bytes)
+
+
+def _matters(finding: Finding) -> bool:
+    """Say whether something that `check` found concerns the size."""
+    return finding.code == "cudagraph-cliff" or (isinstance(finding, Ruling) and finding.effect is Effect.REJECTED)
+
+
+_MOST_TOKENS = 10_000
+"""More draft tokens a step are a slip; a config that is rejected is sized without it."""
+
+
+def _read_speculation(context: Context, found: Resolved | None) -> Resolved | None:
+    """Return what the release makes of the speculative config, else what it says."""
+    if context.spec is None or found is not None:
+        return found
+    method, k = context.keys.get("method"), context.keys.get("num_speculative_tokens")
+    return Resolved(
+        method=method if isinstance(method, str) else "draft_model",
+        num_speculative_tokens=k if type(k) is int and 0 < k <= _MOST_TOKENS else 0,
+        model=None,
+    )
+
+
+def _describe_drafter(context: Context, spec: Resolved, target: Mapping[str, Any]) -> Drafter:
+    config = None if context.drafter is None else read_text_config(context.drafter.config)
+    return describe_drafter(spec.method, spec.num_speculative_tokens or 0, target, config)
+
+
+def _read_runner(context: Context, spec: Resolved | None) -> Runner:
+    found = spec.runner if spec is not None else None
+    return "V2" if (found or choose_runner(context, spec).name) == "V2" else "V1"
+
+
+def _is_async(context: Context, spec: Resolved | None) -> bool:
+    """Say whether two batches are under way at once; the default of every release in which it matters here."""
+    if spec is not None and spec.async_scheduling is not None:
+        return spec.async_scheduling
+    return context.flags.get("async_scheduling") is not False
+
+
+def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:
+    given = context.keys.get("quantization")
+    if isinstance(given, str):
+        return get_precision(given, where="speculative quantization")
+    return precision_of({} if drafter is None else drafter.config)
+
+
+def _read_share(context: Context) -> float:
+    share = context.flags.get("gpu_memory_utilization")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InvalidSetup.because(
+            "bad-utilization",
+            f"--gpu-memory-utilization must lie above 0 and at most at 1, got {share!r}.",
+            where="--gpu-memory-utilization",
+        )
+    return float(share)
+
+
+def _count(context: Context, name: str, default: int) -> int:
+    value = context.flags.get(name)
+    if value is None or value == -1:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        flag = f"--{name.replace('_', '-')}"
+        raise InvalidSetup.because("bad-number", f"{flag} must be a positive whole number, got {value!r}.", where=flag)
+    return value

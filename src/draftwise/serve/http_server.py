@@ -1,0 +1,199 @@
+"""Runs the application: socket, start-up line, signals and graceful shutdown."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.kernel_cache import make_environment
+from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.serve.app import create_app
+from draftwise.serve.calls import Defaults
+from draftwise.serve.channel import Ready, StartupPhase
+from draftwise.serve.engine_process import build_engine, start_process, unpack
+from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
+
+if TYPE_CHECKING:
+    from draftwise.engine.core import Engine
+    from draftwise.engine.startup import Startup
+
+__all__ = ["ServerOptions", "bind", "serve"]
+
+logger = logging.getLogger("draftwise.serve")
+
+Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
+"""Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
+
+_SHUTDOWN_S = 10
+"""Seconds in which running requests may finish after SIGTERM or SIGINT; then they are aborted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Address, name and access of the server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port."""
+    served_model_name: str | None = None
+    """None: the model as given on the command line."""
+    api_key: str | None = None
+    tool_call_parser: str | None = None
+    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: there are none."""
+    allow_remote: bool = False
+    max_waiting: int = 1024
+    """Maximum number of sequences that wait while the engine is full."""
+    kernel_cache: str | None = None
+    """Folder of compiled kernels; None: where Triton and numba keep theirs."""
+
+
+def serve(
+    config: EngineConfig,
+    spec: SpecConfig | None,
+    options: ServerOptions,
+    *,
+    on_ready: Callable[[str], None],
+    on_phase: Callable[[StartupPhase], None] = lambda _: None,
+    build: Builder = build_engine,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: of the engine.
+        spec: speculative config; None: no speculation.
+        options: of the server.
+        on_ready: called with the start-up line once requests are accepted.
+        on_phase: called with the phases of the engine's start-up.
+        build: builds the engine, in its own process (a module-level function).
+
+    Raises:
+        InvalidSetup: the address, the model or the speculative config is invalid.
+        BackendError: the engine cannot be built for another reason.
+    """
+    if options.api_key == "":
+        fix = "Leave it out, or give a key."
+        raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+    listener = bind(options)  # first, so that an address in use is reported before the model is loaded
+    name = options.served_model_name or config.model
+    config, spec = unpack(config, spec)
+    defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
+    spec_json = None if spec is None else spec.to_json()
+    environment = make_environment(options.kernel_cache) if options.kernel_cache else None
+    process = start_process(partial(build, config, spec_json), environment=environment)
+    worker = EngineWorker(process, max_waiting=options.max_waiting)
+    try:
+        tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
+        worker.wait_until_built(name, on_phase=on_phase)
+        app = create_app(
+            worker,
+            tokenizer=tokenizer,
+            model_name=name,
+            defaults=defaults,
+            api_key=options.api_key,
+            tool_call_parser=options.tool_call_parser,
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
+        )
+        # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+        for finding in worker.about.findings:
+            logger.warning("%s", finding)
+        _listen(listener, options)
+        on_ready(_describe(worker.about, name, listener, defaults))
+        server.run(sockets=[listener])
+    finally:
+        worker.stop()
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Return a socket bound to the given address, not listening yet.
+
+    Raises:
+        InvalidSetup: the host is unknown or not local without `allow_remote`, or the port is taken or not allowed.
+    """
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise InvalidSetup.because(
+            "unknown-host", f"{options.host} is not an address of this machine ({error.strerror}).", where="--host"
+        ) from None
+    for family, _, _, _, address in found:
+        if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+            raise InvalidSetup.because(
+                "not-loopback",
+                f"{options.host} can be reached from other machines.",
+                where="--host",
+                fix="Add --allow-remote (and --api-key) to allow this, or use 127.0.0.1.",
+            )
+        try:
+            return _bind(family, address)
+        except OSError as error:
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                break  # do not fall back to another address of the same name
+    raise _bind_error(failure, options)
+
+
+def _bind(family: int, address: Any) -> socket.socket:
+    # The protocol is named, as asyncio sends small pieces at once (TCP_NODELAY) only where it is.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen(listener: socket.socket, options: ServerOptions) -> None:
+    try:
+        listener.listen(2048)
+    except OSError as error:  # another process began to listen while the model was loading
+        raise _bind_error(error, options) from None
+
+
+def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
+    if error.errno == errno.EADDRINUSE:
+        return InvalidSetup.because(
+            "port-in-use",
+            f"Port {options.port} of {options.host} is in use.",
+            where="--port",
+            fix="Stop what uses it, choose another port, or give --port 0 to get a free one.",
+        )
+    return InvalidSetup.because(
+        "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({error.strerror}).", where="--host"
+    )
+
+
+def _describe(about: Ready, name: str, listener: socket.socket, defaults: Defaults) -> str:
+    """Return the start-up line."""
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    config, pages = about.config, about.num_pages
+    parts = [
+        f"draftwise {__version__} serves {name} at http://{host}:{port}",
+        f"{config.dtype} on {config.device}",
+        f"context {config.max_model_len:,} tokens",
+        f"KV cache {pages * config.block_size:,} tokens ({pages:,} pages of {config.block_size})",
+        f"up to {config.max_num_seqs} sequences at once",
+        f"speculation {json.dumps(about.spec) if about.spec else 'off'}",
+        *([f"sampling defaults from generation_config.json {defaults.sampling}"] if defaults.sampling else []),
+    ]
+    return "; ".join(parts)

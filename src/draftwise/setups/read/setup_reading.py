@@ -1,0 +1,245 @@
+"""A server as a text starts it, turned into a setup that can be judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig
+from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.vllm import Release, get_release, releases
+from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
+from draftwise.setups.read.shell.environment import describe_unknown
+from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
+from draftwise.setups.read.shell.words import Word, check_length
+
+__all__ = ["NoServer", "Reading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
+
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_HIDDEN = frozenset({"VLLM_API_KEY"})
+_DECIDING = frozenset(
+    {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
+)
+"""Variables that a release's judgement depends on."""
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "target": ("model", "model_loading_config"),
+    "spec": ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+}
+"""Field of a setup -> the arguments of servers and engines that it is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One setup that was read, and what the reading found."""
+
+    setup: Setup
+    where: str
+    """File with line, document and container; empty for a command line."""
+    findings: tuple[Finding, ...] = ()
+    unknown: Mapping[str, Finding] = field(default_factory=dict)
+    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`, each with the one of `findings` that
+    says so: nobody can say what the setup does."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
+
+    def with_fields(self, *about: Finding, **changes: Any) -> Reading:
+        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
+
+        Args:
+            about: what is to be said of their new values.
+            changes: these, by field.
+        """
+        told = {part for name in changes for part in _PARTS.get(name, (name,))}
+        unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
+        settled = [finding for part, finding in self.unknown.items() if part in told]
+        findings = (finding for finding in self.findings if finding not in settled)
+        return replace(self, setup=replace(self.setup, **changes), findings=(*about, *findings), unknown=unknown)
+
+    def require(self) -> Setup:
+        """Return the setup for what is built on it: it has no place for what the text does not tell.
+
+        Raises:
+            InvalidSetup: a value is not known, a word is no flag, or something else is wrong with the text.
+        """
+        if errors := [finding for finding in self.findings if finding.severity is Severity.ERROR]:
+            raise InvalidSetup(errors)
+        return self.setup
+
+
+def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
+    """Return the vLLM server that a command starts, given as the words that the program receives.
+
+    Args:
+        words: the whole command, such as `["vllm", "serve", "MODEL", "--seed", "1"]`.
+        engine_version: judges it for this release, whatever the words say.
+
+    Raises:
+        InvalidSetup: the words start no vLLM server, or are too long to be read.
+    """
+    check_length(words)
+    launch = find_launch([Word(word) for word in words])
+    if launch is None:
+        raise no_server("")
+    return read_launch(launch, engine_version=engine_version, folder=Path())
+
+
+def read_launch(
+    launch: Launch,
+    *,
+    engine_version: str | None = None,
+    folder: Path | None = None,
+    left: Mapping[str, str] = MappingProxyType({}),
+) -> Reading:
+    """Return the setup of a server.
+
+    Args:
+        launch: the server.
+        engine_version: judges it for this release, whatever the text says.
+        folder: where a `--config` file is looked for; None for a server in a container.
+        left: references in the text whose values are not known -> how findings name them.
+    """
+    version = engine_version or launch.version
+    release = choose_release(version)
+    findings = [*launch.findings, *_about_version(launch, engine_version)]
+    words = [_mark_open(word, left) for word in launch.words]
+    found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
+    unknown = dict(_find_unknown(launch, version))
+    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
+    findings += [*_about_templates(words, found), *_about_directories(launch, found)]
+    setup = Setup(
+        target=_get_target(found.model, launch.mounts),
+        engine="vllm",
+        engine_version=version or "",
+        device=_get_device(launch),
+        spec=None if found.spec is None else SpecConfig.keep(found.spec),
+        args=found.args,
+        env={name: launch.env.values[name] for name in launch.env.values if is_shown(name)},
+        extra_args=tuple(found.unread),
+    )
+    return Reading(
+        setup=setup,
+        where=launch.where,
+        findings=tuple(findings),
+        unknown=unknown | found.unknown,
+        origins=dict(_find_origins(launch.mounts)),
+    )
+
+
+class NoServer(InvalidSetup):
+    """The text was read, and starts no vLLM server."""
+
+
+def no_server(name: str) -> InvalidSetup:
+    """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
+    return NoServer.because(
+        "no-server",
+        "The text starts no vLLM server.",
+        where=name,
+        fix="Give the command line that begins with vllm serve, or a file that holds one.",
+    )
+
+
+def choose_release(version: str | None) -> Release:
+    """Return the release whose flags apply, the nearest where it is not known: whoever judges the setup says so."""
+    try:
+        return get_release(version or "newest", nearest=True)
+    except InvalidSetup:
+        return releases()[-1]
+
+
+def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Finding]:
+    if engine_version and launch.version and engine_version != launch.version:
+        yield get_rule("other-version-asked").ruling(
+            version=launch.version, engine_version=engine_version, where=launch.where
+        )
+    elif launch.image and not launch.version and not engine_version and not launch.image_unknown:
+        yield get_rule("version-unknown").ruling(image=launch.image, last=releases()[-1], where=launch.where)
+
+
+def is_shown(variable: str) -> bool:
+    """Say whether a variable is vLLM's, and no secret."""
+    return variable.startswith("VLLM_") and variable not in _HIDDEN
+
+
+def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
+    """Yield what is unknown beside the arguments: the release, and variables that decide what the server does."""
+    if launch.image_unknown and not version:
+        what = f"The vLLM release in {launch.image}"
+        yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
+    for name in _DECIDING & launch.env.unknown.keys():
+        described = (describe_unknown(name, launch.env.unknown[name]),)
+        yield name, explain_unknown("The server", described, where=launch.where)
+
+
+def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
+    sizes = [found.args.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    if launch.num_gpus is None or not all(isinstance(size, int) for size in sizes) or "nnodes" in found.args:
+        return
+    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(found.unknown):
+        return
+    ranks = sizes[0] * sizes[1]
+    if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
+        yield get_rule("fewer-gpus-than-ranks").ruling(ranks=ranks, num_gpus=launch.num_gpus, where=launch.where)
+
+
+def _about_hosts(launch: Launch, found: Arguments) -> Iterator[Finding]:
+    hosts = found.args.get("nnodes")
+    if launch.num_hosts is not None and isinstance(hosts, int) and hosts != launch.num_hosts:
+        yield get_rule("group-of-other-size").ruling(hosts=hosts, num_hosts=launch.num_hosts, where=launch.where)
+
+
+def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
+    """Return a word that names what is filled in later: templates of helm and KServe, references that are left."""
+    names = [
+        *(
+            describe_unknown(template[:60], "a template that is filled in later")
+            for template in _TEMPLATE.findall(word.text)
+        ),
+        *(name for reference, name in left.items() if reference in word.text),
+    ]
+    return replace(word, unknown=(*word.unknown, *names)) if names else word
+
+
+def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Finding]:
+    """Yield the first template in an argument that may be any text."""
+    judged = {finding.where for finding in found.findings}
+    for word in words:
+        template = _TEMPLATE.search(word.text)
+        if template is not None and (place := word.where()) not in judged:
+            yield get_rule("template-left").ruling(template=template[0][:60], where=place)
+            return
+
+
+def _about_directories(launch: Launch, found: Arguments) -> Iterator[Finding]:
+    """Yield the directories that are asked for and that neither a volume nor the image can hold."""
+    if launch.volumes is None or not holds_no_models(launch.image):
+        return
+    mounted = [path.rstrip("/") for path in (*launch.mounts, *launch.volumes)]
+    for role, path in (("target", found.model), ("drafter", (found.spec or {}).get("model"))):
+        inside = isinstance(path, str) and any(f"{path}/".startswith(f"{each}/") for each in mounted)
+        if isinstance(path, str) and path.startswith("/") and not inside:
+            there = f"mounted are {', '.join(mounted[:10])}" if mounted else "nothing is mounted"
+            yield get_rule("directory-not-mounted").ruling(role=role, path=path[:200], there=there, where=launch.where)
+
+
+def _find_origins(mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for path, uri in mounts.items():
+        if uri.startswith("hf://"):
+            yield path, uri.removeprefix("hf://").partition(":")[0]
+
+
+def _get_target(model: str, mounts: Mapping[str, str]) -> str:
+    """Return a model's name: the Hugging Face id where a mount says that the directory holds it."""
+    return dict(_find_origins(mounts)).get(model.rstrip("/"), model)
+
+
+def _get_device(launch: Launch) -> Device | None:
+    if "cpu" in launch.image.partition("@")[0]:
+        return Device(name="CPU", kind="cpu")
+    if launch.num_gpus is None and not launch.gpu:
+        return None
+    return Device(name=launch.gpu or "GPU", kind="cuda", count=launch.num_gpus or 1)

@@ -1,0 +1,217 @@
+"""Texts of files that operators name, within bounds on their size: a file, a folder, a pattern, standard input."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from glob import iglob
+from pathlib import Path
+
+from draftwise.core import Finding, InvalidSetup, UnreadableSource
+
+__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin", "read_text"]
+
+_MAX_BYTES = 1_000_000
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        InvalidSetup: it cannot be read, is not UTF-8, or is larger than a megabyte.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidSetup.because(
+                "too-long",
+                f"{path} is larger than {_MAX_BYTES:,} bytes, and is not read.",
+                where=str(path),
+                fix="Give the part of it that starts the server.",
+            )
+        with path.open(encoding="utf-8", newline="") as file:  # line ends as they are: a shell minds
+            return file.read()
+    except InvalidSetup:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None
+    except ValueError as error:
+        raise InvalidSetup.because(
+            "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
+        ) from None
+
+
+_BUILD_FILE = re.compile(r"(?:docker|container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE)
+"""Names of files that images are built from."""
+_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env", ".py"})
+"""Suffixes of the other files that are looked at in a folder."""
+_NOT_OURS = frozenset({"__pycache__", "node_modules", "site-packages"})
+"""Folders of other people's code."""
+_OF_FILES = _SUFFIXES | {
+    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".toml", ".tpl", ".txt",
+}  # fmt: skip
+"""By which a name is a file's, and no model's."""
+_LONGEST_LOOK = 16_000_000
+_PATTERN = re.compile(r"[*?\[]")
+_PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}|(?:.*/)?(?:Docker|Container)file", re.DOTALL)
+_LONGEST_PATH = 1000
+
+
+class SourceKind(Enum):
+    """What a source is, by its spelling and by what lies on disk."""
+
+    FILE = auto()
+    """Something that can be opened and read, a pipe included."""
+    FOLDER = auto()
+    PATTERN = auto()
+    """A pattern of file names."""
+    NO_FILE = auto()
+    """Spelled as the name of a file (a model id, `org/name`, is not), and nothing is there."""
+    NAME = auto()
+    """Any other word."""
+    TEXT = auto()
+    """More than a word: a command line, JSON, a manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceText:
+    """One text to be read."""
+
+    text: str
+    name: str = ""
+    """What places in it begin with: the file's name; empty for a text that was given itself."""
+    folder: Path = Path()
+    """Where files that it names are looked for."""
+    is_chosen: bool = True
+    """Whether it was named itself; one of many files may start no server, and is read only for what surely is one."""
+    faults: tuple[Finding, ...] = ()
+    """Why it is not read: one of many files that is too long, no text, or not ours to open."""
+
+    @property
+    def may_start_vllm(self) -> bool:
+        """Whether nothing speaks against it: the text names vLLM, or nobody could look."""
+        return not self.text or "vllm" in self.text.lower()
+
+
+def find_texts(source: str | Path) -> Iterator[SourceText]:
+    """Yield the texts of a source, each read once.
+
+    Args:
+        source: a file, a folder, a pattern with `*`, `?` or `[`, or the text itself.
+
+    Raises:
+        UnreadableSource: the source names a file that is not there or cannot be read, or a pattern that fits none.
+    """
+    kind = SourceKind.FILE if isinstance(source, Path) else find_kind(source)
+    if kind is SourceKind.FILE:
+        yield _read(Path(source))
+    elif kind is SourceKind.FOLDER:
+        yield from _read_folder(Path(source))
+    elif kind is SourceKind.PATTERN:
+        yield from _read_pattern(str(source))
+    elif kind is SourceKind.NO_FILE:
+        raise UnreadableSource.because(
+            "no-such-file",
+            f"There is no file or folder {source}.",
+            where=str(source),
+            fix="Check the path. A model of another machine is written as a command: 'vllm serve PATH'.",
+        )
+    else:
+        yield SourceText(text=str(source))
+
+
+def find_kind(source: str) -> SourceKind:
+    """Return what a source is."""
+    if len(source) >= _LONGEST_PATH or set("\n\0") & set(source):
+        return SourceKind.TEXT
+    if os.path.exists(source):
+        return SourceKind.FOLDER if os.path.isdir(source) else SourceKind.FILE
+    if source.startswith(("{", "[")) or any(map(str.isspace, source)):
+        return SourceKind.TEXT
+    if _PATTERN.search(source):
+        return SourceKind.PATTERN
+    is_path = Path(source).suffix.lower() in _OF_FILES or _PATH.fullmatch(source)
+    return SourceKind.NO_FILE if is_path else SourceKind.NAME
+
+
+def read_stdin() -> SourceText:
+    """Return the text on standard input.
+
+    Raises:
+        UnreadableSource: it is closed or not text.
+    """
+    try:
+        return SourceText(text=sys.stdin.read(), name="stdin")
+    except (OSError, ValueError) as error:
+        raise UnreadableSource.because(
+            "unreadable-file", f"Standard input cannot be read ({error}).", where="stdin"
+        ) from None
+
+
+def _read(path: Path) -> SourceText:
+    try:
+        return SourceText(text=read_text(path), name=str(path), folder=path.parent)
+    except InvalidSetup as error:
+        raise UnreadableSource(error.findings) from None
+
+
+def _read_one_of_many(path: Path) -> SourceText:
+    try:
+        return replace(_read(path), is_chosen=False)
+    except UnreadableSource as error:
+        return SourceText(text=_peek(path), name=str(path), is_chosen=False, faults=error.findings)
+
+
+def _peek(path: Path) -> str:
+    """Return the text of a file that is not read otherwise; empty where nobody can say what all of it is."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_LOOK).decode("utf-8", "replace")
+            return "" if file.read(1) else text
+    except OSError:
+        return ""
+
+
+def _read_folder(folder: Path) -> Iterator[SourceText]:
+    paths = list(_list_files(folder))
+    if not paths:
+        raise UnreadableSource.because(
+            "nothing-to-read",
+            f"The folder {folder} holds no file that may start a server (Dockerfile, {', '.join(sorted(_SUFFIXES))}).",
+            where=str(folder),
+            fix="Name the file itself.",
+        )
+    yield from map(_read_one_of_many, paths)
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it, without hidden ones and other people's code."""
+    for parent, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_OURS)
+        for name in sorted(names):
+            is_looked_at = Path(name).suffix.lower() in _SUFFIXES or _BUILD_FILE.fullmatch(name)
+            if is_looked_at and not name.startswith("."):
+                yield Path(parent, name)
+
+
+def _refuse(error: OSError) -> None:
+    raise UnreadableSource.because(
+        "unreadable-file", f"{error.filename} cannot be read ({error.strerror}).", where=str(error.filename)
+    )
+
+
+def _read_pattern(pattern: str) -> Iterator[SourceText]:
+    found = sorted(iglob(os.path.expanduser(pattern), recursive=True))
+    if not found:
+        raise UnreadableSource.because(
+            "nothing-to-read", f"No file fits the pattern {pattern!r}.", where=pattern, fix="Check the pattern."
+        )
+    for name in found:
+        if os.path.isdir(name):
+            yield from _read_folder(Path(name))
+        else:
+            yield _read_one_of_many(Path(name))

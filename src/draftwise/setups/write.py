@@ -1,0 +1,117 @@
+"""Writes setups: as a command line that a program or a shell takes, and as the JSON that every verb reads."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from draftwise.core import InvalidSetup, Setup
+from draftwise.knowledge.flag_types import takes_none, takes_text
+from draftwise.knowledge.vllm import get_release, releases
+
+__all__ = ["write_flags", "write_json", "write_shell", "write_words"]
+
+
+def write_json(setup: Setup) -> str:
+    """Return the JSON object of a setup of vLLM; the device is not part of it."""
+    return (
+        json.dumps(
+            {
+                "target": setup.target,
+                "engine_version": setup.engine_version,
+                "speculative_config": None if setup.spec is None else setup.spec.to_dict(),
+                "args": dict(setup.args),
+                "env": dict(setup.env),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+_VLLM = ("vllm", "serve")
+_DASHES = "-\u2013\u2014\u2010\u2011\u2212"
+"""What a flag may begin with, typed or typographic: a value that begins so needs a `=` before it."""
+
+
+def write_words(setup: Setup, program: Sequence[str] = _VLLM) -> list[str]:
+    """Return the words that serve a setup, as an operating system takes them; `env` is not among them.
+
+    Args:
+        setup: what to serve.
+        program: the words in front of the model.
+    """
+    return [*program, _name_target(setup), *chain.from_iterable(write_flags(setup))]
+
+
+def write_shell(setup: Setup, *, line_per_flag: bool = False) -> str:
+    """Return the text that serves a setup from a shell, variables in front; on request with a line for each flag."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in setup.env.items()]
+    start = " ".join([*variables, shlex.join([*_VLLM, _name_target(setup)])])
+    return (" \\\n  " if line_per_flag else " ").join([start, *map(shlex.join, write_flags(setup))])
+
+
+def write_flags(setup: Setup) -> Iterator[list[str]]:
+    """Yield the words of each flag: the engine's arguments, the speculative config, and what no flag took."""
+    rows = _flag_rows(setup)
+    for name, value in setup.args.items():
+        flag = f"--{name.replace('_', '-')}"
+        yield from _write_flag(flag, value, rows.get(flag, {}))
+    if setup.spec is not None:
+        yield ["--speculative-config", setup.spec.to_json()]
+    if setup.extra_args:
+        yield list(setup.extra_args)
+
+
+def _name_target(setup: Setup) -> str:
+    """Return the model as a command names it; the text of a config.json, which stands for one, has no name."""
+    return "MODEL" if setup.target.lstrip().startswith("{") else setup.target
+
+
+def _flag_rows(setup: Setup) -> Mapping[str, Mapping[str, Any]]:
+    """Return the flags of the release that serves it, the nearest one's where that is not known."""
+    try:
+        version = setup.engine_version if setup.engine == "vllm" and setup.engine_version else "newest"
+        release = get_release(version, nearest=True)
+    except InvalidSetup:
+        release = releases()[-1]
+    return release.table("flags")
+
+
+def _write_flag(flag: str, value: Any, row: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield a flag with its value, once for each item where every use adds one."""
+    kind = row.get("kind")
+    if kind == "json":
+        yield _join(flag, [_to_json(value, row)])
+    elif isinstance(value, list | tuple) and kind == "value":
+        yield from (_join(flag, [_to_text(item)]) for item in value)
+    elif isinstance(value, list | tuple):
+        if value:
+            yield _join(flag, [_to_text(item) for item in value])
+    elif value is True:
+        yield [flag]
+    elif value is False:
+        yield [row.get("negation", flag.replace("--", "--no-", 1))]
+    else:
+        yield _join(flag, [_to_text(value)])
+
+
+def _to_json(value: Any, row: Mapping[str, Any]) -> str:
+    """Return the text of a flag for JSON, some of which also take `None` or plain text."""
+    if value is None and takes_none(row):
+        return "None"
+    return value if isinstance(value, str) and takes_text(row) else json.dumps(value)
+
+
+def _to_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _join(flag: str, values: Sequence[str]) -> list[str]:
+    """Return a flag and its values; one that looks like a flag itself is tied to it."""
+    if len(values) == 1 and values[0][:1] and values[0][0] in _DASHES:
+        return [f"{flag}={values[0]}"]
+    return [flag, *values]
