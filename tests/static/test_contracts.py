@@ -61,7 +61,7 @@ BY_NAME = {
     "cli/_group.py",
     "cli/train.py",
     "core/lazy.py",
-    "deploying/targets/registry.py",
+    "deploying/targets/target_rows.py",
     "engine/kernels/cuda/compile_ahead.py",
     "knowledge/methods.py",
     "verbs/verb.py",
