@@ -15,7 +15,7 @@ from draftwise.core import BackendError
 from draftwise.guarding import recorded_history
 from draftwise.guarding.guard_state import Store
 from draftwise.guarding.recorded_history import read_recorded
-from draftwise.watching.drift import ROW_S, WindowRow
+from draftwise.watching.drift import ROW_S, DriftRow
 from draftwise.watching.prometheus import PrometheusApi
 
 BEGAN = 1_700_000_100  # a multiple of 300
@@ -43,8 +43,8 @@ def prometheus(asked: list[dict[str, str]]) -> Iterator[str]:
         yield url
 
 
-def read(url: str, model: str | None = None) -> tuple[WindowRow, ...]:
-    async def ask() -> tuple[WindowRow, ...]:
+def read(url: str, model: str | None = None) -> tuple[DriftRow, ...]:
+    async def ask() -> tuple[DriftRow, ...]:
         api = PrometheusApi(url)
         try:
             return await read_recorded(api, model=model, begin_s=BEGAN - 1, end_s=BEGAN + 5 * ROW_S + 200)
@@ -73,9 +73,9 @@ def test_one_that_refuses_is_an_error():
 
 def test_what_the_guard_saw_itself_counts(tmp_path):
     store = Store(tmp_path / "guard.json")
-    own = WindowRow(began_s=600, drafts=7, accepted=1)
+    own = DriftRow(began_s=600, drafts=7, accepted=1)
     store.add_row(own)
-    store.add_older([WindowRow(began_s=began_s, drafts=1, accepted=1) for began_s in (300, 600, 900)])
+    store.add_older([DriftRow(began_s=began_s, drafts=1, accepted=1) for began_s in (300, 600, 900)])
     assert [(row.began_s, row.drafts) for row in store.read_rows()] == [(300, 1), (600, 7), (900, 1)]
-    store.add_row(WindowRow(began_s=1200, drafts=2, accepted=1))
+    store.add_row(DriftRow(began_s=1200, drafts=2, accepted=1))
     assert len(store.read_rows()) == 4

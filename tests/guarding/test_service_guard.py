@@ -278,20 +278,20 @@ def test_before_that_it_says_how_much_is_missing(world):
 
 def test_rows_are_bounded_and_a_cut_off_line_is_a_gap(tmp_path, monkeypatch):
     from draftwise.guarding import guard_state as module
-    from draftwise.watching.drift import WindowRow
+    from draftwise.watching.drift import DriftRow
 
     monkeypatch.setattr(module, "KEPT_ROWS", 10)
     monkeypatch.setattr(module, "_SLACK_ROWS", 5)
     store = Store(tmp_path / "guard.json")
     for i in range(40):
-        store.add_row(WindowRow(began_s=300 * i, drafts=i, accepted=i))
+        store.add_row(DriftRow(began_s=300 * i, drafts=i, accepted=i))
     assert [row.drafts for row in store.read_rows()] == list(range(30, 40))
     rows = tmp_path / "guard.rows.csv"
     assert len(rows.read_text().splitlines()) <= 15
     with rows.open("a") as file:
         file.write("12000,4")
     again = Store(tmp_path / "guard.json")
-    again.add_row(WindowRow(began_s=12300, drafts=41, accepted=1, usable=False))
+    again.add_row(DriftRow(began_s=12300, drafts=41, accepted=1, usable=False))
     assert [row.drafts for row in again.read_rows()][-2:] == [39, 41]
     assert again.read_rows()[-1].usable is False
 

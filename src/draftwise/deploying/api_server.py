@@ -151,7 +151,7 @@ _WRITE_ONLY = {("Secret", "stringData")}
 
 
 def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding]:
-    """Yield each field of objects that an API server dropped or changed; what it added is none.
+    """Yield each field of objects that an API server dropped or changed; added fields are ignored.
 
     Args:
         sent: the manifest.

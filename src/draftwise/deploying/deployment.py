@@ -139,7 +139,7 @@ def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
 
 
 THEN = " && "
-"""Between the commands of a step."""
+"""Separator of the commands of one step."""
 
 
 def deploy(

@@ -39,7 +39,7 @@ CANARY = "canary.yaml"
 MODELCAR, STAGE = "Dockerfile.modelcar", "stage-job.yaml"
 """The image that holds the weights, and the Job that puts them onto a claim."""
 CHECKSUMS = "CHECKSUMS"
-"""In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
+"""Sums in the format of sha256sum: `sha256sum -c CHECKSUMS` proves the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class TwinFile:
     file: str
     """Inside the folder."""
     name: str
-    """Of the service."""
+    """Name of the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class Record:
     to: str
     """One of `plan.TARGETS`."""
     platform_release: str
-    """Of the project that defines the objects' kinds; empty for the newest that is known."""
+    """Release of the project that defines the objects' kinds; empty for the newest that is known."""
     startup_s: int
     """How long a start may take."""
     leaves: str
@@ -202,7 +202,7 @@ def read_record(folder: Path) -> Record:
     """Return the record of a folder that `deploy` wrote.
 
     Raises:
-        UnreadableSource: it is none.
+        UnreadableSource: the folder holds no deployment.
     """
     try:
         given = json.loads((folder / DEPLOYMENT).read_text(encoding="utf-8"))

@@ -194,7 +194,7 @@ def _make_item(node: yaml.Node, starts: Sequence[int]) -> _Item:
 
 
 def _quote(word: str, quote: str) -> str:
-    """Return a word as the items beside it are written."""
+    """Return a word as its neighbors are written."""
     return json.dumps(word, ensure_ascii=False) if quote == '"' else "'" + word.replace("'", "''") + "'"
 
 
@@ -245,17 +245,17 @@ _MOST = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditedFile:
+class FileEdit:
     """A file that starts something else now."""
 
     text: str
     difference: str
-    """From what was there, as a unified diff; empty where nothing had to be changed."""
+    """Unified diff against the file as it was; empty if nothing had to change."""
     findings: tuple[Finding, ...] = ()
     """What its release makes of it."""
 
 
-def edit_as(source: SourceText, setup: Setup) -> EditedFile:
+def edit_as(source: SourceText, setup: Setup) -> FileEdit:
     """Return a file whose server speculates as a setup does, judged as `verify` judges files.
 
     Args:
@@ -313,7 +313,7 @@ def _read_server(source: SourceText, *, engine_version: str) -> Setup:
     return setup if setup.engine_version else read_setups(source, engine_version=engine_version)[0].setup
 
 
-def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str) -> EditedFile:
+def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str) -> FileEdit:
     """Return a file whose server speculates so, and is otherwise the one that it was.
 
     Every change is tried by reading the file again as anybody's: it must start what it started, with the config that
@@ -331,11 +331,11 @@ def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str) ->
     wanted = replace(before, spec=spec)
     lost = () if read_setups(source)[0].setup.engine_version else ("engine_version",)
     if not read_back(source.text, wanted, name=source.name, lost=lost):
-        return EditedFile(text=source.text, difference="")
+        return FileEdit(text=source.text, difference="")
     for change in islice(_propose(source, spec), _MOST):
         text = _apply_change(source.text, change)
         if text != source.text and not read_back(text, wanted, name=source.name, lost=lost):
-            return EditedFile(text=text, difference=_compare(source, text))
+            return FileEdit(text=text, difference=_compare(source, text))
     words = " ".join(next(_list_spellings(spec))) or "no --speculative-config"
     raise InvalidSetup.because(
         "no-place-to-edit",

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Mode = Literal["Standard", "Knative"]
-"""As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
+"""KServe's deployment mode: a Deployment, or a Knative Service with revisions."""
 
 _GIB = 1 << 30
 _PORT = 8000
@@ -43,11 +43,11 @@ _STARTUP_PRIOR_S = 1200.0
 _ANY_GPU = "1000GiB"
 """Stands for a GPU that is not named: weights do not depend on it."""
 _PROCESS_BYTES = 6 * _GIB
-"""Of the host, for the API server and the engine's own processes."""
+"""Host memory of the API server and the engine's own processes."""
 _WORKER_BYTES = 4 * _GIB
-"""Of the host, for each GPU's worker: pinned buffers and libraries."""
+"""Host memory of each GPU's worker: pinned buffers and libraries."""
 _SHM_BYTES = 2 * _GIB
-"""Of /dev/shm, for each GPU: messages between the processes, and NCCL's buffers."""
+"""Shared memory per GPU in /dev/shm: messages between the processes, and NCCL's buffers."""
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
@@ -78,7 +78,7 @@ class RunEvidence:
     expected: Expected | None = None
     """What its counters grew by in the cell that decides."""
     curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """By arm, streams and the milliseconds of a step."""
+    """Streams and the milliseconds of a step, by arm."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
@@ -112,13 +112,13 @@ def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the processes take beside the GPUs' memory."""
+    """What the processes take in addition to the GPUs' memory."""
 
     cpus: int
     memory_bytes: int
     shm_bytes: int
     weights_bytes: int = 0
-    """Of target and drafter, on a volume; 0 where nobody knows."""
+    """Size of target and drafter on a volume; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +136,14 @@ class Platform:
     """What the files depend on of the platform that takes them."""
 
     release: str = ""
-    """Of KServe; empty for the newest that is known here."""
+    """KServe's release; empty for the newest that is known here."""
     mode: Mode = "Standard"
     service_account: str = ""
     """Whose secrets open the places that weights are fetched from."""
     layout: Layout | None = None
     """None to choose one."""
     verifier: str = ""
-    """Image that holds draftwise; empty where there is none to run it on the platform."""
+    """Image that holds draftwise; empty if the platform has no such image."""
     scale: Scale | None = None
     """None for one replica."""
 
@@ -158,7 +158,7 @@ class ServiceOrder:
     """Which of the two twins it is."""
     setup: Setup
     image: str
-    """With a tag that names the release."""
+    """Container image; its tag names the release."""
     host: Host
     startup_s: int
     """How long a start may take before it counts as failed."""

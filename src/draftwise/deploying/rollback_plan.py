@@ -24,7 +24,7 @@ class RollbackPlan:
     compare: str
     """Shows what `start` would change; empty where the platform has no such command."""
     difference: str
-    """Between the files of the twins, as a unified diff."""
+    """Unified diff of the twins' files."""
     start: str
     """Starts the twin and waits until it answers; where both need the same port and GPUs, stops the service before."""
     commit: str
@@ -43,7 +43,7 @@ def plan_rollback(folder: Path) -> RollbackPlan:
     """Return the way back that a folder of `deploy` holds.
 
     Raises:
-        UnreadableSource: the folder is none, or a file of it cannot be read.
+        UnreadableSource: the folder holds no deployment, or a file of it cannot be read.
     """
     record = read_record(folder)
     if record.to not in TARGETS:

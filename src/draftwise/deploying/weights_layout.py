@@ -37,7 +37,7 @@ LayoutKind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
 _MODELS = "/mnt/models"
 """Where KServe puts what `storageUri` names."""
 _CLAIM = "/mnt/claim"
-"""Beside the directories that are downloaded, which may lie on a volume of their own."""
+"""Mount point of a claim, apart from the downloaded directories, which may lie on a volume of their own."""
 MODEL_ROOTS = (_MODELS, _CLAIM)
 """Where the server's directories of weights begin."""
 
@@ -90,9 +90,9 @@ class CheckpointRef:
     """Weights of the target or of the drafter."""
 
     name: str
-    """As the hub names it, or a directory of the operator's."""
+    """Name on the hub, or a directory of the operator's."""
     revision: str = ""
-    """Of the hub's; empty for its main branch."""
+    """Revision on the hub; empty for the main branch."""
 
     @property
     def directory(self) -> str:
@@ -174,7 +174,7 @@ def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layo
 
 
 def find_drafter(setup: Setup) -> str:
-    """Return the checkpoint of a setup's drafter; empty where it has none beside the target's."""
+    """Return the checkpoint of a setup's drafter; empty if it uses the target's weights only."""
     spec = setup.spec
     if spec is None or not spec.model or spec.model == setup.target or find_placeholder(spec.model) is not None:
         return ""

@@ -9,7 +9,7 @@ from draftwise.core import Finding
 from draftwise.core.action import Action
 from draftwise.guarding.guard_state import State
 from draftwise.guarding.service_reading import Rules, ServiceReading
-from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, RowArrays, WindowRow, find_learned_days
+from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArrays, find_learned_days
 
 __all__ = ["failed", "find_alarms", "not_learned", "put_back", "unconfirmed"]
 
@@ -63,7 +63,7 @@ def _drifted(alarm_s: int) -> Finding:
     )
 
 
-def not_learned(state: State, past: Sequence[WindowRow]) -> Finding:
+def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     """Return that drift is not judged yet, and how much is missing."""
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(

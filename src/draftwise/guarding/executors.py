@@ -129,7 +129,7 @@ disables the server, and stays once it has been enabled."""
 _DRAINS = 0x08 | 0x10
 _TRICKLE_PERCENT = 5
 _LEAST_WEIGHT = 100 // _TRICKLE_PERCENT
-"""Of the configuration, so that a twentieth of it is a weight at all: weights are whole numbers."""
+"""Least configured weight of which a twentieth is still a weight: weights are whole numbers."""
 _ORDERS = {
     Step.SHIFT: ("weight 0",),
     Step.DRAIN: ("state drain",),
@@ -299,7 +299,7 @@ class Patch:
         """Take a folder that `draftwise deploy` wrote, and the file that the patch is written to.
 
         Raises:
-            UnreadableSource: the folder is none.
+            UnreadableSource: the folder holds no deployment.
         """
         self.name = name
         self._folder, self._out = folder, out
@@ -346,7 +346,7 @@ def parse_executor(text: str, *, patch_file: Path) -> Executor:
         patch_file: where a patch is written.
 
     Raises:
-        InvalidSetup: it is none of them, or names a folder or command that is none.
+        InvalidSetup: the text has another form, or names no deployment or no command.
     """
     kind, _, given = text.partition("=")
     if kind == "haproxy" and given:

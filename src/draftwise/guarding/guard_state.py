@@ -17,7 +17,7 @@ from draftwise.guarding.lease import locked
 from draftwise.guarding.service_reading import ReplicaSample
 from draftwise.machine.whole_files import write_whole
 from draftwise.runs.row_files import RowFile, cut_unfinished
-from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftSum, WindowRow
+from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
 
 __all__ = ["KEPT_DAYS", "KEPT_ROWS", "Latch", "State", "Store"]
 
@@ -29,7 +29,7 @@ class Latch:
     step: Step
     """`shift` or `drain`, and `trickle` while a twentieth of the traffic tries it."""
     since_s: float
-    """Of that step, since the epoch."""
+    """Time of that step, in seconds since the epoch."""
     out_since_s: float
     """When it was taken out."""
     cause: str
@@ -42,17 +42,17 @@ class Latch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """All that a decision rests on beside the reading of the moment."""
+    """All that a decision rests on in addition to the reading of the moment."""
 
     recent: Mapping[str, tuple[ReplicaSample, ...]] = field(default_factory=dict)
-    """By replica, since the latest change of its traffic; not kept over a restart of the guard."""
+    """Samples by replica, since the latest change of its traffic; a restart of the guard forgets them."""
     low_since_s: Mapping[str, float] = field(default_factory=dict)
-    """By replica, since when it is known to be below break-even."""
+    """Time since when a replica is known to be below break-even, by replica."""
     latches: Mapping[str, Latch] = field(default_factory=dict)
     last_step_s: float | None = None
     """When a step was last carried out, whichever."""
     proposed: Mapping[str, float] = field(default_factory=dict)
-    """By step and replicas, when it was last proposed."""
+    """Time of the last proposal, by step and replicas."""
     rolled_back_s: float | None = None
     """When the way back was last written."""
     hands_off: frozenset[str] = frozenset()
@@ -127,11 +127,11 @@ KEPT_ROWS = KEPT_DAYS * 86_400 // ROW_S
 _FORMAT = "draftwise-guard"
 _VERSION = 1
 _SLACK_ROWS = 2_000
-"""By so many rows a file may be too long before it is written anew."""
+"""Rows by which a file may grow too long before it is written anew."""
 
 
 class Store:
-    """What a guard keeps beside the file that --state names.
+    """The files that a guard keeps next to the one that --state names.
 
     Args:
         path: of the state.
@@ -192,7 +192,7 @@ class Store:
         """Return all steps that were recorded."""
         return RowFile(self.steps, dict).read()
 
-    def read_rows(self) -> Sequence[WindowRow]:
+    def read_rows(self) -> Sequence[DriftRow]:
         """Return the rows of the last 60 days; damaged lines are passed over, as gaps are."""
         if not self._rows.exists():
             return []
@@ -200,14 +200,14 @@ class Store:
             rows = [row for line in file if line.endswith("\n") and (row := _parse_row(line)) is not None]
         return rows[-KEPT_ROWS:]
 
-    def add_older(self, recorded: Iterable[WindowRow]) -> None:
+    def add_older(self, recorded: Iterable[DriftRow]) -> None:
         """Put rows of elsewhere between those that are there, which count where both have one."""
         rows = {row.began_s: row for row in (*recorded, *self.read_rows())}
         kept = [rows[began_s] for began_s in sorted(rows)][-KEPT_ROWS:]
         write_whole(self._rows, "".join(map(_format_row, kept)))
         self._num_rows = len(kept)
 
-    def add_row(self, row: WindowRow) -> None:
+    def add_row(self, row: DriftRow) -> None:
         """Append a row; now and then the file is cut to the last 60 days."""
         if self._num_rows is None:
             self._num_rows = len(self.read_rows())
@@ -219,16 +219,16 @@ class Store:
             self._num_rows = len(kept)
 
 
-def _format_row(row: WindowRow) -> str:
+def _format_row(row: DriftRow) -> str:
     return f"{row.began_s},{row.drafts},{row.accepted},{int(row.usable)}\n"
 
 
-def _parse_row(line: str) -> WindowRow | None:
+def _parse_row(line: str) -> DriftRow | None:
     try:
         began_s, drafts, accepted, usable = map(int, line.split(","))
     except ValueError:
         return None
-    return WindowRow(began_s=began_s, drafts=drafts, accepted=accepted, usable=bool(usable))
+    return DriftRow(began_s=began_s, drafts=drafts, accepted=accepted, usable=bool(usable))
 
 
 def _append(path: Path, line: str) -> None:

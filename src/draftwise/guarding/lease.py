@@ -27,7 +27,7 @@ def locked(path: Path) -> Iterator[None]:
     """Let one process after the other at a file; the lock ends with its process, however that ends.
 
     Raises:
-        StorageError: there can be no lock beside the file.
+        StorageError: no lock can be made next to the file.
     """
     try:
         descriptor = open_lock(path.with_name(f"{path.name}.lock"))

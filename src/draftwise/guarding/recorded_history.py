@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from draftwise.watching.drift import ROW_S, WindowRow
+from draftwise.watching.drift import ROW_S, DriftRow
 from draftwise.watching.prometheus import PrometheusApi, Series
 
 __all__ = ["read_recorded"]
 
 _STEPS = 10_000
-"""Of one query; Prometheus refuses more than 11,000."""
+"""Steps of one query; Prometheus refuses more than 11,000."""
 
 
-async def read_recorded(
-    api: PrometheusApi, *, model: str | None, begin_s: float, end_s: float
-) -> tuple[WindowRow, ...]:
+async def read_recorded(api: PrometheusApi, *, model: str | None, begin_s: float, end_s: float) -> tuple[DriftRow, ...]:
     """Return a row for every five minutes that something was recorded of.
 
     Args:
@@ -28,7 +26,7 @@ async def read_recorded(
     Raises:
         BackendError: Prometheus does not answer, or refuses the query.
     """
-    rows: list[WindowRow] = []
+    rows: list[DriftRow] = []
     for start_s, stop_s in _split(begin_s, end_s):
         values = [
             _read_values(await api.query_range(query, start_s=start_s, end_s=stop_s, step_s=ROW_S))
@@ -61,9 +59,9 @@ def _read_values(series: Iterable[Series]) -> Mapping[int, float]:
 
 def _join(
     drafts: Mapping[int, float], accepted: Mapping[int, float], resets: Mapping[int, float]
-) -> Iterator[WindowRow]:
+) -> Iterator[DriftRow]:
     for end_s in sorted(drafts.keys() & accepted.keys()):
-        yield WindowRow(
+        yield DriftRow(
             began_s=end_s - ROW_S,
             drafts=round(drafts[end_s]),
             accepted=round(accepted[end_s]),

@@ -16,7 +16,7 @@ from draftwise.guarding.guard_state import KEPT_ROWS, State, Store
 from draftwise.guarding.lease import Lease
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
-from draftwise.watching.drift import ROW_S, RowArrays, WindowRow, fit_model
+from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
 from draftwise.watching.watcher import Snapshot
 
 __all__ = ["Means", "ServiceGuard", "Tick", "follow"]
@@ -26,9 +26,9 @@ class _Gatherer:
     """Adds windows up to rows."""
 
     def __init__(self) -> None:
-        self._row: WindowRow | None = None
+        self._row: DriftRow | None = None
 
-    def add(self, windows: Sequence[Window], *, now_s: float, usable: bool) -> WindowRow | None:
+    def add(self, windows: Sequence[Window], *, now_s: float, usable: bool) -> DriftRow | None:
         """Take in the windows that end now, and return the row before if a new one has begun.
 
         Args:
@@ -38,9 +38,9 @@ class _Gatherer:
         """
         began_s = int(now_s // ROW_S) * ROW_S
         done = self._row if self._row is not None and self._row.began_s != began_s else None
-        row = self._row if self._row is not None and done is None else WindowRow(began_s=began_s, drafts=0, accepted=0)
+        row = self._row if self._row is not None and done is None else DriftRow(began_s=began_s, drafts=0, accepted=0)
         stats = [window.counters.spec for window in windows]
-        self._row = WindowRow(
+        self._row = DriftRow(
             began_s=began_s,
             drafts=row.drafts + sum(each.num_drafts for each in stats),
             accepted=row.accepted + sum(each.num_accepted_tokens for each in stats),
@@ -49,7 +49,7 @@ class _Gatherer:
         return done
 
 
-def follow(state: State, row: WindowRow, past: Sequence[WindowRow], *, learns: bool) -> State:
+def follow(state: State, row: DriftRow, past: Sequence[DriftRow], *, learns: bool) -> State:
     """Return the state after one more row: a model that is there follows it, else one is learned if that is possible.
 
     Args:
@@ -87,7 +87,7 @@ class Means:
     """What a guard asks and acts with."""
 
     probe: Callable[[str, float], Awaitable[ProbeReading | None]] | None = None
-    """Of one replica at a time, which may come to nothing; None where nobody allowed it."""
+    """Probe of one replica at a time, which may come to nothing; None if nobody allowed it."""
     executors: tuple[Executor, ...] = ()
     leases: tuple[Lease, ...] = ()
 

@@ -35,7 +35,7 @@ _SPREAD_OF_STEPS = 0.6
 _Z = 2.0
 """Standard errors that a mean has to lie off a value: 2 % of the cases by chance."""
 _MIN_DRAFTS = 200
-"""With so many drafts, none accepted is no chance."""
+"""From this many drafts on, zero accepted is not chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
 
 _HOUR_S = 3600.0
 MIN_WINDOWS = 3
-"""A replica is low, or pays again, over so many windows at least."""
+"""Minimum number of windows over which a replica is low or pays again."""
 _HEALTHY = 1.05
-"""A replica pays again from so many times its break-even on: at break-even itself it would come and go."""
+"""Factor on the break-even from which a replica pays again: at break-even itself it would come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Rules:
     pays: float
     """Tokens per step from which on a replica that was taken out pays again."""
     hold_s: float = 30.0
-    """For how long a replica has to be below break-even."""
+    """Seconds that a replica has to be below break-even."""
     stale_s: float = 10.0
     """A window that ended longer ago is no reading of now."""
     roll_back_after_s: float = _HOUR_S
@@ -145,7 +145,7 @@ class Rules:
 
     @classmethod
     def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:
-        """Return the rules for the break-evens of a run's cells, and for a look every so many seconds.
+        """Return the rules for the break-evens of a run's cells, and for the interval between looks.
 
         Which cell the traffic is like is not known: a replica is low below all of them, and pays above all of them.
         Without any, none is ever low, and none that is out is put back.
@@ -186,12 +186,12 @@ class ServiceReading:
     """What is seen of a service at one moment."""
 
     at_s: float
-    """Since the epoch."""
+    """Seconds since the epoch."""
     spec: Mapping[str, Window | None]
-    """By URL, the window that ends now; None where the replica does not answer."""
+    """Window that ends now, by URL; None if the replica does not answer."""
     plain: Mapping[str, Window | None]
     probes: Mapping[str, ProbeReading] = field(default_factory=dict)
-    """By URL, the latest."""
+    """Latest probe, by URL."""
     requests: tuple[StepRequest, ...] = ()
 
 

@@ -175,8 +175,8 @@ def _numbers(evidence: PooledSample, rules: Rules) -> Mapping[str, float]:
 
 
 _PROPOSE_AGAIN_S = 86_400.0
-_ROOM = 1.2
-"""Windows begin when they begin: so many times a stretch of time is kept to have all of it."""
+_HISTORY_MARGIN = 1.2
+"""Keep 20 % more than the span, because windows do not align with it."""
 
 
 def decide(state: State, reading: ServiceReading, rules: Rules) -> tuple[State, tuple[Action, ...]]:
@@ -207,7 +207,7 @@ def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
             samples = (*samples, sample)
         latch = state.latches.get(name)
         span = rules.hold_s if latch is None else TRICKLE_S
-        recent[name] = keep_recent(samples, reading.at_s, _ROOM * span)
+        recent[name] = keep_recent(samples, reading.at_s, _HISTORY_MARGIN * span)
         if latch is None and _is_low(pool(recent[name]), rules):
             low[name] = state.low_since_s.get(name, reading.at_s)
     return replace(state, recent=recent, low_since_s=low)

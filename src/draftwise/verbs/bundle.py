@@ -75,7 +75,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
     lead elsewhere. An interrupted call continues where it stopped when it is repeated; the folder appears when it is
     whole. With `verify`, every file of a bundle is checked by its sum, and its checkpoints are inspected.
     """
-    from draftwise.deploying.bundle import BundleOptions, pack, verify_bundle
+    from draftwise.deploying.weights_bundle import BundleOptions, pack, verify_bundle
 
     if request.verify:
         folder = Path(request.setup)

@@ -17,7 +17,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
-from draftwise.watching.rows import ExpectedRow, PoolRow, describe_expected, describe_pool
+from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick
 

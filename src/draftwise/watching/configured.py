@@ -1,4 +1,4 @@
-"""What is known of a service beside its counters: its setup as `check` judges it, and its start-up log."""
+"""Side information about a service: its setup as `check` judges it, and its start-up log."""
 
 from __future__ import annotations
 

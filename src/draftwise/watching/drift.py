@@ -18,11 +18,11 @@ __all__ = [
     "ROW_S",
     "Drift",
     "DriftModel",
+    "DriftRow",
     "DriftSum",
     "Noise",
     "RowArrays",
     "Season",
-    "WindowRow",
     "cross_fit",
     "find_learned_days",
     "fit_model",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ROW_S = 300
-"""Seconds of a row: long enough for a service of two requests a minute to draft, short beside an hour."""
+"""Seconds of a row: long enough for a service of two requests a minute to draft, short compared with an hour."""
 ROWS_PER_DAY = 86_400 // ROW_S
 MIN_DRAFTS = 50
 """Fewer drafts in a row say nothing: the statistics stand still, as they do in gaps."""
@@ -41,11 +41,11 @@ _NUM_BINS = 2 * _BINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowRow:
+class DriftRow:
     """Drafts of all speculating replicas in five minutes."""
 
     began_s: int
-    """Since the epoch, a multiple of `ROW_S`."""
+    """Seconds since the epoch, a multiple of `ROW_S`."""
     drafts: int
     accepted: int
     """Draft tokens."""
@@ -63,7 +63,7 @@ class RowArrays:
     usable: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: Sequence[WindowRow]) -> RowArrays:
+    def of(cls, rows: Sequence[DriftRow]) -> RowArrays:
         """Return rows as arrays."""
         return cls(
             np.array([row.began_s for row in rows], np.int64),
@@ -101,8 +101,8 @@ class RowArrays:
 
 
 _PRIOR_SHARE = 0.2
-"""Of an average bin's drafts: by so many drafts of the service's mean a bin is pulled towards it, so that a bin with
-little data is no outlier."""
+"""Strength of the prior: each bin is shrunk toward the mean by this share of an average bin's drafts, so that a bin
+with little data is no outlier."""
 _FOLD_DAYS = 7
 _SMALLEST = 1e-6
 
@@ -112,7 +112,7 @@ class Season:
     """Accepted draft tokens per draft by time of the week."""
 
     accepted_per_draft: NDArray[np.float64]
-    """By `RowArrays.bins`."""
+    """Ratios indexed by `RowArrays.bins`."""
 
     @classmethod
     def fit(cls, rows: RowArrays) -> Season:
@@ -146,7 +146,7 @@ class Noise:
 
     between: float
     within: float
-    """Of one draft."""
+    """Variance of one draft."""
 
     @classmethod
     def fit(cls, rows: RowArrays, shortfall: NDArray[np.float64]) -> Noise:
@@ -160,7 +160,7 @@ class Noise:
         return cls(between=max(float(between), 1e-4), within=max(float(within), _SMALLEST))
 
     def variance(self, drafts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the variance of the shortfall of rows with so many drafts."""
+        """Return the variance of the shortfall of rows, by the number of their drafts."""
         return self.between + self.within / np.maximum(drafts, 1)
 
 

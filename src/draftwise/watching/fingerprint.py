@@ -40,13 +40,14 @@ __all__ = [
 ]
 
 _SURE = 0.01
-"""Chance of so many changed prompts, or of so large a change, without a cause."""
+"""Probability that as many prompts change, or change as much, without a cause."""
 _LEAST_NULL = 0.05
 """Share of prompts that may change without a cause even if none did: of a few dozen, no change proves no less."""
 _SURE_ERRORS = 2.33
 """Standard errors of the same chance, one-sided."""
 _LEAST_CHANGE = log(0.95)
-"""Of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this limit."""
+"""Logarithm of a change of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this
+limit."""
 _FEWEST = 8
 """Comparable prompts under which nothing is decided."""
 _TOLERANCE = 0.02
@@ -58,7 +59,7 @@ class Fingerprint:
     """How the answers of a probe differ from the baseline's."""
 
     num_prompts: int
-    """That both were asked."""
+    """Prompts present in both probes."""
     num_comparable: int
     """Those whose text is one of the baseline's: only their steps can be compared."""
     num_changed: int
@@ -98,7 +99,7 @@ class Fingerprint:
         return self.change < _LEAST_CHANGE and self.change < -_SURE_ERRORS * self.error
 
     def _chance(self) -> float:
-        """Return how probable so many changed prompts are without a cause (binomial)."""
+        """Return the probability that as many prompts change without a cause (binomial)."""
         share, count = max(self.null, _LEAST_NULL), self.num_comparable
         few = (comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(self.num_changed))
         return 1.0 - sum(few)
@@ -159,7 +160,7 @@ def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
 
 
 def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
-    """Return what a probe says beside the baseline's, and the fingerprint that it rests on, where one can be taken.
+    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint.
 
     Args:
         probed: one server.
@@ -257,7 +258,7 @@ AS_SERVED = "as served"
 """Workload of what was seen in production."""
 _NO_RUN = "No run has measured this service: its break-even, its crossover and the times of its steps are not known."
 FEWEST_DRAFTS = 1000
-"""From which the rates of a window are kept: two digits of them are right."""
+"""Minimum number of drafts whose rates are kept: two digits of them are right."""
 
 
 def record_baseline(

@@ -27,7 +27,7 @@ class _Entry:
     engine: str
     at_s: float
     since_s: float | None
-    """Since the engine's line before, by the times of both; None for the first one."""
+    """Seconds since the engine's line before, by the times of both; None for the first one."""
     readings: dict[str, str] = field(default_factory=dict)
     is_about_drafts: bool = False
 

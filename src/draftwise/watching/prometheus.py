@@ -173,7 +173,7 @@ def _of_one_model(series: Sequence[Series], url: str) -> Sequence[Series]:
     """Return the series, which are of one model.
 
     Raises:
-        BackendError: there are none, or they are of several.
+        BackendError: there are no series, or they are of several models.
     """
     models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if not series:

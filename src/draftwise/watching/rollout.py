@@ -36,7 +36,7 @@ class SetupStep:
     findings: tuple[Finding, ...]
     """What `upgrade` says of it."""
     releases: tuple[str, str] | None
-    """Of vLLM, before and after, where these differ and nothing else does."""
+    """Releases of vLLM before and after, if they differ and nothing else does."""
 
 
 def parse_time(text: str) -> float | None:

@@ -41,7 +41,7 @@ __all__ = [
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _START_TOLERANCE_S = 1.0
-"""Of two start times of one process: gateways and exporters round them."""
+"""Tolerance between two start times of one process: gateways and exporters round them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
 
 _METRICS = "/metrics"
 _TIMEOUT_S = 5.0
-"""For a whole page: a server that takes longer tells nothing about now."""
+"""Timeout of a whole page: a server that takes longer tells nothing about now."""
 
 
 class CountersPage(Protocol):
@@ -263,7 +263,7 @@ UNREAD = "server-unread"
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
 _CHUNKS = 10
-"""In which the recent past is kept, whatever the interval is."""
+"""Number of windows that the recent past is kept in, whatever the interval is."""
 
 _Engine = tuple[str, str, str]
 """Pool, instance and engine."""
@@ -276,11 +276,11 @@ class Snapshot:
     at_s: float
     """Seconds since the epoch."""
     windows: tuple[Window, ...]
-    """Of each engine, since the look before."""
+    """Window of each engine since the look before."""
     recent: tuple[Window, ...]
-    """Of each engine, over the last minutes."""
+    """Window of each engine over the last minutes."""
     findings: tuple[Finding, ...] = ()
-    """Of servers that cannot be read."""
+    """Findings about servers that cannot be read."""
 
     @property
     def pools(self) -> tuple[str, ...]:

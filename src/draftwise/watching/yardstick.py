@@ -14,7 +14,7 @@ __all__ = ["Yardstick", "find_misleading"]
 _MUCH = 0.1
 """Share of the tokens, or of the steps, from which a ratio says something else than it seems to."""
 _FEW_DRAFTS = 200
-"""Under which a share of the steps is an accident."""
+"""Minimum number of drafts; with fewer, a share of the steps is an accident."""
 
 
 def find_misleading(window: Window) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ class Yardstick:
         return points[-1][0] if points else None
 
     def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
-        """Return how long a step took in the run with so many running requests, between its points by a straight line.
+        """Return how long a step took in the run under a number of running requests, interpolated linearly.
 
         Args:
             batch: of one engine; fewer than the run had cost as much as its fewest.

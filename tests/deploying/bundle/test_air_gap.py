@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import Setup, SpecConfig
-from draftwise.deploying.bundle import BundleOptions, pack
+from draftwise.deploying.weights_bundle import BundleOptions, pack
 
 pytestmark = pytest.mark.engine
 MODELS = Path(__file__).parents[3] / "bundle"

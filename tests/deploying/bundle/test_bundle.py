@@ -16,8 +16,8 @@ from jsonschema import Draft7Validator
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Setup, SpecConfig, StorageError
 from draftwise.deploying import deploy, make_order, read_layout
-from draftwise.deploying.bundle import BundleOptions, list_checkpoints, locate_checkpoints, pack
 from draftwise.deploying.order import Platform
+from draftwise.deploying.weights_bundle import BundleOptions, list_checkpoints, locate_checkpoints, pack
 from draftwise.knowledge.methods import methods_where
 
 MODELS = Path(__file__).parents[3] / "bundle"

@@ -195,3 +195,16 @@ def test_without_a_baseline_the_methods_band_is_a_note_and_with_one_it_is_not_sa
 def test_little_traffic_is_said_to_be_little(spec: Server) -> None:
     window = make_window(replace(spec, positions=(0.0,) * 3), seconds=60.0)
     assert set(name(judge(window))) <= {"no-traffic", "zero-acceptance"}
+
+
+def test_the_evidence_names_the_position_of_each_rate() -> None:
+    """Positions count from 0, as the label of vLLM's counter does."""
+    dead = change(positions=(0.6, 0.3, 0.02))
+    (last,) = [each for each in judge(dead) if each.code == "tail-dead"]
+    assert last.evidence == (f"accepted at position 2 {dead.rate_per_pos[2]:.3g}",)
+    fallen = change(positions=(0.5, 0.1, 0.06))
+    (fell,) = [each for each in judge(fallen) if each.code == "tail-fell"]
+    rates = enumerate(zip(fallen.conditional_rate_per_pos, HEALTHY.conditional_rate_per_pos, strict=True))
+    assert fell.evidence == tuple(
+        f"conditional at position {index} {now:.3g}, expected {then:.3g}" for index, (now, then) in rates
+    )

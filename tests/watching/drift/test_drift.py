@@ -18,11 +18,11 @@ from draftwise.watching.drift import (
     ROWS_PER_DAY,
     Drift,
     DriftModel,
+    DriftRow,
     DriftSum,
     Noise,
     RowArrays,
     Season,
-    WindowRow,
     cross_fit,
     fit_model,
     run,
@@ -45,7 +45,7 @@ def model(service):
 
 def rows(drafts, accepted, *, begin_s=1_767_571_200, usable=True):
     return RowArrays.of([
-        WindowRow(began_s=begin_s + i * ROW_S, drafts=d, accepted=a, usable=usable)
+        DriftRow(began_s=begin_s + i * ROW_S, drafts=d, accepted=a, usable=usable)
         for i, (d, a) in enumerate(zip(drafts, accepted, strict=True))
     ])  # fmt: skip
 

@@ -37,7 +37,7 @@ class Naming:
     prefix: str = VLLM
 
     def find_missing(self, expression: str) -> str:
-        """Return the first sample of an expression that the release does not export; empty where there is none."""
+        """Return the first sample of an expression that the release does not export; empty for none."""
         exported = set(self._list_samples())
         names = (name for origin, name, _ in _SERIES.findall(expression) if origin == VLLM)
         return next((name for name in names if name not in exported), "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from draftwise.deploying.observe.alert_rules import RuleSet, make_rules
 from draftwise.deploying.observe.analysis import (
     find_window,
     make_analysis,
@@ -17,7 +18,6 @@ from draftwise.deploying.observe.analysis import (
 )
 from draftwise.deploying.observe.naming import VLLM, Naming, name_for
 from draftwise.deploying.observe.promise import Promise, find_promise
-from draftwise.deploying.observe.rules import RuleSet, make_rules
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import dump_yaml, fill_part, read_template
 

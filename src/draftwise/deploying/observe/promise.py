@@ -33,7 +33,7 @@ class Promise:
     """Tokens per step, where their break-even is the highest of all that the run adopted."""
 
     break_even: float
-    """Under it, the measured gain is gone."""
+    """Tokens per step below which the measured gain is gone."""
     measured: float
     """What the run measured there."""
     wanted_gain: float
@@ -62,7 +62,7 @@ def find_promise(order: ServiceOrder) -> Promise | None:
 
 
 def _find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
-    """Return the rule with the highest break-even of tokens per step; None where there is none."""
+    """Return the rule with the highest break-even of tokens per step; None without such a rule."""
     found = (rule for rule in rules if (rule.basis, rule.metric) == (RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
     return max(found, key=lambda rule: rule.value, default=None)
 

@@ -1,6 +1,6 @@
 """Proxies in front of both twins: what the speculative pool must not get, a canary's share, draining, a way out.
 
-Routing by load is none of it: with the same servers, two equal pools were better than a split at every load
+They do not route by load: with the same servers, two equal pools were better than a split at every load
 (docs/deploying.md has the numbers).
 """
 

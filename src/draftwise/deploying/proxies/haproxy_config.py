@@ -1,4 +1,4 @@
-"""HAProxy: requests by what their bodies hold, without a program beside it.
+"""HAProxy: requests by what their bodies hold, without another program.
 
 Fields are found as text: quotes inside of strings are escaped in JSON, so that no prompt can pretend to be a field.
 """
@@ -14,7 +14,7 @@ __all__ = ["render", "set_share"]
 _BUFFER = 4 << 20
 """Bytes of a request that HAProxy holds and looks at, once for each connection."""
 _SEEN = 4_000_000
-"""Of a body that lies in the buffer with its headers."""
+"""Bytes of a body that fit into the buffer together with the headers."""
 _SOCKET = "/run/haproxy/admin.sock"
 
 
@@ -68,7 +68,7 @@ def _route(policy: Policy) -> Iterator[str]:
 
 
 def _find(field: str) -> str:
-    """Return the line that finds a field with a value other than null."""
+    """Return the line that finds a field whose value is not null."""
     return f"""    acl plain_only req.body -m reg '[^\\\\]"{field}"[[:space:]]*:[[:space:]]*[^n[:space:]]'"""
 
 

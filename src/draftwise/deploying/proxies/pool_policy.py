@@ -31,7 +31,7 @@ class Pools:
     """Where they are, and how requests that may go to both are shared."""
 
     name: str
-    """Of the service."""
+    """Name of the service."""
     spec: str
     """Host and port of the servers that speculate."""
     plain: str
@@ -42,7 +42,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions:
-    """A proxy, as it is asked for."""
+    """The proxy that an operator chose."""
 
     kind: ProxyKind
     share: int = 10
@@ -70,12 +70,12 @@ POOL_HEADER = "x-draftwise-pool"
 _FATES: Mapping[str, str] = {"rejected": "refuses", "ignored": "ignores"}
 """What a release makes of a parameter while it speculates, where that is another answer than the plain pool's."""
 _BYTES_PER_TOKEN = 3
-"""Of a request's body: English text has more than four, and JSON around it more; an estimate, as proxies do not count
-tokens."""
+"""Estimated bytes of a request's body per token, as proxies do not count tokens: English text has more than four, and
+the JSON around it adds to that."""
 _TOOLS = "short-lookup-with-tools"
 _STRUCTURED = ("structured-outputs-backend", "structured-outputs-misaligned", "requests-refused-async")
 _STRUCTURED_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Beside `response_format`, which may also ask for plain text."""
+"""Fields in addition to `response_format`, which may also ask for plain text."""
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words")
 """Refused with structured outputs under --async-scheduling by some releases."""
 
@@ -173,8 +173,9 @@ def _say(finding: Finding) -> str:
 
 
 _WORTH = 0.05
-"""Of a bound that no split reaches: simulated ones gained 5 to 6.5 % where the classes' shares were those of the pools'
-servers, lost 11 to 19 % where they were not, and made the slowest requests 17 to 28 % slower."""
+"""Gain from which a split is worth measuring. It is a bound that no split reaches: simulated splits gained 5 to 6.5 %
+where the classes' shares were those of the pools' servers, lost 11 to 19 % where they were not, and made the slowest
+requests 17 to 28 % slower."""
 
 
 def bound_gain(speed_ups: Mapping[str, float]) -> float:

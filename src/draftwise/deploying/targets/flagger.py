@@ -21,7 +21,7 @@ __all__ = ["HOOKS"]
 
 _SHARES = "flagger-canary.yaml"
 _MINUTES = 10
-"""Between two steps, where no run says how long a reading takes."""
+"""Minutes between two steps, if no run says how long a reading takes."""
 
 
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:

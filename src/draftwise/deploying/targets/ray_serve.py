@@ -73,7 +73,7 @@ def _make_config(order: ServiceOrder) -> dict[str, Any]:
 
 
 def _refuse(order: ServiceOrder) -> None:
-    """Raise for arguments that Ray refuses, or that are none of the engine's."""
+    """Raise for arguments that Ray refuses or the engine does not have."""
     args = order.setup.args
     names = args.get(_NAMES, [order.setup.target])
     refused = {

@@ -52,7 +52,7 @@ class DeployTarget:
     """One platform."""
 
     name: str
-    """As `--to` has it."""
+    """Name of the platform, a value of `--to`."""
     template: str = ""
     """File of `deploying/templates`; empty where the hooks render."""
     hooks: str = ""
@@ -68,7 +68,7 @@ class DeployTarget:
     stop: str = ""
     """The command that stops a server whose port and GPUs its twin takes; empty where both run at the same time."""
     compare: str = ""
-    """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
+    """The command that shows what applying a file would change (exit code 1: something); empty for no such command."""
     leaves: str = ""
     """What stays on the platform after the service with speculation was taken away, a sentence; empty where that
     depends on the layout of the weights."""

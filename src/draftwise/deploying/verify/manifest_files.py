@@ -20,7 +20,7 @@ __all__ = ["find_ordered", "read_setup", "report_of", "verify_folder", "verify_t
 
 
 def find_ordered(path: Path) -> Setup | None:
-    """Return what a file is to start, by the setup.json that lies beside it; None where none does.
+    """Return what a file is to start, by the setup.json next to it; None without one.
 
     Raises:
         UnreadableSource: what lies there cannot be read.

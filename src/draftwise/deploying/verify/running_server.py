@@ -19,7 +19,7 @@ __all__ = ["verify_log", "verify_server"]
 
 
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
-    """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) is none."""
+    """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""
     if told is None:
         text = "Which release runs is not told."
         yield Finding.warning("not-told", text, where=where)
@@ -34,8 +34,8 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
     Args:
         setup: that was ordered.
         told: the keys that the server tells, none of a plain one; None where it tells nothing.
-        where: they were told.
-        fix: what to do where nothing is told.
+        where: the server or the log that tells them.
+        fix: what to do if nothing tells them.
     """
     if told is None:
         text = "How the speculative config resolved is not told."
@@ -83,7 +83,7 @@ _SURE = 3.0
 _HARDLY = 1.05
 """Acceptance length under which drafts of a trained drafter hardly ever stand: no such drafter fits its target."""
 _FEWEST_DRAFTS = 50
-"""From which its mean is judged."""
+"""Minimum number of drafts whose mean is judged."""
 
 
 def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: float | None = None) -> Iterator[Finding]:

@@ -12,14 +12,14 @@ from functools import cache
 
 from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
-from draftwise.watching.diagnose import acceptance_rules, draft_rules, gain_rules, serving_rules
+from draftwise.watching.diagnose import draft_rules, gain_rules, low_acceptance_rules, serving_rules
 from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
 
 __all__ = ["RULES", "diagnose"]
 
 RULES: tuple[DiagnosisRule, ...] = (
     *draft_rules.RULES,
-    *acceptance_rules.RULES,
+    *low_acceptance_rules.RULES,
     *gain_rules.RULES,
     *serving_rules.RULES,
 )
@@ -57,7 +57,7 @@ def diagnose(
         pools: windows of each engine, by pool.
         expected: how the pools were when they were known to be good.
         plain: windows of servers without speculation, over the same stretch of time.
-        asked: what was found out beside the counters.
+        asked: side information, which the counters do not tell.
     """
     beside = Window.pooled(plain)
     found = [

@@ -149,12 +149,12 @@ def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
 
 
 def _is_partial(case: PoolCase) -> bool:
-    """Return whether engines without any draft stand beside others that draft, which lowers coverage as well."""
+    """Return whether engines without any draft stand next to others that draft, which lowers coverage as well."""
     return any(not each.counters.spec.num_drafts and _generates(each) for each in case.windows)
 
 
 def _lose_beside(pool: Window, good: Window) -> float | None:
-    """Return what a pool loses in tokens per step beside those of its servers that are as they should be."""
+    """Return what a pool loses in tokens per step compared with its servers that are as they should be."""
     mine, theirs = pool.tokens_per_step, good.tokens_per_step
     return log(theirs / mine) if mine and theirs else None
 

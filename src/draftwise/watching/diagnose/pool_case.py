@@ -64,7 +64,7 @@ class PoolExpectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideInfo:
-    """What was given or found out beside the counters; None is not asked, and decides nothing."""
+    """What was given or found out in addition to the counters; None was not asked for, and decides nothing."""
 
     spec: SpecConfig | None = None
     """The speculative config of the servers."""
@@ -77,7 +77,7 @@ class SideInfo:
     probe: Fingerprint | None = None
     """How the answers to the prompts of the baseline's probe differ from those that it has."""
     releases: tuple[str, str] | None = None
-    """Of the engine, the baseline's and today's, where these differ and nothing else of the setup does."""
+    """Releases of the engine, the baseline's and today's, if they differ and nothing else of the setup does."""
 
     @property
     def schedule(self) -> Sequence[tuple[int, int, int]]:
@@ -109,10 +109,10 @@ class PoolCase:
     """One pool over one stretch of time."""
 
     windows: tuple[Window, ...]
-    """Of each engine; at least one."""
+    """Windows of the engines; at least one."""
     expected: PoolExpectation = field(default_factory=PoolExpectation)
     plain: Window | None = None
-    """Of the servers without speculation, pooled, over the same stretch."""
+    """Pooled window of the servers without speculation, over the same stretch."""
     asked: SideInfo = field(default_factory=SideInfo)
 
     @cached_property
@@ -203,7 +203,7 @@ class DiagnosisRule:
     find: Callable[[PoolCase], RuleMatch | None]
     """Called only with every reading at hand that the code's row in the registry needs."""
     certainty: float = 1.0
-    """Below 1 for what is more often the consequence of something else."""
+    """Certainty of the diagnosis; below 1 for what is more often the consequence of something else."""
 
 
 def tell(name: str, now: float | None, then: float | None = None, *, of: str = "expected", unit: str = "") -> str:
@@ -262,7 +262,7 @@ _REQUEST_SPREAD = 0.4
 _WINDOW_SPREAD = 0.02
 """What is left of it however many requests there are."""
 _DRAFTS_A_REQUEST = 180
-"""Of a request of 350 tokens, where a server does not count its requests."""
+"""Drafts of a request of 350 tokens, for a server that does not count its requests."""
 
 
 def count_requests(window: Window) -> float:

@@ -23,7 +23,7 @@ __all__ = ["RULES"]
 _PREEMPTIONS_PER_S = 0.05
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
-"""Of a request's time, from which a queue is worth a finding."""
+"""Share of a request's time from which a queue is worth a finding."""
 _QUEUE_GREW = 3.0
 _HITS_LOST = 0.05
 _HIT_SPREAD = 0.35

@@ -1,4 +1,4 @@
-"""Rules about how much of the drafts is accepted: at all, by position, by replica, and beside a good time."""
+"""Rules about how much of the drafts is accepted: at all, by position, by replica, and compared with a good time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _is_told_alone(case: PoolCase) -> bool:
 
 
 def _find_drafter_noise(case: PoolCase) -> RuleMatch | None:
-    """Take the probe's word that it is the drafter, which a long sequence beside it cannot have been."""
+    """Take the probe's word that it is the drafter, which a long sequence of the same batch cannot have been."""
     found, probe = _find_zero_acceptance(case), case.asked.probe
     cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
     if found is None or probe is None or not (_is_told_alone(case) or (probe.differs and cannot_be_gated)):

@@ -190,7 +190,7 @@ def _copy_all(
 
     Args:
         files: what to copy, by its name in the folder.
-        out: the folder, which must not be there yet; until it is complete it has another name beside it.
+        out: the folder, which must not be there yet; until it is complete it has another name next to it.
         finish: writes the rest into the folder; takes it, and the SHA-256 of each file that was copied.
         told: is given the bytes that came in since it was called last.
 
@@ -276,11 +276,11 @@ class BundleOptions:
     """What the place that the bundle is for looks like."""
 
     image: str = ""
-    """Of the server, best with its digest; empty for vLLM's own of the release."""
+    """Image of the server, best with its digest; empty for vLLM's own image of the release."""
     modelcar: str = "models:1"
     """How the image of the weights is to be called."""
     claim: str = "models"
-    """On which the staging Job puts the weights."""
+    """Claim that the staging Job puts the weights onto."""
     wheels: Sequence[Path] = ()
     """Packages that the method needs and the image does not have."""
     mirror: str = ""
@@ -335,7 +335,7 @@ def pack(
 
 
 def verify_bundle(folder: Path) -> tuple[Finding, ...]:
-    """Return what of a bundle is not what was written, or no setup that a server could load.
+    """Return the files of a bundle that differ from its manifest, and what keeps a server from loading its setup.
 
     Raises:
         UnreadableSource: the folder is no bundle.
