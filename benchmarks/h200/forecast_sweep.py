@@ -57,7 +57,7 @@ from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.calibrate.points import find_firsts, find_points
-from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
 from draftwise.statistics.totals import ratio_of_totals

@@ -16,6 +16,7 @@ __all__ = [
     "check",
     "deploy",
     "explain",
+    "export",
     "facts",
     "fetch",
     "forecast",
@@ -24,6 +25,7 @@ __all__ = [
     "pick",
     "rollback",
     "size",
+    "train",
     "upgrade",
     "verify",
     "watch",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from draftwise.verbs.check import check
     from draftwise.verbs.deploy import deploy
     from draftwise.verbs.explain import explain
+    from draftwise.verbs.export import export
     from draftwise.verbs.facts import facts
     from draftwise.verbs.fetch import fetch
     from draftwise.verbs.guard import guard
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from draftwise.verbs.pick import pick
     from draftwise.verbs.rollback import rollback
     from draftwise.verbs.size import size
+    from draftwise.verbs.train import train
     from draftwise.verbs.upgrade import upgrade
     from draftwise.verbs.verify import verify
     from draftwise.verbs.watch import watch

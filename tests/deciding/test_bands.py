@@ -27,7 +27,7 @@ from draftwise.core import (
 from draftwise.core.comparison import ALL
 from draftwise.core.documents import from_json
 from draftwise.deciding.bands import find_bands, find_rises, find_single_settings, propose_schedules
-from draftwise.plan.schedule.ranges import KEY
+from draftwise.plan.schedule.draft_lengths import KEY
 from draftwise.reporting.conditions import describe_single_settings
 from draftwise.reporting.units import format_load
 from draftwise.setups.read import read_setups

@@ -14,11 +14,11 @@ from draftwise.core import InvalidSetup, StorageError
 from draftwise.knowledge.methods import methods_where
 from draftwise.training import get_training
 from draftwise.training.frozen_target import FrozenTarget, TokenBatch
-from draftwise.training.progress import Reporter
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
+from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
 QUIET = Reporter(quiet=True)
@@ -178,7 +178,7 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     for sample in answered:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         ones = torch.ones_like(tokens, dtype=torch.bool)
-        states = target.compute_states(TokenBatch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
+        states = target.compute_states(TokenBatch(tokens_BT=tokens, valid_BT=ones, learned_BT=ones), ())
         greedy = (states.final_BTH @ target.head_VH.T).argmax(-1)
         assert torch.equal(greedy[0, sample.num_prompt - 1 : -1], tokens[0, sample.num_prompt :])
         assert len(sample.tokens) - sample.num_prompt == 6 or sample.tokens[-1] == 256

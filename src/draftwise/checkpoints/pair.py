@@ -298,7 +298,8 @@ def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
     if ratio <= 1:
         yield from rules.ruling("drafter-not-smaller", ratio=ratio, where=where)
     else:
-        yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
+        told = f"The target has {ratio:.1f} times the parameters of the draft model."
+        yield replace(advice.finding(message=told), where=where)
 
 
 def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:

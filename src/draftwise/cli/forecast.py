@@ -24,8 +24,8 @@ from draftwise.core import (
     Severity,
 )
 from draftwise.core.documents import to_json
-from draftwise.plan.forecast.against import hold_against
-from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.forecasting import forecast as make_forecast
+from draftwise.plan.forecast.run_cells import hold_against
 from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document

@@ -15,7 +15,14 @@ from draftwise.cli._console import show_table
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
-from draftwise.verbs.pick import STRUCTURED_OUTPUT, Advice, Candidate, PickRequest, PickResult, list_traffic_kinds
+from draftwise.verbs.pick import (
+    STRUCTURED_OUTPUT,
+    MethodRanking,
+    PickRequest,
+    PickResult,
+    RankedMethod,
+    list_traffic_kinds,
+)
 from draftwise.verbs.pick import pick as run_pick
 
 __all__ = ["pick", "render"]
@@ -91,7 +98,7 @@ def render(console: Console, result: PickResult, *, why: bool = False) -> None:
         _show_rules(console, result)
 
 
-def _head(advice: Advice) -> str:
+def _head(advice: MethodRanking) -> str:
     """Return one line with the requirements."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
     return "  ".join(
@@ -121,7 +128,7 @@ def _show_lines(console: Console, lines: str, style: str = "") -> None:
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
 
 
-def _table(advice: Advice) -> Table:
+def _table(advice: MethodRanking) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
         table.add_column(name, overflow="fold", no_wrap=name != "drafter")
@@ -133,7 +140,7 @@ def _table(advice: Advice) -> Table:
     return table
 
 
-def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
+def _row(advice: MethodRanking, candidate: RankedMethod) -> tuple[str, ...]:
     spec, expected = candidate.setup.spec, candidate.estimate
     drafter = (spec.model if spec is not None else None) or "-"
     k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
@@ -154,7 +161,7 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
     return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"
 
 
-def _basis(advice: Advice) -> str:
+def _basis(advice: MethodRanking) -> str:
     """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
         return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
@@ -181,7 +188,7 @@ def _show_first(console: Console, result: PickResult) -> None:
     _show_lines(console, result.ranked[0].measure)
 
 
-def _show_refusals(console: Console, advice: Advice) -> None:
+def _show_refusals(console: Console, advice: MethodRanking) -> None:
     console.print()
     console.print(Text("Not recommended:", style="dim"))
     methods: dict[str, list[str]] = {}

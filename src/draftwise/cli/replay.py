@@ -182,7 +182,7 @@ def _unpack(target: Path) -> Path:
     if not is_gguf(target):
         return target
     try:
-        from draftwise.engine.models.gguf import checkpoint_of
+        from draftwise.engine.models.gguf_unpacking import checkpoint_of
     except ModuleNotFoundError:
         return target
     return Path(checkpoint_of(str(target), partial(click.echo, err=True)))

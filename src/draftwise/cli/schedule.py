@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from draftwise.core import Calibration
-from draftwise.plan.schedule.advise import Advice, advise_lengths
-from draftwise.plan.schedule.choose import WORTH_A_CHANGE
-from draftwise.plan.schedule.emit import FORMATS, emit
+from draftwise.plan.schedule.draft_lengths import WORTH_A_CHANGE
+from draftwise.plan.schedule.length_advice import FORMATS, LengthAdvice, advise_lengths, emit
 from draftwise.runs.documents import read_calibration, read_profile
 
 __all__ = ["schedule"]
@@ -65,7 +64,7 @@ def _list_batches(most: int) -> list[int]:
     return sorted({size for power in powers for size in (power, power + power // 2) if size <= most} | {most})
 
 
-def _describe(advice: Advice, version: str, form: str) -> Iterator[str]:
+def _describe(advice: LengthAdvice, version: str, form: str) -> Iterator[str]:
     """Yield the best fixed k, and the schedule or why there is none."""
     choice, about = advice.choice, " ".join(f"[{part}]" for part in (advice.group,) if part)
     heading = f"{advice.setting.name}{about and ' ' + about}"
@@ -90,7 +89,7 @@ def _describe(advice: Advice, version: str, form: str) -> Iterator[str]:
     yield "  Not measured: make it a candidate of `draftwise decide`."
 
 
-def _to_dict(advice: Advice, form: str) -> dict[str, Any]:
+def _to_dict(advice: LengthAdvice, form: str) -> dict[str, Any]:
     scheduled = advice.scheduled
     return {
         "setting": advice.setting.name,

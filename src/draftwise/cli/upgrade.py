@@ -14,7 +14,14 @@ from draftwise.cli._findings import render_findings
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import nearest_option, report_skipped, setup_command
 from draftwise.core import Finding
-from draftwise.verbs.upgrade import Change, Choice, UpgradedSetup, UpgradeRequest, UpgradeResult, group_choices
+from draftwise.verbs.upgrade import (
+    AcceptedChoice,
+    UpgradedSetup,
+    UpgradeRequest,
+    UpgradeResult,
+    ValueChange,
+    group_choices,
+)
 from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 __all__ = ["render", "upgrade"]
@@ -69,7 +76,7 @@ def _section(console: Console, title: str, style: str, findings: Sequence[Findin
         console.print(render_findings(findings))
 
 
-def _changes(console: Console, changes: Sequence[Change]) -> None:
+def _changes(console: Console, changes: Sequence[ValueChange]) -> None:
     if changes:
         table = _table("Changes without being asked", "what", "before", "after")
         for change in changes:
@@ -77,7 +84,7 @@ def _changes(console: Console, changes: Sequence[Change]) -> None:
         console.print(table, "")
 
 
-def _choices(console: Console, title: str, choices: Sequence[Choice], *, by_end: bool) -> None:
+def _choices(console: Console, title: str, choices: Sequence[AcceptedChoice], *, by_end: bool) -> None:
     """Print choices by kind and by the release that has them first, or last."""
     if choices:
         table = _table(title, "until" if by_end else "since", "", "")

@@ -34,10 +34,9 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.measure.context import describe_machine
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.against import find_cell
-from draftwise.plan.forecast.forecast import forecast
-from draftwise.plan.forecast.matching import match_settings
-from draftwise.plan.forecast.screen import accept_everything, find_hopeless, is_config_of
+from draftwise.plan.forecast.calibrated_server import match_settings
+from draftwise.plan.forecast.forecasting import forecast
+from draftwise.plan.forecast.run_cells import accept_everything, find_cell, find_hopeless, is_config_of
 from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length

@@ -53,7 +53,7 @@ class ServerOptions:
     """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
-    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: there are none."""
+    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: such calls are refused."""
     allow_remote: bool = False
     max_waiting: int = 1024
     """Maximum number of sequences that wait while the engine is full."""

@@ -92,7 +92,7 @@ class Judgements(Result):
 
     def to_sarif(self) -> dict[str, Any]:
         """Return a SARIF 2.1.0 log."""
-        from draftwise.plan.sarif import to_sarif
+        from draftwise.plan.annotations import to_sarif
 
         return to_sarif(self._reports, places=self._places)
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 from draftwise.core import Calibration, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.knowledge.advice import all_advice, get_advice, read_traffic_kinds
+from draftwise.knowledge.advice import all_advice, give_advice, read_traffic_kinds
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Advice, Candidate, Requirements, Weight, describe_traffic
+from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
-from draftwise.plan.pick.command import decide_command
+from draftwise.plan.pick.recommend import decide_command
 from draftwise.runs.documents import read_calibration
 from draftwise.setups.read import read_words
 from draftwise.setups.write import write_shell
@@ -24,7 +24,15 @@ from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.sources import open_release, remarks_on
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["STRUCTURED_OUTPUT", "Advice", "Candidate", "PickRequest", "PickResult", "list_traffic_kinds", "pick"]
+__all__ = [
+    "STRUCTURED_OUTPUT",
+    "MethodRanking",
+    "PickRequest",
+    "PickResult",
+    "RankedMethod",
+    "list_traffic_kinds",
+    "pick",
+]
 
 _GIB = 2**30
 _FINDING_KEYS = ("code", "severity", "message", "where", "fix", "source")
@@ -188,7 +196,7 @@ class PickResult(Result):
     """Release that was asked for; `vllm` unless that is only the nearest one known."""
     remarks: tuple[Ruling | Finding, ...]
     """Findings about the release."""
-    advice: Advice = field(metadata=HIDDEN)
+    advice: MethodRanking = field(metadata=HIDDEN)
     to_paste: str = field(metadata=HIDDEN)
     """Command that serves the first method, one flag per line."""
     schedule: Finding | None = field(metadata=HIDDEN)
@@ -229,7 +237,7 @@ def pick(request: PickRequest, _progress: Progress) -> PickResult:
         remarks=remarks,
         advice=advice,
         to_paste="" if first is None else write_shell(first.setup, line_per_flag=True),
-        schedule=None if scheduled is None else get_advice("schedule").finding(f"For varying load: {scheduled}"),
+        schedule=None if scheduled is None else give_advice("schedule", message=f"For varying load: {scheduled}"),
         rules=tuple(_list_rules(advice)),
     )
 
@@ -276,7 +284,7 @@ def _read_args(request: PickRequest, version: str) -> Mapping[str, Any]:
     return read_words(words, engine_version=version).require().args
 
 
-def _describe(advice: Advice, candidate: Candidate) -> CandidateRow:
+def _describe(advice: MethodRanking, candidate: RankedMethod) -> CandidateRow:
     budget = None if candidate.sizing is None else candidate.sizing.budget
     return CandidateRow(
         method=candidate.method,
@@ -305,7 +313,7 @@ def _describe(advice: Advice, candidate: Candidate) -> CandidateRow:
     )
 
 
-def _describe_estimate(candidate: Candidate) -> EstimateRow | None:
+def _describe_estimate(candidate: RankedMethod) -> EstimateRow | None:
     found = candidate.estimate
     if found is None:
         return None
@@ -328,18 +336,18 @@ def _describe_estimate(candidate: Candidate) -> EstimateRow | None:
     )
 
 
-def _list_rules(advice: Advice) -> Iterator[RuleRow]:
+def _list_rules(advice: MethodRanking) -> Iterator[RuleRow]:
     rules = all_advice()
     for code, source in dict.fromkeys((each.code, each.source) for each in _find_findings(advice)):
         if code in rules:
             yield RuleRow(code=code, title=rules[code].title, explains=rules[code].explains, source=source)
 
 
-def _find_findings(advice: Advice) -> Iterator[Finding]:
+def _find_findings(advice: MethodRanking) -> Iterator[Finding]:
     yield from (lever.finding for lever in advice.levers)
     for candidate in advice.ranked:
         yield from (*candidate.reasons, *candidate.caveats)
     for refusal in advice.refused:
         yield from refusal.reasons
-    yield get_advice("guide-order").finding("")
-    yield get_advice("starting-point").finding("")
+    yield give_advice("guide-order")
+    yield give_advice("starting-point")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
-from draftwise.plan.schema import make_schema
+from draftwise.plan.spec_schema import make_schema
 from draftwise.verbs import VERBS
 from draftwise.verbs.sources import open_release
 from draftwise.verbs.verb import Result, load_verb, refuse, verb

@@ -13,19 +13,19 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.upgrade import Change, Choice, Upgrade, compare_releases
+from draftwise.plan.upgrade import AcceptedChoice, Upgrade, ValueChange, compare_releases
 from draftwise.setups.read import Reading
 from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
 from draftwise.verbs.verb import Result, verb
 
 __all__ = [
-    "Change",
-    "Choice",
+    "AcceptedChoice",
     "ChoiceRow",
     "UpgradeRequest",
     "UpgradeResult",
     "UpgradedSetup",
+    "ValueChange",
     "group_choices",
     "upgrade",
 ]
@@ -63,11 +63,11 @@ class UpgradedSetup:
     """New findings that do not stop the server."""
     gone: tuple[Ruling | Finding, ...]
     """Findings of the old release that no longer hold."""
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
-    possible: tuple[Choice, ...]
+    possible: tuple[AcceptedChoice, ...]
     """Methods, keys and values that only the new release has."""
-    removed: tuple[Choice, ...]
+    removed: tuple[AcceptedChoice, ...]
     """Methods, keys and values that only the old release has."""
     is_downgrade: bool = field(metadata=HIDDEN)
 
@@ -158,7 +158,7 @@ class ChoiceRow:
     names: tuple[str, ...]
 
 
-def group_choices(choices: Sequence[Choice], *, by_end: bool) -> list[ChoiceRow]:
+def group_choices(choices: Sequence[AcceptedChoice], *, by_end: bool) -> list[ChoiceRow]:
     """Return choices by release and kind, with the MTP modules of single families as one kind.
 
     Args:

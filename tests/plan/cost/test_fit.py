@@ -10,10 +10,18 @@ import pytest
 
 from draftwise.core import ModelShape
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep, covary_noise, fit_machine
-from draftwise.plan.cost.machine import Batch, Drafting, Graph, Machine, Step
-from draftwise.plan.cost.model import fit_cost_model
+from draftwise.plan.cost.cost_model import MeasuredStep, covary_noise, fit_cost_model, fit_machine
+from draftwise.plan.cost.machine import (
+    Constants,
+    DecodeBatch,
+    DecodeStep,
+    Drafting,
+    Graph,
+    Machine,
+    Prior,
+    cpu_prior,
+    gpu_prior,
+)
 from draftwise.plan.cost.work import Work
 
 SHAPE = ModelShape(
@@ -38,12 +46,12 @@ def machine(constants: Constants) -> Machine:
     return Machine(constants=constants, work=TARGET, shape=SHAPE)
 
 
-def step(sequences: float, k: int = 0, **other: object) -> Step:
-    batch = Batch(sequences=sequences, context=640)
-    return Step(batch=batch, drafting=HEAD if k else None, drafted=k, verified=k, **other)  # type: ignore[arg-type]
+def step(sequences: float, k: int = 0, **other: object) -> DecodeStep:
+    batch = DecodeBatch(sequences=sequences, context=640)
+    return DecodeStep(batch=batch, drafting=HEAD if k else None, drafted=k, verified=k, **other)  # type: ignore[arg-type]
 
 
-def measure(truth: Machine, steps: list[Step]) -> list[MeasuredStep]:
+def measure(truth: Machine, steps: list[DecodeStep]) -> list[MeasuredStep]:
     return [MeasuredStep(step=each, seconds=truth.seconds(each)) for each in steps]
 
 

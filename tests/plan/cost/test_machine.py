@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
-from draftwise.plan.cost.constants import gpu_prior
-from draftwise.plan.cost.machine import Batch, Drafting, Machine
+from draftwise.plan.cost.machine import DecodeBatch, Drafting, Machine, gpu_prior
 from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
+from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16
 
@@ -60,8 +59,8 @@ def drafting(method: str, k: int) -> Drafting:
     return Drafting(method=method, work=work, asynchronous=method not in ("ngram", "draft_model"))
 
 
-def batch(sequences: int) -> Batch:
-    return Batch(sequences=sequences, context=640)
+def batch(sequences: int) -> DecodeBatch:
+    return DecodeBatch(sequences=sequences, context=640)
 
 
 def test_plain_steps_within_a_tenth(machine: Machine) -> None:

@@ -11,9 +11,8 @@ from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibratio
 from draftwise.core import Calibration, HeldAgainst, InvalidSetup, Outlook, Severity
 from draftwise.core.documents import to_json
 from draftwise.knowledge.models import find_model
-from draftwise.plan.forecast.crossovers import find_crossovers
-from draftwise.plan.forecast.forecast import forecast
-from draftwise.plan.forecast.matching import match_settings
+from draftwise.plan.forecast.calibrated_server import match_settings
+from draftwise.plan.forecast.forecasting import find_crossovers, forecast
 
 
 def test_speed_up_is_tokens_a_step_over_what_a_step_costs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.made_calibrations import EAGLE, make_calibration, make_profile
 
 from draftwise.core import Calibration, Forecast, SimulatedService
-from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.forecasting import forecast
 from draftwise.plan.forecast.simulate import REQUESTS, simulate_services
 
 LENGTHS = ((64.0, 32.0), (64.0, 96.0))

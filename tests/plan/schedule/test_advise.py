@@ -9,14 +9,13 @@ import pytest
 from tests.support.made_calibrations import NGRAM, make_calibration, make_profile
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.plan.schedule.advise import Advice, advise_lengths
-from draftwise.plan.schedule.emit import FORMATS, emit
-from draftwise.plan.schedule.ranges import KEY
+from draftwise.plan.schedule.draft_lengths import KEY
+from draftwise.plan.schedule.length_advice import FORMATS, LengthAdvice, advise_lengths, emit
 
 BATCHES = (1, 4, 16, 64, 128)
 
 
-def advise(name: str, version: str, length: float = 2.2) -> Advice:
+def advise(name: str, version: str, length: float = 2.2) -> LengthAdvice:
     found = advise_lengths(make_profile(length=length), make_calibration(), batches=BATCHES, version=version)
     return next(each for each in found if each.setting.name == name)
 

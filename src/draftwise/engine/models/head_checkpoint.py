@@ -16,13 +16,12 @@ from torch import Tensor
 from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_fault
 from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
-from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.decoder import CausalLM, Layer
+from draftwise.engine.models.causal_lm import CausalLM, Layer
+from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.draft_head import DraftLayers, HeadVocabulary
-from draftwise.engine.models.families import FAMILIES, Family
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.models.rope import Rope
+from draftwise.engine.models.weight_loading import FAMILIES, Family, WeightReader
 
 __all__ = ["HeadCheckpoint", "LayeredHead"]
 
@@ -61,7 +60,7 @@ class HeadCheckpoint:
         self.reader = WeightReader(self.files, target.shape, FAMILIES["llama"], target.dtype, target.device)
 
     def _open(self, path: str | Path, target: CausalLM) -> None:
-        self.files, self._target = Checkpoint(path), target
+        self.files, self._target = CheckpointReader(path), target
         self.where, self.config = str(Path(path) / "config.json"), self.files.config
 
     def __contains__(self, name: str) -> bool:

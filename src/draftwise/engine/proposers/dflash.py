@@ -25,12 +25,12 @@ from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.decoder import CausalLM, Layer, decoder_layer
+from draftwise.engine.models.causal_lm import CausalLM, Layer, decoder_layer
 from draftwise.engine.models.draft_head import DraftHead, HeadVocabulary
-from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
+from draftwise.engine.models.weight_loading import FAMILIES
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec

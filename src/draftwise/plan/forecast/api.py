@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from draftwise.core import Calibration, Forecast, Profile
-from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs.documents import read_calibration, read_profile
 

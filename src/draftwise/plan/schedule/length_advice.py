@@ -1,28 +1,35 @@
-"""The best k of calibrated servers on replayed traffic, and a schedule where an operator's release makes it pay."""
+"""The best k of calibrated servers on replayed traffic, and a schedule in the form of each engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, InvalidSetup, Profile, Setup, SpecConfig
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.matching import match_settings
-from draftwise.plan.schedule.choose import Choice, choose_lengths
-from draftwise.plan.schedule.judge import JudgedSchedule, judge_schedule
-from draftwise.plan.schedule.ranges import make_schedule_keys
+from draftwise.plan.forecast.calibrated_server import match_settings
+from draftwise.plan.schedule.draft_lengths import (
+    JudgedSchedule,
+    LengthChoice,
+    Range,
+    choose_lengths,
+    judge_schedule,
+    make_schedule_keys,
+)
 
-__all__ = ["Advice", "Rates", "advise_lengths"]
+__all__ = ["FORMATS", "LengthAdvice", "Rates", "advise_lengths", "emit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class LengthAdvice:
     """What to draft with one server."""
 
     setting: CalibratedSetting
     group: str | None
     temperature: float
-    choice: Choice
+    choice: LengthChoice
     """Under what the release makes of a schedule."""
     ideal_gain: float
     """Of a schedule over the best fixed k, on a release that drafts as it says."""
@@ -51,7 +58,7 @@ def advise_lengths(
     batches: Sequence[int],
     version: str | None = None,
     context: float | None = None,
-) -> tuple[Advice, ...]:
+) -> tuple[LengthAdvice, ...]:
     """Return what to draft with each server that was calibrated and replayed.
 
     Args:
@@ -87,7 +94,7 @@ def _advise(
     batches: Sequence[int],
     version: str,
     context: float,
-) -> Advice:
+) -> LengthAdvice:
     rates = Rates(costs, setting, entry, context)
     lengths = [k for k in entry.by_k if k <= setting.k]
     ideal = choose_lengths(batches, lengths, rates.speed_up)
@@ -101,7 +108,7 @@ def _advise(
             kept = choose_lengths(batches, within, rates.speed_up, lambda batch, k: rates.speed_up(batch, k, most))
             choice = replace(kept, fixed_k=ideal.fixed_k, fixed_speedup=ideal.fixed_speedup)
             choice = replace(choice, schedule_gain=kept.schedule_gain * kept.fixed_speedup / ideal.fixed_speedup)
-    return Advice(
+    return LengthAdvice(
         setting=setting,
         group=entry.group,
         temperature=entry.temperature,
@@ -118,10 +125,10 @@ class Rates:
         self._costs, self._setting, self._entry, self._context = costs, setting, entry, context
 
     def speed_up(self, sequences: int, k: int, drafted: int | None = None) -> float:
-        """Return it at so many sequences with so many tokens verified.
+        """Return the speed-up with `sequences` decoding and `k` draft tokens verified.
 
         Args:
-            sequences: that decode.
+            sequences: sequences that decode.
             k: draft tokens verified.
             drafted: tokens drafted, where that is more.
         """
@@ -135,7 +142,7 @@ class Rates:
         return float(found.tokens_per_step.value * logs[0] / logs[1])
 
 
-def _make_setup(calibration: Calibration, setting: CalibratedSetting, choice: Choice, version: str) -> Setup:
+def _make_setup(calibration: Calibration, setting: CalibratedSetting, choice: LengthChoice, version: str) -> Setup:
     gpu = calibration.gpu
     return Setup(
         target=calibration.target,
@@ -147,6 +154,50 @@ def _make_setup(calibration: Calibration, setting: CalibratedSetting, choice: Ch
     )
 
 
-def _schedule(setting: CalibratedSetting, choice: Choice) -> SpecConfig:
+def _schedule(setting: CalibratedSetting, choice: LengthChoice) -> SpecConfig:
     assert setting.spec is not None
     return SpecConfig.keep({**setting.spec.to_dict(), **make_schedule_keys(choice.ranges)})
+
+
+def emit(form: str, spec: SpecConfig, ranges: Sequence[Range]) -> str:
+    """Return a schedule in an engine's form.
+
+    Args:
+        form: one of FORMATS.
+        spec: the config whose draft length the schedule sets.
+        ranges: of batch sizes, in order, without gaps.
+    """
+    return FORMATS[form](spec, ranges)
+
+
+def _emit_vllm(spec: SpecConfig, ranges: Sequence[Range]) -> str:
+    """Return the JSON of `--speculative-config`, of vLLM and of draftwise's own engine."""
+    return json.dumps({**spec.to_dict(), **make_schedule_keys(ranges)})
+
+
+def _emit_sglang(_: SpecConfig, ranges: Sequence[Range]) -> str:
+    """Return the file for `--speculative-adaptive-config`: candidate steps by the batch size from which they hold.
+
+    A range without drafting keeps one step: SGLang's adaptive tiers always draft.
+    """
+    tiers: Mapping[str, Any] = {str(first): {"candidate_steps": [max(1, k)]} for first, _, k in ranges}
+    return json.dumps(tiers, indent=1)
+
+
+def _emit_up_to(_: SpecConfig, ranges: Sequence[Range]) -> str:
+    """Return TensorRT-LLM's `draft_len_schedule` where a key is the largest batch size that its length holds for."""
+    return json.dumps({last: k for _, last, k in ranges})
+
+
+def _emit_from(_: SpecConfig, ranges: Sequence[Range]) -> str:
+    """Return TensorRT-LLM's `draft_len_schedule` where a key is the batch size from which its length holds."""
+    return json.dumps({first: k for first, _, k in ranges})
+
+
+FORMATS: Mapping[str, Callable[[SpecConfig, Sequence[Range]], str]] = {
+    "vllm": _emit_vllm,
+    "sglang": _emit_sglang,
+    "trtllm-up-to": _emit_up_to,
+    "trtllm-from": _emit_from,
+}
+"""TensorRT-LLM has read the same key in two ways: the operator says which of them its release has."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from draftwise.plan.cost.machine import Batch, Drafting, Machine
+from draftwise.plan.cost.machine import DecodeBatch, Drafting, Machine
 
 __all__ = ["choose_best_k", "compute_acceptance_length", "find_acceptance"]
+
 
 _CLOSE_ENOUGH = 1e-4
 
@@ -26,7 +27,9 @@ def find_acceptance(length: float, k: int) -> float:
     return high
 
 
-def choose_best_k(machine: Machine, batch: Batch, drafting: Drafting, acceptance: float, among: Iterable[int]) -> int:
+def choose_best_k(
+    machine: Machine, batch: DecodeBatch, drafting: Drafting, acceptance: float, among: Iterable[int]
+) -> int:
     """Return the k that emits most tokens per second; the smallest of equals."""
     return max(
         sorted(among), key=lambda k: compute_acceptance_length(acceptance, k) / machine.drafting_s(batch, drafting, k)

@@ -3,28 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
-from draftwise.knowledge.advice import find_drafting_cost
+from draftwise.knowledge.advice import find_drafting_cost, read_temperature_effect, read_traffic_kinds
+from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.machine import Drafting, Machine
-from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length, find_acceptance
-from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.expectation import Expectation, expect
-from draftwise.plan.pick.proposal import Proposal
-from draftwise.plan.schedule.choose import choose_lengths
-from draftwise.plan.schedule.ranges import Range
+from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.pick.proposals import Proposal
+from draftwise.plan.pick.requirements import PickCase
+from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
 
-__all__ = ["Estimate", "choose_k", "choose_schedule", "estimate"]
+__all__ = ["ExpectedAcceptance", "SpeedupEstimate", "choose_k", "choose_schedule", "estimate", "expect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class ExpectedAcceptance:
+    """Probability that a draft token is accepted, given that those before it were."""
+
+    low: float
+    high: float
+    expected: float
+    cautious: float
+    """From which the draft length is chosen: one that is too large costs more than one that is too small."""
+    factor: float = 1.0
+    """What the traffic's temperature has taken off: the other numbers have it in them."""
+    source: str
+
+
+def expect(case: PickCase, proposal: Proposal) -> ExpectedAcceptance | None:
+    """Return what to expect of a proposal at the traffic's temperature; None for a method without a prior.
+
+    Nothing is expected that is higher than what was measured: of this kind of traffic, else of any. A drafter that was
+    trained for one kind is not expected to do better on another.
+    """
+    traffic, advice = case.requirements.traffic, get_method(proposal.method).advice
+    prior, seen = advice.find_prior(traffic.overlap), advice.seen_acceptance
+    if prior is None:
+        return None
+    found = [_of_kind(prior, seen, traffic.kind, traffic.place)]
+    if proposal.trained_on is not None:
+        trained = read_traffic_kinds()[proposal.trained_on]
+        found.append(_of_kind(prior, seen, trained.name, trained.place))
+    least = min(found, key=lambda each: each.expected)
+    return _heat(least, read_temperature_effect().factor(traffic.temperature))
+
+
+def _of_kind(
+    prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], kind: str | None, place: float
+) -> ExpectedAcceptance:
+    same = [row for row in seen if row.traffic == kind]
+    return _of_measurements(prior, same) if same else _of_prior(prior, seen, place)
+
+
+def _of_measurements(prior: AcceptancePrior, rows: list[SeenAcceptance]) -> ExpectedAcceptance:
+    chances = [_chance(row) for row in rows]
+    expected = median(chances)
+    return ExpectedAcceptance(
+        low=min(chances),
+        high=max(chances),
+        expected=expected,
+        cautious=min(expected, prior.low),
+        source="; ".join(f"{row.length:g} tokens a step at k={row.k}: {row.conditions} ({row.source})" for row in rows),
+    )
+
+
+def _of_prior(prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], place: float) -> ExpectedAcceptance:
+    most = max(map(_chance, seen), default=1.0)
+    expected = min(most, prior.low + place * (prior.high - prior.low))
+    return ExpectedAcceptance(
+        low=min(prior.low, expected),
+        high=min(prior.high, most),
+        expected=expected,
+        cautious=min(prior.low, expected),
+        source=prior.source,
+    )
+
+
+def _chance(row: SeenAcceptance) -> float:
+    return find_acceptance(row.length, row.k)
+
+
+def _heat(found: ExpectedAcceptance, factor: float) -> ExpectedAcceptance:
+    numbers = {name: factor * getattr(found, name) for name in ("low", "high", "expected", "cautious")}
+    return replace(found, factor=factor, **numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedupEstimate:
     """Expected acceptance against break-even, for one k and one load."""
 
     k: int
     sequences: int
-    expectation: Expectation
+    expectation: ExpectedAcceptance
     break_even: float | None
     """Tokens per step and sequence at which drafting is as fast as the baseline; None if it cannot be estimated."""
     baseline_s: float | None
@@ -69,13 +141,13 @@ class Estimate:
         return low / self.break_even, high / self.break_even
 
 
-def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Estimate | None:
+def estimate(case: PickCase, proposal: Proposal, drafting: Drafting, k: int) -> SpeedupEstimate | None:
     """Return the estimate at the median load; None for a method without a prior."""
     expectation = expect(case, proposal)
     if expectation is None:
         return None
     batch, machine = case.batch(), _find_machine(case, drafting)
-    return Estimate(
+    return SpeedupEstimate(
         k=k,
         sequences=case.requirements.traffic.concurrency,
         expectation=expectation,
@@ -84,7 +156,7 @@ def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Esti
     )
 
 
-def choose_k(case: Case, proposal: Proposal, drafting: Drafting) -> int:
+def choose_k(case: PickCase, proposal: Proposal, drafting: Drafting) -> int:
     """Return the k that emits most tokens per second at the median load; the smallest allowed if nothing is known.
 
     It is never larger than at a lower load: k falls with load and with temperature.
@@ -93,7 +165,7 @@ def choose_k(case: Case, proposal: Proposal, drafting: Drafting) -> int:
     return ranges[-1][1] if ranges else min(proposal.lengths)
 
 
-def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
+def choose_schedule(case: PickCase, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
     """Return ranges (first batch size, last, k) up to the traffic's peak, 0 where drafting nothing is faster.
 
     Empty if nothing can be estimated, or where the gain over the best fixed k is too small to be worth it.
@@ -113,7 +185,7 @@ def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple
     return found.ranges if found.is_schedule_worth_it else ()
 
 
-def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: int) -> list[tuple[int, int]]:
+def _choose_lengths(case: PickCase, proposal: Proposal, drafting: Drafting, most: int) -> list[tuple[int, int]]:
     """Return the best k for 1, 2, 4 ... sequences up to a number, each at most the one before.
 
     Empty if nothing can be estimated. In a mixture of experts more rows choose the same experts the more there are, so
@@ -131,13 +203,13 @@ def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: in
     return chosen
 
 
-def _find_machine(case: Case, drafting: Drafting) -> Machine | None:
+def _find_machine(case: PickCase, drafting: Drafting) -> Machine | None:
     """Return the machine on which steps are estimated; None where it, or what the method costs, is unknown."""
     weighs = drafting.work is not None or not get_method(drafting.method).has_weights
     return case.machine if weighs and find_drafting_cost(drafting.method) is not None else None
 
 
-def _within_graphs(case: Case, lengths: Sequence[int], sequences: int) -> Sequence[int]:
+def _within_graphs(case: PickCase, lengths: Sequence[int], sequences: int) -> Sequence[int]:
     """Return the k whose steps fit a captured graph, else the smallest: the estimate has no term for eager steps."""
     reach = case.release.table("cudagraph_sizes").get("cap")
     if not isinstance(reach, int):

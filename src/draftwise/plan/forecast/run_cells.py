@@ -1,4 +1,4 @@
-"""Which candidates need no measurement, going by forecasts of a run's cells: those that cannot come out best."""
+"""A forecast next to a run's cells: which candidates need no measurement, and how far off the forecast was."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from draftwise.core import (
     Acceptance,
     AcceptanceAtK,
     Calibration,
+    Comparison,
+    Condition,
     Exactness,
     Expectation,
+    Forecast,
+    ForecastCell,
+    HeldAgainst,
     Interval,
     Profile,
     ReplayedLog,
@@ -18,7 +23,7 @@ from draftwise.core import (
     SpecConfig,
 )
 
-__all__ = ["accept_everything", "find_hopeless", "is_config_of"]
+__all__ = ["accept_everything", "find_cell", "find_hopeless", "hold_against", "is_config_of"]
 
 
 def find_hopeless(
@@ -102,3 +107,42 @@ def _accept_all(k: int) -> AcceptanceAtK:
         tokens_per_step=Interval(value=tokens, low=tokens, high=tokens),
         per_request=(tokens, tokens, tokens),
     )
+
+
+def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst | None:
+    """Return a comparison beside what was forecast for its candidate, workload and load; None where nothing was.
+
+    Args:
+        made: the forecast.
+        k: draft tokens of the candidate.
+        comparison: what was measured.
+    """
+    cell = find_cell(made, comparison.candidate, k, comparison.workload, comparison.condition)
+    if cell is None:
+        return None
+    found = cell.speedup
+    measured = comparison.deciding
+    return HeldAgainst(
+        setting=comparison.candidate,
+        workload=comparison.workload,
+        load=comparison.condition.label,
+        predicted=found.value,
+        measured=measured.value,
+        measured_low=measured.low,
+        measured_high=measured.high,
+        is_inside=found.low <= measured.value <= found.high,
+        replayed_tokens_per_step=cell.tokens_per_step,
+        counted_tokens_per_step=comparison.counters.tokens_per_step,
+    )
+
+
+def find_cell(made: Forecast, setting: str, k: int, workload: str, condition: Condition) -> ForecastCell | None:
+    """Return what is forecast of a server on a workload, by the workload's own requests where the log has them."""
+    same = [
+        each
+        for each in made.cells
+        if (each.setting, each.k) == (setting, k)
+        and (each.axis, each.load) == condition.place
+        and each.temperature == condition.temperature
+    ]
+    return next((each for group in (workload, None) for each in same if each.group == group), None)

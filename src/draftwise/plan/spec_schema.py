@@ -12,6 +12,7 @@ from draftwise.knowledge.vllm import Release
 
 __all__ = ["make_schema"]
 
+
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 """The version of JSON Schema that editors know best."""
 _TYPES = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -13,22 +14,21 @@ from draftwise.core import (
     AcceptanceAtK,
     CalibratedSetting,
     Calibration,
+    Finding,
     Forecast,
     ForecastCell,
+    ForecastCrossover,
     Interval,
     InvalidSetup,
     Profile,
 )
 from draftwise.core.finding import join_names
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.crossovers import find_crossovers
-from draftwise.plan.forecast.doubts import find_doubts
-from draftwise.plan.forecast.matching import match_settings
-from draftwise.plan.forecast.server import Server
-from draftwise.plan.forecast.waiting import find_waiting
-from draftwise.plan.service.little import Service, Traffic, Waiting, serve_concurrency, serve_rate
+from draftwise.plan.forecast.calibrated_server import CalibratedServer, find_waiting, match_settings
+from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency, serve_rate
 
-__all__ = ["forecast"]
+__all__ = ["find_crossovers", "find_doubts", "forecast"]
+
 
 _SERVING_SD = 0.04
 """Of the logarithm of a speed-up: what a service has beside its steps, until forecasts were held against runs."""
@@ -104,7 +104,7 @@ def forecast(
     )
 
 
-def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: float | None) -> Traffic:
+def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: float | None) -> RequestLengths:
     log = profile.log
     prompt = prompt_tokens if prompt_tokens is not None else (log.prompt_tokens[1] if log.prompt_tokens else None)
     output = output_tokens if output_tokens is not None else (log.tokens_out / log.used if log.used else None)
@@ -115,7 +115,7 @@ def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: 
             where="--prompt-tokens",
             fix="Give --prompt-tokens and --output-tokens.",
         )
-    return Traffic(prompt_tokens=prompt, output_tokens=output)
+    return RequestLengths(prompt_tokens=prompt, output_tokens=output)
 
 
 def _forecast_all(
@@ -124,7 +124,7 @@ def _forecast_all(
     entry: Acceptance,
     at: tuple[int, AcceptanceAtK],
     places: Iterable[_Place],
-    traffic: Traffic,
+    traffic: RequestLengths,
     waits: Mapping[str, Waiting],
     serving_sd: float,
 ) -> Iterator[ForecastCell]:
@@ -133,8 +133,8 @@ def _forecast_all(
     k, found = at
     context = traffic.prompt_tokens + traffic.output_tokens / 2
     drafted = min(float(k), found.drafted / found.steps) if found.steps else 0.0
-    server = Server(costs, setting.name, k, context=context, drafted=drafted)
-    plain = Server(costs, costs.calibration.plain.name, 0, context=context)
+    server = CalibratedServer(costs, setting.name, k, context=context, drafted=drafted)
+    plain = CalibratedServer(costs, costs.calibration.plain.name, 0, context=context)
     length = found.tokens_per_step
     for place in places:
         tokens = _tokens_per_step(found, place)
@@ -168,7 +168,12 @@ def _forecast_all(
 
 
 def _serve(
-    server: Server, traffic: Traffic, tokens_per_step: float, place: _Place, room: float, waiting: Waiting
+    server: CalibratedServer,
+    traffic: RequestLengths,
+    tokens_per_step: float,
+    place: _Place,
+    room: float,
+    waiting: Waiting,
 ) -> Service | None:
     if place.axis == "concurrency":
         return serve_concurrency(server, traffic, tokens_per_step, min(place.load, room), waiting=waiting)
@@ -182,7 +187,7 @@ def _tokens_per_step(found: AcceptanceAtK, place: _Place) -> float:
     return found.typical if alone and found.typical is not None else found.tokens_per_step.value
 
 
-def _speed_up(place: _Place, mine: Service, base: Service, traffic: Traffic) -> float:
+def _speed_up(place: _Place, mine: Service, base: Service, traffic: RequestLengths) -> float:
     """Return the ratio that decides: what the server puts out where requests wait for it, else how long one takes."""
     if place.axis == "concurrency":
         return mine.tokens_per_s / base.tokens_per_s
@@ -194,7 +199,7 @@ def _spread(ratio: float, logarithm: float) -> Interval:
     return Interval(value=ratio, low=ratio * math.exp(-logarithm), high=ratio * math.exp(logarithm))
 
 
-def _find_room(calibration: Calibration, setting: CalibratedSetting, traffic: Traffic) -> float:
+def _find_room(calibration: Calibration, setting: CalibratedSetting, traffic: RequestLengths) -> float:
     """Return how many sequences a server decodes at once: of its settings, and of its memory where that is known."""
     given = calibration.args.get("max_num_seqs")
     most = float(given) if isinstance(given, int) else float(_MOST_SEQUENCES)
@@ -212,3 +217,86 @@ def _find_serving_sd(calibration: Calibration) -> float:
     """Return how far off forecasts were beyond what is known of steps and acceptance; the prior's share falls."""
     errors = np.log1p([each.error for each in calibration.held]) if calibration.held else np.zeros(0)
     return math.sqrt((_SERVING_WEIGHT * _SERVING_SD**2 + float(errors @ errors)) / (_SERVING_WEIGHT + len(errors)))
+
+
+def find_crossovers(rows: Sequence[ForecastCell]) -> tuple[ForecastCrossover, ...]:
+    """Return where the speed-up of each server and k falls to 1, over each axis with two loads or more."""
+    found = []
+    for sweep, each in groupby(sorted(rows, key=_sweep_of), key=_sweep_of):
+        line = sorted(each, key=lambda row: row.load)
+        if len(line) > 1:
+            setting, k, group, temperature, axis = sweep
+            ends = [_find_end(line, part) for part in (_value, _low, _high)]
+            found.append(
+                ForecastCrossover(
+                    setting=setting,
+                    k=k,
+                    group=group or None,
+                    temperature=temperature,
+                    axis=axis,
+                    value=ends[0] if 0 < ends[0] < math.inf else None,
+                    low=ends[1],
+                    high=ends[2],
+                )
+            )
+    return tuple(found)
+
+
+def _sweep_of(row: ForecastCell) -> tuple[str, int, str, float, str]:
+    return row.setting, row.k, row.group or "", row.temperature, row.axis
+
+
+def _value(row: ForecastCell) -> float:
+    return row.speedup.value
+
+
+def _low(row: ForecastCell) -> float:
+    return row.speedup.low
+
+
+def _high(row: ForecastCell) -> float:
+    return row.speedup.high
+
+
+def _find_end(line: Sequence[ForecastCell], part: Callable[[ForecastCell], float]) -> float:
+    """Return the load at which a line first falls below 1; 0 where it begins there, infinity where it never does."""
+    if part(line[0]) < 1:
+        return 0.0
+    for before, after in pairwise(line):
+        if part(after) < 1:
+            fallen = math.log(part(before)) / math.log(part(before) / part(after))
+            return float(before.load * (after.load / before.load) ** fallen)
+    return math.inf
+
+
+def find_doubts(
+    profile: Profile,
+    calibration: Calibration,
+    matched: Sequence[tuple[CalibratedSetting, Acceptance]],
+    rows: Sequence[ForecastCell],
+) -> Iterator[Finding]:
+    """Yield what the forecast rests on that may not hold."""
+    if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
+        yield Finding.warning(
+            "not-replayed",
+            f"What {join_names(left)} would accept is not known: the profile does not have it.",
+            fix="Replay the log with it as a candidate.",
+        )
+    if far := [row for row in rows if row.is_extrapolated]:
+        first = min(far, key=lambda row: row.load)
+        yield Finding.error(
+            "far-from-calibrated",
+            f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences "
+            "as were calibrated: nothing is known of such steps.",
+            fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
+        )
+    if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
+        yield Finding.warning(
+            "two-models",
+            f"The log was replayed for {profile.target.name}, and {calibration.target} was calibrated.",
+            fix="Use a replay and a calibration of one model.",
+        )
+
+
+def _same_model(one: str, other: str) -> bool:
+    return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()

@@ -1,9 +1,10 @@
-"""Turns a checkpoint directory into a model that can run."""
+"""Turns a checkpoint directory into a model that can run; knows how the decoder families differ."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,14 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.decoder import CausalLM, GatedMlp, Layer, Weights
-from draftwise.engine.models.families import Family, get_family
+from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
+from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["WeightReader", "load_model"]
+__all__ = ["FAMILIES", "Family", "WeightReader", "get_family", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -49,7 +49,7 @@ def load_model(
         InvalidSetup: the checkpoint is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE, is incomplete, or the
             dtype or device cannot be had.
     """
-    checkpoint = Checkpoint(path, dummy=load_format == "dummy")
+    checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
     config, where = checkpoint.config, str(Path(path) / "config.json")
     family = get_family(config, where=where)
     if config.get("quantization_config"):
@@ -151,7 +151,7 @@ class WeightReader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointReader,
         shape: ModelShape,
         family: Family,
         dtype: torch.dtype,
@@ -264,3 +264,53 @@ class WeightReader:
         for name, size, part in zip(names, sizes, fused.split(sizes), strict=True):
             self._checkpoint.read(name, (size, *rest), out=part)
         return fused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
+
+    architecture: str
+    qkv_bias: bool | None = False
+    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
+    mlp_bias_key: str | None = None
+    qk_norm: bool = False
+    """RMS norm over each head of q and k before the rotation."""
+    window_switch: str | None = None
+    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    has_experts: bool = False
+    """Whether layers have a mixture of experts (`MixtureShape`)."""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
+    "mistral": Family(architecture="MistralForCausalLM"),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch="use_sliding_window",
+        has_experts=True,
+    ),
+}
+
+
+def get_family(config: Mapping[str, Any], *, where: str) -> Family:
+    """Return the family of a config.json, by `architectures` or else by `model_type`.
+
+    Raises:
+        InvalidSetup: it is not one of the families.
+    """
+    named = config.get("architectures") or []
+    for model_type, family in FAMILIES.items():
+        if family.architecture in named or (not named and config.get("model_type") == model_type):
+            return family
+    raise InvalidSetup.because(
+        "unsupported-architecture",
+        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
+        where=where,
+        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
+    )

@@ -41,17 +41,17 @@ def align(x_BRH: Tensor, step: int) -> Tensor:
     return F.pad(x_BRH[:, : x_BRH.shape[1] - 1 - step], (0, 0, step, 0))
 
 
-def weigh(learnt_BL: Tensor, num_positions: int, discount: float) -> Tensor:
+def weigh(learned_BL: Tensor, num_positions: int, discount: float) -> Tensor:
     """Return the weight of each label at each draft position, [J, B, L]; the weights sum to 1.
 
     Args:
-        learnt_BL: bool, which labels are learnt.
+        learned_BL: bool, which labels are learned.
         num_positions: J.
         discount: weight of a draft position, relative to the position before.
     """
     rows = []
     for j in range(num_positions):
-        mine_BL = F.pad(learnt_BL[:, j:], (j, 0)).float()
+        mine_BL = F.pad(learned_BL[:, j:], (j, 0)).float()
         rows.append(mine_BL * (discount**j / mine_BL.sum().clamp(min=1)))
     return torch.stack(rows) / sum(discount**j for j in range(num_positions))
 
@@ -73,7 +73,7 @@ def score(batch: TokenBatch, loss: Tensor, picks_JBL: Tensor) -> DraftLoss:
     return DraftLoss(
         loss=loss,
         hits=tuple(F.pad(hits_JBL[j, :, j:], (1, 1 + j)) for j in positions),
-        counted=tuple(F.pad(batch.learnt_BT[:, 2 + j :], (1, 1 + j)) for j in positions),
+        counted=tuple(F.pad(batch.learned_BT[:, 2 + j :], (1, 1 + j)) for j in positions),
     )
 
 
@@ -99,7 +99,7 @@ def learn_labels(
         fuse: see `compute_vocabulary_loss`.
     """
     rows = [align(hidden_BRH, j).flatten(0, 1) for j, hidden_BRH in enumerate(hidden_JBRH)]
-    weights_JBL = weigh(batch.learnt_BT[:, 2:], len(rows), discount)
+    weights_JBL = weigh(batch.learned_BT[:, 2:], len(rows), discount)
     weights_JM = weights_JBL.flatten(1)
     answers = answer_as_text(batch) if target_head_VH is None else answer_as_target(states, target_head_VH)
     if len(heads) == 1:
