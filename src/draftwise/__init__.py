@@ -13,7 +13,10 @@ __all__ = [
     "StructuredOutputsParams",
     "__version__",
     "bundle",
+    "calibrate",
     "check",
+    "compare",
+    "decide",
     "deploy",
     "explain",
     "export",
@@ -23,7 +26,10 @@ __all__ = [
     "guard",
     "inspect",
     "pick",
+    "replay",
+    "report",
     "rollback",
+    "schedule",
     "size",
     "train",
     "upgrade",
@@ -41,18 +47,24 @@ _VERBS = frozenset(__all__) - {*_ENGINE, "__version__"}
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
     from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
-    from draftwise.plan.forecast.api import forecast
     from draftwise.verbs.bundle import bundle
+    from draftwise.verbs.calibrate import calibrate
     from draftwise.verbs.check import check
+    from draftwise.verbs.compare import compare
+    from draftwise.verbs.decide import decide
     from draftwise.verbs.deploy import deploy
     from draftwise.verbs.explain import explain
     from draftwise.verbs.export import export
     from draftwise.verbs.facts import facts
     from draftwise.verbs.fetch import fetch
+    from draftwise.verbs.forecast import forecast
     from draftwise.verbs.guard import guard
     from draftwise.verbs.inspect import inspect
     from draftwise.verbs.pick import pick
+    from draftwise.verbs.replay import replay
+    from draftwise.verbs.report import report
     from draftwise.verbs.rollback import rollback
+    from draftwise.verbs.schedule import schedule
     from draftwise.verbs.size import size
     from draftwise.verbs.train import train
     from draftwise.verbs.upgrade import upgrade
@@ -66,8 +78,6 @@ else:
         Raises:
             ImportError: the engine's packages are not installed; says how to install them.
         """
-        if name == "forecast":
-            return import_module("draftwise.plan.forecast.api").forecast
         if name in _VERBS:
             return getattr(import_module(f"draftwise.verbs.{name}"), name)
         if name not in _ENGINE:

@@ -6,15 +6,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from draftwise.cli._loads import conditions, load_options
+from draftwise.cli._loads import load_options
 from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
 from draftwise.core.documents import from_json, to_json
+from draftwise.verbs.decide import DecideRequest, read_conditions
 
 
 @click.command()
 @load_options
 def show(**asked) -> None:
-    for condition in conditions(asked):
+    for condition in read_conditions(DecideRequest(**asked)):
         click.echo(f"{condition.label}|{json.dumps(to_json(condition))}")
 
 

@@ -24,6 +24,8 @@ from draftwise.core import (
     UnreadableSource,
 )
 from draftwise.core.documents import from_json, to_json
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.summary import summarise
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_baseline, read_file, read_profile, write_document
 from draftwise.runs.manifest import Manifest
@@ -91,3 +93,13 @@ def test_a_file_that_is_not_there_or_no_json_is_named(tmp_path: Path) -> None:
         read_profile(tmp_path)
     with pytest.raises(UnreadableSource, match=r"b\.json cannot be read: No such file"):
         read_baseline(tmp_path / "b.json")
+
+
+def test_a_summary_is_what_it_was() -> None:
+    row = json.loads((FOLDER / "run/summary.json").read_text())
+    made = json.loads(json.dumps(to_json(summarise(conclude_run(RunDirectory(FOLDER / "run").read())))))
+    for findings in (made["findings"], *(each["findings"] for each in made["comparisons"])):
+        for finding in findings:
+            assert finding.pop("where") is not None
+            assert finding.pop("source") is not None
+    assert made == row

@@ -70,7 +70,7 @@ def test_it_is_gone_on_with_and_reported(directory: RunDirectory) -> None:
     assert after.answers[:5] == before.answers
     assert len(after.answers) == 8
     _, summary = write_report(directory)
-    assert summary["context"]["servers"]["plain"]["command"] == "fake plain"
+    assert summary.context.server("plain").command == "fake plain"
 
 
 def test_on_another_release_machine_or_setup_it_is_not(directory: RunDirectory) -> None:

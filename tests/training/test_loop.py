@@ -109,8 +109,9 @@ def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path
             QUIET,
         )
     one, two, other = (weights(tmp_path / name) for name in ("one", "two", "other"))
-    assert distance(one, two) < 1e-4
+    # Products of other shapes round differently; by how much depends on the processor.
     assert distance(one, other) > 1e-3
+    assert distance(one, two) < distance(one, other) / 50
 
 
 def test_states_from_disk_are_those_of_the_target(settings, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ with:
 
 - `JSON_FORMAT`: a `Format`; the document starts with the keys `format` and `version`.
 - `JSON_KIND`: the value of the key `kind`, by which the members of a union are told apart.
-- `JSON_DERIVED`: names of properties that are written after the fields, and ignored when read.
+- `JSON_DERIVED`: names of properties that are written after the fields, and ignored when read; `key=property` where
+  the key differs.
 - `JSON_OTHERS`: the name of a mapping field that holds the keys which belong to no other field.
 - `from_earlier(row)`: returns an object that an earlier release wrote in today's form, before it is read.
 - `to_wire()` and `from_wire(wire)`: the class has a form of its own; `from_wire`'s annotation is the type of that form.
@@ -35,6 +36,7 @@ __all__ = [
     "DocumentError",
     "Entry",
     "Format",
+    "derived_of",
     "entries_of",
     "from_json",
     "json_form",
@@ -178,8 +180,7 @@ def _write_object(value: Any) -> dict[str, Any]:
             place[each.path[-1]] = written
     if others is not None:
         row |= to_json(getattr(value, others))
-    row |= {name: to_json(getattr(value, name)) for name in getattr(kind, "JSON_DERIVED", ())}
-    return row
+    return row | {key: to_json(getattr(value, name)) for key, name in derived_of(kind).items()}
 
 
 def _write_entry(entry: Entry, value: Any) -> Any:
@@ -212,6 +213,13 @@ class Entry:
     def key(self) -> str | None:
         """Its key; None where that is in a nested object."""
         return self.path[0] if len(self.path) == 1 else None
+
+
+@cache
+def derived_of(kind: Any) -> dict[str, str]:
+    """Return the properties that are written after the fields, by key."""
+    parts = (each.partition("=") for each in getattr(kind, "JSON_DERIVED", ()))
+    return {key: name or key for key, _, name in parts}
 
 
 NO_NULL = object()
@@ -512,7 +520,7 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
 def _object_reader(kind: Any) -> Reader:
     entries = entries_of(kind)
     others = getattr(kind, "JSON_OTHERS", None)
-    known = {each.path[0] for each in entries} | set(getattr(kind, "JSON_DERIVED", ()))
+    known = {each.path[0] for each in entries} | set(derived_of(kind))
     known |= {"format", "version"} if hasattr(kind, "JSON_FORMAT") else set()
     known |= {"kind"} if hasattr(kind, "JSON_KIND") else set()
     modernize = getattr(kind, "from_earlier", _as_is)

@@ -144,12 +144,8 @@ class TrainingRun:
                 self._log_evaluation(evaluation)
             is_due = time.monotonic() - saved > settings.save_minutes * 60
             # The ranks' clocks differ, and so do the steps at which a signal reaches them: all do the same.
-            stops, saves = (
-                any(each)
-                for each in zip(
-                    *self._ranks.gather((is_stopped() or self._reporter.stop_requested, is_due)), strict=True
-                )
-            )
+            wants_stop = is_stopped() or self._reporter.stop_requested
+            stops, saves = (any(each) for each in zip(*self._ranks.gather((wants_stop, is_due)), strict=True))
             if stops or saves or (settings.save_every and step % settings.save_every == 0):
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
                 self._save()
