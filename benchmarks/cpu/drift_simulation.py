@@ -25,9 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.drifting_services import REGIMES, Regime, Service, make_service
 
-from draftwise.watching.drift import Drift, DriftModel, Rows, fit_model
-from draftwise.watching.drift.model import LEARN_DAYS
-from draftwise.watching.drift.rows import ROW_S, ROWS_PER_DAY
+from draftwise.watching.drift import LEARN_DAYS, ROW_S, ROWS_PER_DAY, Drift, DriftModel, Rows, fit_model
 
 MONTH = 30 * ROWS_PER_DAY
 LEARNED = LEARN_DAYS * ROWS_PER_DAY

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.watching.drift.rows import ROW_S, ROWS_PER_DAY, Rows
+from draftwise.watching.drift import ROW_S, ROWS_PER_DAY, Rows
 
 K = 3
 FALLS = (0.0, 0.10, 0.20)
