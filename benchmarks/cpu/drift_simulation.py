@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.drifting_services import REGIMES, Regime, Service, make_service
 
-from draftwise.watching.drift import LEARN_DAYS, ROW_S, ROWS_PER_DAY, Drift, DriftModel, Rows, fit_model
+from draftwise.watching.drift import LEARN_DAYS, ROW_S, ROWS_PER_DAY, Drift, DriftModel, RowArrays, fit_model
 
 MONTH = 30 * ROWS_PER_DAY
 LEARNED = LEARN_DAYS * ROWS_PER_DAY
@@ -35,14 +35,14 @@ FALLS_EACH = 8
 FALLS = (0.10, 0.20)
 FIRST_SEED = 500_000
 
-Detector = Callable[[Rows, int], NDArray[np.bool_]]
+Detector = Callable[[RowArrays, int], NDArray[np.bool_]]
 """Rows of a whole history and where the judged part begins -> in which of its rows the alarm fires."""
 
 
 def with_model(model: DriftModel) -> Detector:
     """Return draftwise's own; a sum that has raised an alarm begins at nothing again."""
 
-    def fire(rows: Rows, begin: int) -> NDArray[np.bool_]:
+    def fire(rows: RowArrays, begin: int) -> NDArray[np.bool_]:
         fired, at = np.zeros(len(rows) - begin, np.bool_), begin
         before = model.follow(rows[begin - ROWS_PER_DAY : begin])
         since = Drift(sums={form: min(each, 0.99 * model.limits[form]) for form, each in before.sums.items()})
@@ -66,26 +66,26 @@ def held(low: NDArray[np.bool_], rows: int) -> NDArray[np.bool_]:
     return length == rows
 
 
-def below_half(rows: Rows, begin: int, k: int = 3) -> NDArray[np.bool_]:
+def below_half(rows: RowArrays, begin: int, k: int = 3) -> NDArray[np.bool_]:
     """Acceptance rate under 0.5 for half an hour, as guides say."""
     rate = rows.accepted / np.maximum(k * rows.drafts, 1)
     return held((rate < 0.5) & (rows.drafts > 0), 6)[begin:]
 
 
-def below_yesterday(rows: Rows, begin: int) -> NDArray[np.bool_]:
+def below_yesterday(rows: RowArrays, begin: int) -> NDArray[np.bool_]:
     """Acceptance length under 0.85 of the same time yesterday for half an hour."""
     length = rows.acceptance_length
     before = np.concatenate([np.full(ROWS_PER_DAY, np.nan), length[:-ROWS_PER_DAY]])
     return held((length < 0.85 * before) & (rows.drafts > 0), 6)[begin:]
 
 
-def below_average(rows: Rows, begin: int) -> NDArray[np.bool_]:
+def below_average(rows: RowArrays, begin: int) -> NDArray[np.bool_]:
     """Moving average over an hour under 0.9 of the one over a week."""
     fast, slow = (_average(rows, span) for span in (12, 7 * ROWS_PER_DAY))
     return held(fast < 0.9 * slow, 1)[begin:]
 
 
-def _average(rows: Rows, span: int) -> NDArray[np.float64]:
+def _average(rows: RowArrays, span: int) -> NDArray[np.float64]:
     kept, now = 1 - 1 / span, float(rows.acceptance_length[rows.drafts > 0][:ROWS_PER_DAY].mean())
     out = np.empty(len(rows))
     for i, (each, counts) in enumerate(zip(rows.acceptance_length, rows.drafts > 0, strict=True)):
@@ -133,7 +133,7 @@ def _find(service: Service, detector: Detector, fall: float, seed: int) -> Itera
     base, fallen = service.rows[0.0], service.rows[fall]
     for begin in rng.integers(LEARNED + ROWS_PER_DAY, LEARNED + MONTH, FALLS_EACH):
         parts = (base[:begin], fallen[begin : begin + WATCHED])
-        rows = Rows(*(np.concatenate([getattr(part, each) for part in parts]) for each in Rows.__slots__))
+        rows = RowArrays(*(np.concatenate([getattr(part, each) for part in parts]) for each in RowArrays.__slots__))
         fired = np.flatnonzero(detector(rows, int(begin)))
         yield (int(fired[0]) + 1) * ROW_S / 60 if len(fired) else float("inf")
 

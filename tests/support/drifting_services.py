@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.watching.drift import ROW_S, ROWS_PER_DAY, Rows
+from draftwise.watching.drift import ROW_S, ROWS_PER_DAY, RowArrays
 
 K = 3
 FALLS = (0.0, 0.10, 0.20)
@@ -43,7 +43,7 @@ REGIMES = tuple(
 class Service:
     """One service over some days."""
 
-    rows: Mapping[float, Rows]
+    rows: Mapping[float, RowArrays]
     """By the share that its acceptance length fell by: the same requests, other acceptance."""
 
 
@@ -65,7 +65,9 @@ def make_service(regime: Regime, days: int, seed: int) -> Service:
             totals[fall] += np.column_stack([np.bincount(row, drafts, num), np.bincount(row, accepted, num)])
     usable, seen = _interruptions(rng, num)
     began = _START_S + ROW_S * np.arange(num)
-    return Service({fall: Rows(began, each[:, 0] * seen, each[:, 1] * seen, usable) for fall, each in totals.items()})
+    return Service(
+        {fall: RowArrays(began, each[:, 0] * seen, each[:, 1] * seen, usable) for fall, each in totals.items()}
+    )
 
 
 def _rates(rng: np.random.Generator, regime: Regime, num: int) -> NDArray[np.float64]:
