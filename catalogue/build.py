@@ -9,8 +9,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftwise.extract.release import TOPICS
 from draftwise.extract.speculative import Facts
-from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import Tree
 from draftwise.knowledge.spans import Row, encode
 

@@ -10,11 +10,10 @@ from catalogue.build import build
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
-from draftwise.extract.release import add_release, read_tables, refuse_known
-from draftwise.extract.sources import Sources
+from draftwise.extract.release import TOPICS, add_release, read_tables, refuse_known
 from draftwise.extract.speculative import Facts
-from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
+from draftwise.extract.wheel_sources import Sources
 from draftwise.knowledge.vllm import get_release, releases, topics
 
 Wheel = Callable[..., Path]

@@ -18,8 +18,7 @@ from draftwise.core import InvalidSetup
 from draftwise.knowledge.vllm import Release, releases
 
 if TYPE_CHECKING:
-    from draftwise.extract.sources import Sources
-    from draftwise.extract.wheel import Progress
+    from draftwise.extract.wheel_sources import Progress, Sources
 
 __all__ = ["facts"]
 
@@ -111,7 +110,7 @@ def remove(what: str) -> None:
 
 
 def _open(what: str | None, python: str | None) -> AbstractContextManager[Sources]:
-    from draftwise.extract import sources
+    from draftwise.extract import wheel_sources as sources
     from draftwise.extract.release import refuse_known
 
     if what is None:
@@ -136,7 +135,7 @@ def _read_version(what: str) -> Version | None:
 @contextmanager
 def _with_progress(version: Version) -> Iterator[Sources]:
     """Fetch a release with a bar on stderr, which only a terminal shows."""
-    from draftwise.extract.sources import open_released
+    from draftwise.extract.wheel_sources import open_released
 
     click.echo(f"Looking for vLLM {version} on pip's index ...", err=True)
     with ExitStack() as until_read:

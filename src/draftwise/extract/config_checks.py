@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from draftwise.extract.configs import Config, config_classes, validators
-from draftwise.extract.fields import fields_of
-from draftwise.extract.flags import FRONTEND, flags
+from draftwise.extract.config_fields import Config, config_classes, validators
+from draftwise.extract.dataclass_fields import fields_of
 from draftwise.extract.guards import Guard, Walk, write
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
+from draftwise.extract.vllm_flags import FRONTEND, flags
 
 __all__ = ["config_arguments", "config_changes", "config_checks", "engine_checks"]
 
