@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract import choices, engine, model_registry, mtp_remap, serving, speculative
+from draftwise.extract import choices, engine, model_registry, mtp_remap, server_surface, speculative
 from draftwise.extract.dataclass_fields import fields_of, type_text
 from draftwise.extract.expressions import UNKNOWN, evaluate, literal, written
 from draftwise.extract.tree import NotFound, Tree
@@ -315,7 +315,7 @@ def test_sampling_parameters_under_speculation(wheel: Wheel) -> None:
             """,
         },
     )
-    table = {name: effect for name, (effect, _) in serving.sampling_params(tree).items()}
+    table = {name: effect for name, (effect, _) in server_surface.sampling_params(tree).items()}
     assert table == {"min_p": "rejected", "min_tokens": "ignored", "temperature": "supported"}
 
 

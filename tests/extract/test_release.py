@@ -13,7 +13,7 @@ from draftwise.core import InvalidSetup
 from draftwise.extract.release import TOPICS, add_release, read_tables, refuse_known
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.extract.wheel_sources import Sources
+from draftwise.extract.wheel_sources import VllmSources
 from draftwise.knowledge.vllm import get_release, releases, topics
 
 Wheel = Callable[..., Path]
@@ -32,8 +32,8 @@ def _tripped(_tree: Tree) -> Facts:
     return {}["x"]  # type: ignore[no-any-return]
 
 
-def _sources(root: Path, version: str) -> Sources:
-    return Sources(root=root, version=Version(version), built="2026-11-20", read_from="here")
+def _sources(root: Path, version: str) -> VllmSources:
+    return VllmSources(root=root, version=Version(version), built="2026-11-20", read_from="here")
 
 
 @pytest.mark.usefixtures("user_data")

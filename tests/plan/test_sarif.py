@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity, Stage
-from draftwise.plan.check.report import Report
+from draftwise.plan.check.check_report import Report
 from draftwise.plan.sarif import SCHEMA, to_sarif
 
 PLAIN = Finding(

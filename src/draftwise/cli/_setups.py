@@ -16,7 +16,7 @@ from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,
-    Reading,
+    SetupReading,
     SourceKind,
     SourceText,
     find_kind,
@@ -26,7 +26,7 @@ from draftwise.setups.read import (
     read_words,
 )
 from draftwise.setups.read.arguments.flag_values import read_json
-from draftwise.setups.read.text_files import read_text
+from draftwise.setups.read.input_texts import read_text
 
 __all__ = [
     "Found",
@@ -124,7 +124,7 @@ def tell_remarks(remarks: Iterable[Finding]) -> None:
 class Found:
     """What the sources of a verb hold, read for one release."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[SetupReading, ...]
     unread: tuple[tuple[str, Report], ...]
     """Files that may start a server and cannot be read, by name."""
     skipped: tuple[str, ...]

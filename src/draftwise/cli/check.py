@@ -18,7 +18,7 @@ from draftwise.cli._setups import Found, find_sources, nearest_option, open_rele
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import Report, judge
-from draftwise.setups.read import Reading, SourceText
+from draftwise.setups.read import SetupReading, SourceText
 
 __all__ = ["check"]
 
@@ -92,7 +92,9 @@ def _read_packages(given: str) -> frozenset[str]:
     return frozenset(re.sub(r"[-_.]+", "-", found[1]).lower() for found in named.values() if found)
 
 
-def _judge(found: Sequence[Found], texts: Sequence[SourceText], judge: Callable[[Reading], Report]) -> list[Judged]:
+def _judge(
+    found: Sequence[Found], texts: Sequence[SourceText], judge: Callable[[SetupReading], Report]
+) -> list[Judged]:
     """Return the judgements of what was read for each release; what does not depend on it is told with the first."""
     first, *others = ([Judged(where=each.where, report=judge(each)) for each in one.readings] for one in found)
     first += (Judged(where=name, report=report) for name, report in found[0].unread)

@@ -18,7 +18,7 @@ from draftwise.core import InvalidSetup
 from draftwise.knowledge.vllm import Release, releases
 
 if TYPE_CHECKING:
-    from draftwise.extract.wheel_sources import Progress, Sources
+    from draftwise.extract.wheel_sources import Progress, VllmSources
 
 __all__ = ["facts"]
 
@@ -109,7 +109,7 @@ def remove(what: str) -> None:
         click.echo(f"vLLM {release.version} is removed: {release.file}.")
 
 
-def _open(what: str | None, python: str | None) -> AbstractContextManager[Sources]:
+def _open(what: str | None, python: str | None) -> AbstractContextManager[VllmSources]:
     from draftwise.extract import wheel_sources as sources
     from draftwise.extract.release import refuse_known
 
@@ -133,7 +133,7 @@ def _read_version(what: str) -> Version | None:
 
 
 @contextmanager
-def _with_progress(version: Version) -> Iterator[Sources]:
+def _with_progress(version: Version) -> Iterator[VllmSources]:
     """Fetch a release with a bar on stderr, which only a terminal shows."""
     from draftwise.extract.wheel_sources import open_released
 

@@ -16,7 +16,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop

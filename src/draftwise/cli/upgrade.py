@@ -22,7 +22,7 @@ from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.upgrade import Change, Choice, Upgrade, compare_releases
-from draftwise.setups.read import Reading
+from draftwise.setups.read import SetupReading
 
 __all__ = ["upgrade"]
 
@@ -72,7 +72,7 @@ def upgrade(
         sys.exit(1)
 
 
-def _pair(old: Found, new: Found) -> Iterable[tuple[Reading, Reading]]:
+def _pair(old: Found, new: Found) -> Iterable[tuple[SetupReading, SetupReading]]:
     """Return each setup as the two releases read it.
 
     Raises:

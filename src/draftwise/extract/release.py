@@ -17,13 +17,13 @@ from draftwise.extract import (
     model_registry,
     mtp_remap,
     probes,
-    serving,
+    server_surface,
     speculative,
     vllm_flags,
 )
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.extract.wheel_sources import Sources
+from draftwise.extract.wheel_sources import VllmSources
 from draftwise.knowledge.added import AddedRelease, write_release
 from draftwise.knowledge.vllm import forget_added, releases, topics
 from draftwise.version import __version__
@@ -59,9 +59,9 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         choices.kv_cache_dtypes,
         choices.moe_backends,
         choices.reasoning_parsers,
-        serving.metrics,
-        serving.sampling_params,
-        serving.env,
+        server_surface.metrics,
+        server_surface.sampling_params,
+        server_surface.env,
         probes.probes,
     )
 }
@@ -70,7 +70,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
 Extractors = Mapping[str, Callable[[Tree], Facts]]
 
 
-def add_release(sources: Sources, extractors: Extractors = TOPICS) -> AddedRelease:
+def add_release(sources: VllmSources, extractors: Extractors = TOPICS) -> AddedRelease:
     """Read a release and store what it says; a release that was added before is replaced.
 
     A topic that cannot be read is left out, and `AddedRelease.missing` says why: what rests on it is then not judged.

@@ -36,7 +36,7 @@ __all__ = [
     "IndexedWheel",
     "Progress",
     "RemoteFile",
-    "Sources",
+    "VllmSources",
     "download_wheel",
     "fetch_sources",
     "find_wheel",
@@ -263,7 +263,7 @@ _VERSION = re.compile(r"""^__version__\s*=\s*(?:version\s*=\s*)?['"]([^'"]+)['"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class VllmSources:
     """The sources of one release on this disk."""
 
     root: Path
@@ -277,7 +277,7 @@ class Sources:
     """Of the wheel, where they come from one."""
 
 
-def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> Sources:
+def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> VllmSources:
     """Return the sources that lie in a folder: an unpacked wheel, site-packages, or the package itself.
 
     Raises:
@@ -290,7 +290,7 @@ def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: s
             f"{read_from or folder} does not hold the Python sources of vLLM.",
             fix="Give vllm==X, a wheel of vLLM, or a folder with `vllm/__init__.py` in it.",
         )
-    return Sources(
+    return VllmSources(
         root=root,
         version=_find_version(root, read_from or str(folder)),
         built=built or _newest_date(root / "vllm"),
@@ -300,7 +300,7 @@ def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: s
 
 
 @contextmanager
-def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Iterator[Sources]:
+def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
     """Unpack a wheel while its sources are needed.
 
     Raises:
@@ -318,7 +318,7 @@ def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Ite
         yield open_folder(Path(folder), read_from=file.name, built=built, sha256=sha256)
 
 
-def open_installed(python: str) -> Sources:
+def open_installed(python: str) -> VllmSources:
     """Return the sources of the vLLM that an interpreter would import; nothing of it is imported.
 
     Raises:
@@ -345,7 +345,7 @@ def open_installed(python: str) -> Sources:
 
 
 @contextmanager
-def open_released(version: Version, progress: Progress = lambda _done, _all: None) -> Iterator[Sources]:
+def open_released(version: Version, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
     """Fetch the sources of a release from the package index that pip is configured for.
 
     Only the sources are transferred where the index serves parts of files, else pip downloads the whole wheel.

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from draftwise.core import Finding, Severity
-from draftwise.plan.check.report import Report
+from draftwise.plan.check.check_report import Report
 from draftwise.plan.sarif import locate
 
 __all__ = ["to_github", "to_gitlab"]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import Effect, Ruling, Stage
-from draftwise.knowledge.old_flags import read_old_flags
+from draftwise.knowledge.flag_types import read_old_flags
 from draftwise.knowledge.vllm import get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
 from draftwise.setups.read.shell.words import Word

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.checkpoints.gguf import (
+from draftwise.checkpoints.gguf_files import (
     ROPE_FACTORS,
     GgufHeader,
     has_paired_rotation,

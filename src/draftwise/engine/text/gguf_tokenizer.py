@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from draftwise.checkpoints.gguf import GgufHeader
+from draftwise.checkpoints.gguf_files import GgufHeader
 from draftwise.checkpoints.text_files import quote
 from draftwise.core import InvalidSetup
 

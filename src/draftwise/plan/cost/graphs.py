@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from draftwise.core import Setup
 from draftwise.plan.check import check_context, get_context
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import get_limits
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.cuda_graphs import find_holes, list_captured
 from draftwise.plan.cost.machine import Graph
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.cost.work import Work, find_drafter_work
 from draftwise.plan.pick.case import Case, GivenDrafter
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse, refuse_no_drafter

@@ -11,9 +11,9 @@ from typing import Any
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.method_advice import PublishedResult
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.case import Case

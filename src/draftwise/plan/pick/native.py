@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.families import find_native
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import find_native
 from draftwise.plan.cost.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse

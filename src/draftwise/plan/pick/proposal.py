@@ -8,8 +8,8 @@ from typing import Any
 
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.cost.work import Work
 from draftwise.plan.pick.case import Case
 

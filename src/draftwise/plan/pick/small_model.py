@@ -8,8 +8,8 @@ from typing import Any
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.cost.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse_no_drafter
