@@ -354,7 +354,6 @@ def open_released(version: Version, progress: Progress = lambda _done, _all: Non
         InvalidSetup: the index has no such release, or pip is not installed.
         BackendError: the index cannot be reached.
     """
-    from draftwise.extract.wheel_sources import fetch_sources, find_wheel
 
     with TemporaryDirectory(prefix="draftwise-") as folder:
         wheel = find_wheel(f"vllm=={version}")
