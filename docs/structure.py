@@ -21,10 +21,9 @@ One package, layered by the operator's verbs. Imports go downward only; `make ch
 {rooms}
 
 State lives in four places: the engine (sequences, pages, the runner's tensors), a server's process, the run directory,
-and the files of a guard.
-torch is reachable from `engine`, `train` and `serve` only, so planning, checking and measuring work without it.
+and the files of a guard. Only `engine`, `training` and `serve` reach torch: planning, checking and measuring need none.
 
-# Beside the package
+# Outside the package
 `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
 committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `knowledge/data` and hold `check`
 against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.

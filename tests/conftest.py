@@ -51,6 +51,7 @@ LIGHT_FOLDERS = (
         "setups",
         "static",
         "statistics",
+        "verbs",
         "watching",
     ),
     *("workloads",),

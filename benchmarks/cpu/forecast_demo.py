@@ -29,8 +29,8 @@ from draftwise.core import (
     SpecConfig,
 )
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.plan.forecast.forecast import forecast
-from draftwise.plan.forecast.screen import find_hopeless
+from draftwise.plan.forecast.forecasting import forecast
+from draftwise.plan.forecast.run_cells import find_hopeless
 from draftwise.runs.documents import read_calibration, read_profile
 
 __all__ = ["RESULTS", "compare", "make_profile", "read_demo", "screen", "summarize"]

@@ -51,12 +51,13 @@ from draftwise.core import (
     ReplayedTarget,
     Run,
 )
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.calibrate.build import make_calibration
 from draftwise.measure.calibrate.points import find_firsts, find_points
-from draftwise.plan.forecast.forecast import forecast as make_forecast
+from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
 from draftwise.statistics.totals import ratio_of_totals
@@ -110,7 +111,7 @@ def forecast_all(
             output_tokens=asked["output_tokens"],
         )
         same = [each for each in made.cells if each.group == name and each.k == largest[each.setting]]
-        cells += [{"workload": name, **each.to_dict()} for each in same]
+        cells += [{"workload": name, **to_json(each)} for each in same]
         ends += [
             {"workload": name, "setting": e.setting, "value": e.value, "low": e.low, "high": finite(e.high)}
             for e in made.crossovers

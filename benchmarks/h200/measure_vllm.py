@@ -30,6 +30,7 @@ from record import about, command_line, result_file
 from shapes import SCALES, Folders, Scale, write_folders, write_tokenizer
 
 from draftwise.core import Comparison, Crossover, Decision, Interval
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.conditions import describe_unmeasured
 from draftwise.reporting.sentences import describe_decision
@@ -216,7 +217,7 @@ class Runs:
         row["seconds"] = round(time.monotonic() - began, 1)
         if (out / "manifest.json").exists():
             run = RunDirectory(out).read()
-            row |= {"added": [each.label for each in run.added], "servers": run.context.to_dict()["servers"]}
+            row |= {"added": [each.label for each in run.added], "servers": to_json(run.context)["servers"]}
             row |= as_rows(conclude_run(run).decision)
             for name in ("summary.json", "report.html"):
                 if (out / name).exists():

@@ -33,6 +33,7 @@ from record import command_line
 from draftwise import __version__
 from draftwise.backends import VllmBackend
 from draftwise.core import Setup, SpecConfig
+from draftwise.core.documents import to_json
 from draftwise.measure.context import describe_hardware
 
 HERE = Path(__file__).parent
@@ -174,7 +175,7 @@ async def run(vllm: str, names: list[str], out: Path, keep: Path | None) -> None
                     "draftwise": __version__,
                     "vllm": lab.version,
                     "python": platform.python_version(),
-                    "hardware": describe_hardware().to_dict(),
+                    "hardware": to_json(describe_hardware()),
                     "serve": " ".join(SERVE),
                 }
                 put_row(out, "case", row, head)

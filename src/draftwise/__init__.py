@@ -2,42 +2,95 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from draftwise.version import __version__
 
-__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__", "forecast"]
+__all__ = [
+    "LLM",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+    "bundle",
+    "calibrate",
+    "check",
+    "compare",
+    "decide",
+    "deploy",
+    "explain",
+    "export",
+    "facts",
+    "fetch",
+    "forecast",
+    "guard",
+    "inspect",
+    "pick",
+    "replay",
+    "report",
+    "rollback",
+    "schedule",
+    "size",
+    "train",
+    "upgrade",
+    "verify",
+    "watch",
+]
 
 _ENGINE = {
     "LLM": "draftwise.engine.llm",
     "SamplingParams": "draftwise.engine.sampling.params",
     "StructuredOutputsParams": "draftwise.engine.sampling.params",
 }
-_LIGHT = {"forecast": "draftwise.plan.forecast.api"}
-"""What needs no engine."""
+_VERBS = frozenset(__all__) - {*_ENGINE, "__version__"}
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
     from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
-    from draftwise.plan.forecast.api import forecast
+    from draftwise.verbs.bundle import bundle
+    from draftwise.verbs.calibrate import calibrate
+    from draftwise.verbs.check import check
+    from draftwise.verbs.compare import compare
+    from draftwise.verbs.decide import decide
+    from draftwise.verbs.deploy import deploy
+    from draftwise.verbs.explain import explain
+    from draftwise.verbs.export import export
+    from draftwise.verbs.facts import facts
+    from draftwise.verbs.fetch import fetch
+    from draftwise.verbs.forecast import forecast
+    from draftwise.verbs.guard import guard
+    from draftwise.verbs.inspect import inspect
+    from draftwise.verbs.pick import pick
+    from draftwise.verbs.replay import replay
+    from draftwise.verbs.report import report
+    from draftwise.verbs.rollback import rollback
+    from draftwise.verbs.schedule import schedule
+    from draftwise.verbs.size import size
+    from draftwise.verbs.train import train
+    from draftwise.verbs.upgrade import upgrade
+    from draftwise.verbs.verify import verify
+    from draftwise.verbs.watch import watch
+else:
 
+    def __getattr__(name: str) -> Any:
+        """Import a verb, or the engine (and torch), when it is first used.
 
-def __getattr__(name: str) -> Any:
-    """Import the engine (and torch) only when it is asked for, and what else is here with its first use.
+        Raises:
+            ImportError: the engine's packages are not installed; says how to install them.
+        """
+        if name in _VERBS:
+            return getattr(import_module(f"draftwise.verbs.{name}"), name)
+        if name not in _ENGINE:
+            raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
+        try:
+            return getattr(import_module(_ENGINE[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("draftwise"):
+                raise
+            raise ImportError(
+                f"draftwise.{name} needs {error.name}, which is not installed. Run: pip install 'draftwise[engine]'."
+            ) from error
 
-    Raises:
-        ImportError: the engine's packages are not installed; says how to install them.
-    """
-    if name in _LIGHT:
-        return getattr(importlib.import_module(_LIGHT[name]), name)
-    if name not in _ENGINE:
-        raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(_ENGINE[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("draftwise"):
-            raise
-        raise ImportError(
-            f"draftwise.{name} needs {error.name}, which is not installed. Run: pip install 'draftwise[engine]'."
-        ) from error
+    def __dir__() -> list[str]:
+        """Return the public names."""
+        return list(__all__)

@@ -11,10 +11,8 @@ from cases import CASES
 from shapes import SCALES
 
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.cost.constants import Prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep, fit_machine
-from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
-from draftwise.plan.cost.model import fit_cost_model
+from draftwise.plan.cost.cost_model import MeasuredStep, fit_cost_model, fit_machine
+from draftwise.plan.cost.machine import DecodeBatch, DecodeStep, Drafting, Machine, Prior, gpu_prior
 from draftwise.plan.cost.work import find_drafter_work, find_work
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16
@@ -38,13 +36,13 @@ def machine(prior: Prior) -> Machine:
     return Machine(constants=prior.constants, work=work, shape=read_shape(CONFIG))
 
 
-def as_step(row: dict[str, Any]) -> Step:
-    case, batch = CASES[row["case"]], Batch(sequences=row["batch"], context=CONTEXT)
+def as_step(row: dict[str, Any]) -> DecodeStep:
+    case, batch = CASES[row["case"]], DecodeBatch(sequences=row["batch"], context=CONTEXT)
     if case.spec is None:
-        return Step(batch=batch)
+        return DecodeStep(batch=batch)
     method = case.spec["method"]
     work = find_drafter_work(method, case.k, CONFIG, SCALE.eagle3, BF16) if case.drafter else None
-    return Step(
+    return DecodeStep(
         batch=batch,
         drafting=Drafting(method=method, work=work, asynchronous=True),
         drafted=case.k,

@@ -26,11 +26,16 @@ from tests.support.crafted import (
 
 from draftwise import checkpoints
 from draftwise.checkpoints.inspect import inspect_checkpoint
-from draftwise.checkpoints.pair import find_mtp_findings, find_pair_findings, inspect_pair
+from draftwise.checkpoints.pair import Pair, find_mtp_findings, find_pair_findings, inspect_pair
 from draftwise.core import InvalidSetup, Severity
+from draftwise.verbs.inspect import InspectResult
 
 TARGET = BUNDLE / "target"
 Config = dict[str, Any]
+
+
+def write_out(pair: Pair) -> Any:
+    return InspectResult(sides=(pair.drafter, pair.target), pair=pair, findings=pair.findings).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_bundled_drafters_are_known_and_fit(
     assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, aux_layers, "plain")
     assert {finding.code for finding in pair.findings} == ({"mtp-modules-alone"} if name == "mtp" else set())
     assert pair.fits
-    json.dumps(pair.to_dict())
+    json.dumps(write_out(pair))
 
 
 def test_the_bundled_target_is_clean() -> None:
@@ -460,7 +465,7 @@ def test_no_config_makes_it_stumble(tmp_path: Path, name: str, config: Config, a
         other = inspect_pair(BUNDLE / "eagle3", folder)
     except InvalidSetup:
         return
-    json.dumps([pair.to_dict(), other.to_dict()])
+    json.dumps([write_out(pair), write_out(other)])
 
 
 def test_one_vocabulary_as_prefix_of_the_other_is_no_fault(tmp_path: Path) -> None:

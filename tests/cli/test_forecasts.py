@@ -197,7 +197,7 @@ def test_names_of_urls_and_of_candidates_belong_together() -> None:
 
 def test_a_calibration_is_a_value_that_forecasts_need_no_file_for() -> None:
     assert isinstance(make_calibration(), Calibration)
-    assert draftwise.forecast(make_profile(), make_calibration(), concurrency=(1,)).cells
+    assert draftwise.forecast(make_profile(), make_calibration(), concurrency=(1,)).forecast.cells
 
 
 def test_a_run_goes_on_as_it_was_planned(measured: Path) -> None:

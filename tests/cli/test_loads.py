@@ -6,15 +6,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from draftwise.cli._loads import conditions, load_options
+from draftwise.cli._loads import load_options
 from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
+from draftwise.core.documents import from_json, to_json
+from draftwise.verbs.decide import DecideRequest, read_conditions
 
 
 @click.command()
 @load_options
 def show(**asked) -> None:
-    for condition in conditions(asked):
-        click.echo(f"{condition.label}|{json.dumps(condition.to_dict())}")
+    for condition in read_conditions(DecideRequest(**asked)):
+        click.echo(f"{condition.label}|{json.dumps(to_json(condition))}")
 
 
 def ask(*args: str) -> list[str]:
@@ -22,7 +24,7 @@ def ask(*args: str) -> list[str]:
     assert result.exit_code == 0, result.output
     rows = [line.split("|", 1) for line in result.output.splitlines()]
     for label, written in rows:
-        assert Condition.from_dict(json.loads(written)).label == label  # the manifest brings back what was asked for
+        assert from_json(Condition, json.loads(written)).label == label  # the manifest brings back what was asked for
     return [label for label, _ in rows]
 
 
@@ -45,7 +47,7 @@ def test_ramps_bursts_and_recordings() -> None:
 def test_conditions_survive_the_manifest() -> None:
     load = OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=9),), arrivals=Arrivals.CONSTANT)
     for condition in (Condition(load=load, temperature=0.3), Condition(load=Replay(speed=0.5)), Condition()):
-        assert Condition.from_dict(condition.to_dict()) == condition
+        assert from_json(Condition, to_json(condition)) == condition
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from jsonschema import Draft7Validator
 
 from draftwise.cli import main
 from draftwise.core import Profile
+from draftwise.core.documents import from_json
 from draftwise.replaying import read_anchors, read_profile
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
@@ -52,7 +53,7 @@ def test_a_log_of_token_ids_needs_no_tokenizer(tmp_path: Path, name: str) -> Non
     schema = json.loads(CliRunner().invoke(main, ["schema", "replay"]).stdout)
     assert [error.message for error in Draft7Validator(schema).iter_errors(printed)] == []
     profile = read_profile(out)
-    assert Profile.from_dict(printed) == profile
+    assert from_json(Profile, printed) == profile
     assert (profile.log.used, profile.log.order, profile.log.groups) == (2, "time", {"chat": 1, "edit": 1})
     assert [(entry.group, entry.by_k[4].steps) for entry in profile.entries] == [(None, 4), ("chat", 2), ("edit", 2)]
     assert read_anchors(out)[0].limits.tolist() == [2**31 - 1, 50]

@@ -21,9 +21,9 @@ from tests.support.watched import make_baseline
 from tests.support.web import serving_answers
 
 from draftwise.cli import main
-from draftwise.cli._diagnosing import add_diagnoses
 from draftwise.cli._watching import draw_course
 from draftwise.core import Finding, Severity
+from draftwise.verbs.diagnosing import add_diagnoses
 from draftwise.watching.diagnose import Asked
 from draftwise.watching.watcher import Sight
 
@@ -158,7 +158,7 @@ def test_bad_input_names_its_fix(tmp_path: Path) -> None:
     assert "is not an http(s) URL" in run("llama:8000", "--once").output
     done = run("http://127.0.0.1:1", "--baseline", tmp_path / "setup.json", "--once")
     assert done.exit_code == 2
-    assert "is no baseline that this version of draftwise reads" in done.output
+    assert "is not a baseline" in done.output
     assert run("http://127.0.0.1:1", "--baseline", tmp_path / "nothing", "--once").exit_code == 2
 
 

@@ -88,29 +88,30 @@ def test_a_setup_that_nobody_measured_has_a_baseline_of_absences():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"format": "other"}, "its format is not 'draftwise-baseline'"),
-        ({"version": 2}, "it has version 2, and 1 is known here"),
+        ({"format": "other"}, "is not a baseline"),
+        ({"version": 2}, "has version 2; this draftwise reads version 1"),
         ({"probe_null": 1.5}, "probe_null is a share"),
-        ({"seen": {}}, "no baseline"),
+        ({"seen": {}}, "seen: lacks the key 'pool'"),
         ({"setup_sha256": "12"}, "setup_sha256"),
         ({"curve_ms": {"a": [[8, 1.0], [1, 1.0]]}}, "the curve of a goes up"),
         ({"curve_ms": {"a": [[1, -1.0]]}}, "the curve of a is positive"),
-        ({"curve_ms": {"a": [["1", 2]]}}, "no baseline"),
-        ({"rollback": [{}]}, "no baseline"),
+        ({"curve_ms": {"a": [["1", 2]]}}, "curve_ms.a[0][0]: must be a finite number, not '1'"),
+        ({"rollback": [{}]}, "rollback[0]: lacks the key 'workload'"),
         ({"probe": [{"prompt_id": "0", "num_tokens": 1, "num_steps": 2, "text_sha256": SUM}]}, "a step gives"),
-        ({"more": 1}, "should not have, 'more'"),
+        ({"more": 1}, "has the unknown key 'more'"),
     ],
 )
 def test_what_is_no_baseline_is_refused_by_name(changes, named):
     row = json.loads(FULL.to_json()) | changes
-    with pytest.raises(UnreadableSource, match="is no baseline") as raised:
+    with pytest.raises(UnreadableSource) as raised:
         Baseline.from_json(json.dumps(row), where="baseline.json")
     assert named in str(raised.value)
+    assert raised.value.findings[0].code == "not-a-baseline"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "no JSON", '{"format": "draftwise-baseline"}'])
 def test_foreign_text_is_refused(text):
-    with pytest.raises(UnreadableSource, match="that `draftwise deploy` wrote"):
+    with pytest.raises(UnreadableSource, match=r"that `draftwise deploy` wrote|Write it again from the run"):
         Baseline.from_json(text, where="x")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftwise.core import CalibratedSetting, Calibration, InvalidSetup, SpecConfig, StepPoint
+from draftwise.core.documents import from_json, read_document, to_json
 
 PLAIN = CalibratedSetting(name="plain", kv_tokens=1000)
 NGRAM = CalibratedSetting(name="ngram", spec=SpecConfig(method="ngram", num_speculative_tokens=5))
@@ -30,7 +31,7 @@ def calibration(**other: Any) -> Calibration:
 
 
 def test_what_was_written_is_read_back() -> None:
-    assert Calibration.from_dict(json.loads(json.dumps(calibration().to_dict()))) == calibration()
+    assert from_json(Calibration, json.loads(json.dumps(to_json(calibration())))) == calibration()
 
 
 def test_points_of_a_setting_are_in_order_of_their_batch() -> None:
@@ -65,5 +66,5 @@ def test_what_cannot_be_is_refused(damage: dict[str, Any]) -> None:
 )
 def test_other_documents_say_what_they_are_not(change: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidSetup) as refused:
-        Calibration.from_dict({**calibration().to_dict(), **change})
+        read_document(Calibration, {**to_json(calibration()), **change}, "calibration.json")
     assert refused.value.findings[0].code == code

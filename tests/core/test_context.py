@@ -3,6 +3,7 @@
 import pytest
 
 from draftwise.core import Hardware, RunContext, ServerRecord
+from draftwise.core.documents import DocumentError, from_json, to_json
 
 ROW = {
     "started": "2026-01-01 10:00 UTC",
@@ -19,11 +20,11 @@ ROW = {
 
 
 def test_what_was_written_is_read() -> None:
-    assert RunContext.from_dict(ROW).to_dict() == ROW
+    assert to_json(from_json(RunContext, ROW)) == ROW
 
 
 def test_what_is_known_has_a_field_and_the_rest_is_kept() -> None:
-    context = RunContext.from_dict(ROW)
+    context = from_json(RunContext, ROW)
     assert context.hardware == Hardware(told="8 x H200", others={"rack": 7})
     assert context.server("plain").release == "1"
     assert context.server("unknown") == ServerRecord()
@@ -31,8 +32,8 @@ def test_what_is_known_has_a_field_and_the_rest_is_kept() -> None:
 
 @pytest.mark.parametrize("row", [[], {"hardware": [1]}, {"servers": {"plain": {"no": 1}}}])
 def test_something_else_is_refused(row: object) -> None:
-    with pytest.raises(TypeError):
-        RunContext.from_dict(row)  # type: ignore[arg-type]
+    with pytest.raises(DocumentError):
+        from_json(RunContext, row)
 
 
 def test_no_speculation_is_not_the_same_as_not_saying() -> None:

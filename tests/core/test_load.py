@@ -3,6 +3,7 @@
 import pytest
 
 from draftwise.core import Arm, Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+from draftwise.core.documents import from_json, to_json
 
 RAMP = OpenLoop(phases=(Phase(start_per_s=1, end_per_s=8, duration_s=60), Phase(start_per_s=8, end_per_s=8)))
 STEPS = OpenLoop(phases=(Phase(start_per_s=2, end_per_s=2, duration_s=9), Phase(start_per_s=2, end_per_s=2)))
@@ -23,7 +24,7 @@ def test_a_condition_has_a_name_and_survives_json(load: Load, label: str) -> Non
     warm = Condition(load=load, temperature=0.7)
     assert Condition(load=load).label == label
     assert warm.label == f"{label} T=0.7"
-    assert Condition.from_dict(warm.to_dict()) == warm
+    assert from_json(Condition, to_json(warm)) == warm
 
 
 @pytest.mark.parametrize(("load", "rate"), [(OpenLoop.steady(2), 2), (STEPS, 2), (RAMP, None)])

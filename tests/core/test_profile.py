@@ -20,6 +20,7 @@ from draftwise.core import (
     SpecConfig,
 )
 from draftwise.core.comparison import Interval
+from draftwise.core.documents import from_json, read_document, to_json
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2, options={"prompt_lookup_max": 4})
 
@@ -48,7 +49,7 @@ def make_profile() -> Profile:
 
 def test_written_profile_is_read_back() -> None:
     profile = make_profile()
-    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+    assert from_json(Profile, json.loads(json.dumps(to_json(profile)))) == profile
 
 
 def test_entry_is_found_whatever_its_k() -> None:
@@ -87,13 +88,13 @@ def test_counts_are_those_of_the_core() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(path: tuple[Any, ...], value: Any) -> None:
-    row = make_profile().to_dict()
+    row = to_json(make_profile())
     place: Any = row
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(InvalidSetup) as caught:
-        Profile.from_dict(row, "p.json")
+        read_document(Profile, row, "p.json")
     assert caught.value.findings[0].where in ("p.json", "--speculative-config")
 
 
@@ -102,5 +103,5 @@ def test_what_cannot_be_is_refused(path: tuple[Any, ...], value: Any) -> None:
 )
 def test_another_document_is_named(row: Any, code: str) -> None:
     with pytest.raises(InvalidSetup) as caught:
-        Profile.from_dict(row)
+        read_document(Profile, row, "p.json")
     assert caught.value.findings[0].code == code

@@ -25,8 +25,9 @@ from draftwise.core import (
     Verdict,
 )
 from draftwise.core.comparison import ALL
+from draftwise.core.documents import from_json
 from draftwise.deciding.bands import find_bands, find_rises, find_single_settings, propose_schedules
-from draftwise.plan.schedule.ranges import KEY
+from draftwise.plan.schedule.draft_lengths import KEY
 from draftwise.reporting.conditions import describe_single_settings
 from draftwise.reporting.units import format_load
 from draftwise.setups.read import read_setups
@@ -196,7 +197,7 @@ def run_on(
     given = [replace(each, setup=replace(setup, spec=each.spec)) for each in arms or [arm(3), arm(5)]]
     servers = {each.name: {"command": command, "version": version} for each in given}
     plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), remembering={}, conditions=closed(1, 64))
-    return Run(plan=plan, context=RunContext.from_dict({**CONTEXT, "servers": servers}))
+    return Run(plan=plan, context=from_json(RunContext, {**CONTEXT, "servers": servers}))
 
 
 def test_bands_that_differ_in_k_alone_become_the_engines_schedule() -> None:

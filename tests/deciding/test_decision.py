@@ -10,6 +10,7 @@ from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Arm, Condition, Counters, Omission, OpenLoop, Relation, Severity, Verdict
+from draftwise.core.documents import to_json
 from draftwise.deciding.bands import find_crossovers, gather_load_points
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.deciding.recommendations import find_rollbacks
@@ -342,7 +343,7 @@ def test_points_along_the_load_are_the_ratios_that_decide() -> None:
 def test_the_summary_is_json_with_everything_in_it() -> None:
     context = {**CONTEXT, "thresholds": {"slo_e2e_s": 0.5}}
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS, context=context)
-    found = json.loads(json.dumps(summarise(conclude_run(run)), allow_nan=False))
+    found = json.loads(json.dumps(to_json(summarise(conclude_run(run))), allow_nan=False))
     first = found["comparisons"][1]
     assert (first["condition"], first["load"], first["decided_by"]) == (
         "c=4",
@@ -385,7 +386,7 @@ def test_rollback_rules_are_values_that_name_metrics_of_a_server() -> None:
 
 def test_the_summary_has_the_values_beside_the_sentences() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS, keep=lambda turn: turn.repeat < 3)
-    found = json.loads(json.dumps(summarise(conclude_run(run)), allow_nan=False))
+    found = json.loads(json.dumps(to_json(summarise(conclude_run(run))), allow_nan=False))
     assert len(found["rollback"]) == 1
     assert {each["metric"] for each in found["rollback_rules"]} == {"tokens_per_step", "ttft_p99_s"}
     assert found["scope_values"]["workloads"] == {"code": 12}

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.adopted import IMAGES, ORDER
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
 from draftwise.deploying import TARGETS, Platform, deploy, make_order, read_layout
+from draftwise.deploying.verify.returned import compare_returned
+from draftwise.setups.read import SourceText
 
 SETUP = Setup(
     target="meta-llama/Llama-3.1-8B-Instruct",
@@ -210,6 +213,35 @@ def test_objects_one_behind_the_other_are_read(spec: Path) -> None:
     items = json.loads(returned(spec))["items"]
     stream = "".join(f"{json.dumps(item, indent=4)}\n" for item in items)
     assert codes(spec, "--returned", "-", stdin=stream) <= {"async-switched-off"}
+
+
+UNITS = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        *((f"3{larger}", f"3000{smaller}", True) for smaller, larger in pairwise(UNITS)),
+        *((f"3{larger}", f"300{smaller}", False) for smaller, larger in pairwise(UNITS)),
+        *((f"2{larger}i", f"2048{smaller}i", True) for smaller, larger in pairwise("KMGTPE")),
+        ("1Ki", "1024", True), ("1.5", "1500m", True), ("1K", "1k", False), ("1", True, False),
+    ],
+)  # fmt: skip
+def test_quantities_are_the_same_however_they_are_written(before: str, after: object, is_same: bool) -> None:
+    thing = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+    sent, back = (
+        SourceText(text=json.dumps(thing | {"spec": {"amount": value}}), name=name)
+        for value, name in ((before, "sent"), (after, "back"))
+    )
+    assert [each.code for each in compare_returned(sent, back)] == ([] if is_same else ["field-changed"])
+
+
+def test_documents_that_hold_no_object_are_passed_over(spec: Path) -> None:
+    """Such as a warning of kubectl that went to the same file, or a separator at the end."""
+    objects = returned(spec)
+    spec.write_text(f"{spec.read_text()}---\n# nothing\n---\njust a text\n")
+    printed = f"a warning without a key\n---\n{objects}\n---\n"
+    assert codes(spec, "--returned", "-", stdin=printed) <= {"async-switched-off"}
 
 
 def test_a_field_that_no_kind_knows_is_found_before_a_server_drops_it(tmp_path: Path) -> None:

@@ -123,6 +123,15 @@ def test_a_trickle_decides_for_better_or_for_worse(after):
     assert ("a" in service.state.latches) is (after == 1.1)
 
 
+def test_a_trickle_pays_from_the_margin_on():
+    rules = replace(RULES, trickles=True, pays=2.0, can=RULES.can - {Step.ROLL_BACK})
+    service = Service(rules, a=1.1).run(60)
+    service.truth["a"] = 2.0
+    service.run(2 * HOUR + 60 + TRICKLE_S, every_s=10)
+    assert service.steps == [Step.SHIFT, Step.TRICKLE, Step.RELEASE]
+    assert service.done[-1][1].evidence["tokens_per_step"] == rules.pays
+
+
 def test_a_drained_replica_is_not_tried_with_traffic():
     rules = replace(RULES, trickles=True)
     assert Step.TRICKLE not in Service(rules, a=1.0).run(5 * HOUR, every_s=30).steps

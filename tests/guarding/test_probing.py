@@ -44,6 +44,10 @@ def test_what_cannot_be_counted_or_compared_is_nothing(monkeypatch):
     assert read(monkeypatch, tuple(replace(answer, text_sha256="f" * 64) for answer in ANSWERS)) is None
 
 
+def test_without_what_the_traffic_was_measured_at_a_probe_says_nothing_of_it(monkeypatch):
+    assert read(monkeypatch, ANSWERS, replace(KNOWN, expected=None)) is None
+
+
 @pytest.mark.parametrize("baseline", [None, make_baseline(), replace(KNOWN, expected=None)])
 def test_a_probe_needs_something_to_be_held_against(baseline):
     with pytest.raises(InvalidSetup, match="beside the same probe of a good server"):

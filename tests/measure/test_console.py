@@ -1,15 +1,16 @@
 """What a run says in the terminal: findings once each, in order of load, and a word when nothing happens."""
 
-import asyncio
 import io
+import time
 
 import pytest
 from rich.console import Console
 from tests.support.made_comparisons import adopted, around, compared, decision_on
 from tests.support.made_runs import gains, make_run
 
-from draftwise.cli import _decision
-from draftwise.cli._decision import ConsoleProgress, show_decision
+from draftwise.cli import _session
+from draftwise.cli._decision import show_decision
+from draftwise.cli._session import ConsoleProgress
 from draftwise.core import Comparison, Decision, Finding, Severity
 from draftwise.deciding.conclusions import conclude_run
 
@@ -86,15 +87,9 @@ def test_a_finding_of_many_loads_is_told_once_and_says_where() -> None:
 
 
 def test_a_run_that_waits_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_decision, "_QUIET_S", 0)
+    monkeypatch.setattr(_session, "_QUIET_S", 0)
     console, text = printed()
-
-    async def wait() -> None:
-        progress = ConsoleProgress(console)
-        task = asyncio.create_task(progress.remind())
+    with ConsoleProgress(console):
         while not text.getvalue():
-            await asyncio.sleep(0)
-        task.cancel()
-
-    asyncio.run(wait())
+            time.sleep(0.001)
     assert "nothing has been measured for 0 s: starting the servers" in text.getvalue()

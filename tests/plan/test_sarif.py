@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity, Stage
+from draftwise.plan.annotations import SCHEMA, to_sarif
 from draftwise.plan.check.check_report import Report
-from draftwise.plan.sarif import SCHEMA, to_sarif
 
 PLAIN = Finding(
     code="some-finding", severity=Severity.WARNING, message="is odd.", where="my files/compose.yaml:12 services.a",

@@ -9,7 +9,7 @@ from jsonschema import Draft7Validator
 from draftwise.core import Setup, SpecConfig
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.plan.check import check
-from draftwise.plan.schema import make_schema
+from draftwise.plan.spec_schema import make_schema
 
 ABOUT_KEYS = {"unknown-key", "wrong-type", "value-out-of-range", "unknown-choice", "unknown-method"}
 VALUES: tuple[Any, ...] = (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.replaying import Anchors, Drafts, read_anchors, walk, write_anchors
 from draftwise.replaying.anchors import UNLIMITED
+from draftwise.replaying.summary import tokens_per_step
 
 KMAX = 4
 
@@ -98,6 +99,13 @@ def test_all_positions_are_not_averaged() -> None:
     accepted = np.array([0, 4, 4, 4, 4, 4, 3, 2, 1], np.uint16)
     drafts = Drafts(drafted_N=np.full(9, KMAX, np.uint16), accepted_N=accepted)
     assert walk(make_anchors([9], drafts), KMAX).token_S.tolist() == [1, 6]
+
+
+def test_each_request_that_decodes_has_its_own_tokens_a_step() -> None:
+    """A single token comes out of the prefill; two take one step; the third request's one step emits four."""
+    accepted = np.array([0, 0, 0, 0, 3, 0, 0, 0], np.uint16)
+    drafts = Drafts(drafted_N=np.full(8, KMAX, np.uint16), accepted_N=accepted)
+    assert tokens_per_step(make_anchors([1, 2, 5], drafts), KMAX).tolist() == [1.0, 4.0]
 
 
 def test_only_given_ks_answer_where_there_are_several() -> None:

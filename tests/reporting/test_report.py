@@ -12,6 +12,7 @@ from tests.support.made_runs import Truth, arm, closed, gains, make_run, workloa
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.core import Arm, Condition, Decision, OpenLoop, Phase
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.reporting.page import render_page, write_report
 from draftwise.reporting.sentences import describe_decision
@@ -79,7 +80,7 @@ def test_a_report_is_self_contained_and_complete(reported: tuple[Path, Decision]
 
 @pytest.mark.usefixtures("unplotted")
 def test_the_summary_is_plain_json_with_every_number(run: RunDirectory) -> None:
-    _, summary = write_report(run)
+    summary = to_json(write_report(run)[1])
     text = (run.path / "summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(summary))
     row = summary["comparisons"][0]
@@ -104,7 +105,8 @@ LOST = {
 @pytest.mark.parametrize("name", LOST)
 def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: RunDirectory, name: str) -> None:
     change_manifest(run, LOST[name])
-    decision, summary = write_report(run)
+    decision, document = write_report(run)
+    summary = to_json(document)
     line = first_line_of_body((run.path / "report.html").read_text())
     assert f"NOT EVIDENCE: the run does not carry its {name}, without which" in line
     assert decision.missing_context == (name,)
@@ -113,7 +115,8 @@ def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: R
 
 @pytest.mark.usefixtures("unplotted")
 def test_the_alerts_of_the_decision_lie_beside_the_report(run: RunDirectory) -> None:
-    decision, summary = write_report(run)
+    decision, document = write_report(run)
+    summary = to_json(document)
     (group,) = yaml.safe_load((run.path / "rollback.rules.yml").read_text())["groups"]
     assert [each["expr"] for each in group["rules"]] == [each["promql"] for each in summary["rollback_rules"]]
     assert len(group["rules"]) == len(decision.rollback) > 0
@@ -137,7 +140,7 @@ def test_a_run_without_any_pair_still_reports(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unplotted")
 def test_goodput_counts_the_requests_within_the_promise(run: RunDirectory) -> None:
     change_manifest(run, lambda context: context.update(thresholds={"slo_tpot_s": 0.003}))
-    _, summary = write_report(run)
+    summary = to_json(write_report(run)[1])
     assert {row["arm"]: row["goodput"] for row in summary["latencies"]} == {"plain": 0.0, "candidate 1": 1.0}
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Arm, Condition, OpenLoop, Run
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.summary import summarise
@@ -50,6 +51,8 @@ def damaged_run(seed: int) -> Run:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_decision_comes_out_of_every_damaged_run(seed: int) -> None:
     found = conclude_run(damaged_run(seed))
-    assert json.loads(json.dumps(summarise(found), allow_nan=False))["decision"] == describe_decision(found.decision)
+    assert json.loads(json.dumps(to_json(summarise(found)), allow_nan=False))["decision"] == describe_decision(
+        found.decision
+    )
     adopted = [each for each in found.decision.comparisons if each.verdict == "adopt"]
     assert all(each.num_prompts >= 6 and each.speedup.value > 1 for each in adopted)

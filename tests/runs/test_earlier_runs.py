@@ -9,6 +9,7 @@ from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
 
 from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, Silent, SpecConfig
+from draftwise.core.documents import from_json, to_json
 from draftwise.measure.session import Session
 from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
@@ -56,7 +57,7 @@ def test_its_context_has_what_the_operator_told(directory: RunDirectory) -> None
     assert (context.hardware.cores, context.software.os, context.model.dtype) == (2, "Linux", "bfloat16")
     assert context.thresholds == {"margin": 0.05}
     assert context.server("plain").release == "0.26.0"
-    assert RunContext.from_dict(context.to_dict()) == context
+    assert from_json(RunContext, to_json(context)) == context
 
 
 def test_it_is_gone_on_with_and_reported(directory: RunDirectory) -> None:
@@ -69,7 +70,7 @@ def test_it_is_gone_on_with_and_reported(directory: RunDirectory) -> None:
     assert after.answers[:5] == before.answers
     assert len(after.answers) == 8
     _, summary = write_report(directory)
-    assert summary["context"]["servers"]["plain"]["command"] == "fake plain"
+    assert summary.context.server("plain").command == "fake plain"
 
 
 def test_on_another_release_machine_or_setup_it_is_not(directory: RunDirectory) -> None:

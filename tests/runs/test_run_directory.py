@@ -136,15 +136,30 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | Non
 @pytest.mark.parametrize(
     ("file", "line", "change", "words"),
     [
-        ("requests.jsonl", 4, lambda row: row.pop("timing"), "requests.jsonl:5 is not what a run writes (KeyError: "),
-        ("requests.jsonl", 4, lambda row: row["timing"].update(sent=None), "requests.jsonl:5 is not what a run"),
+        (
+            "requests.jsonl",
+            4,
+            lambda row: row.pop("timing"),
+            "requests.jsonl:5 is not what a run writes (lacks the key 'timing')",
+        ),
+        (
+            "requests.jsonl",
+            4,
+            lambda row: row["timing"].update(sent=None),
+            "(timing.sent: must be a finite number, not None)",
+        ),
         ("requests.jsonl", 4, lambda row: row.update(arm="x"), "readings of the arm 'x', which manifest.json does not"),
-        ("turns.jsonl", 0, lambda row: row.update(wall_s=math.nan), "turns.jsonl:1 is not what a run writes"),
+        (
+            "turns.jsonl",
+            0,
+            lambda row: row.update(wall_s=math.nan),
+            "turns.jsonl:1 is not what a run writes (wall_s: must be a finite number",
+        ),
         ("turns.jsonl", 0, lambda row: row.update(condition="c=3"), "readings of the condition 'c=3'"),
         ("manifest.json", None, lambda row: row.pop("context"), "manifest.json is not what a run writes"),
         ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json is not what a run writes"),
         ("manifest.json", None, lambda row: row.update(conditions=[]), "it plans no conditions"),
-        ("manifest.json", None, lambda row: row.update(repeats="3"), "repeats is '3'"),
+        ("manifest.json", None, lambda row: row.update(repeats="3"), "(repeats: must be a whole number, not '3')"),
         ("manifest.json", None, lambda row: row["arms"][1].update(name="y"), "readings of the arm 'candidate 1'"),
     ],
 )

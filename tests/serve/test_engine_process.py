@@ -13,13 +13,13 @@ from functools import partial
 import httpx
 import pytest
 from tests.support import builders
-from tests.support.serving import serving_launched
+from tests.support.serving import serving_launched, start_thread
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
-from draftwise.serve.channel import Broke, Channel, ChannelProtocol, StepResult
-from draftwise.serve.engine_process import start_process, start_thread
+from draftwise.serve.channel import Channel, ChannelProtocol, EngineFailure, StepResult
+from draftwise.serve.engine_process import start_process
 from draftwise.serve.worker import EngineWorker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -170,7 +170,7 @@ def test_the_process_ends_when_the_server_is_gone_and_not_for_a_signal_to_its_gr
 
 def test_what_broke_is_the_last_word(caplog):
     launched = start_thread(builders.build_brokenly)
-    assert launched.channel.receive() == Broke("RuntimeError('no kernel image')")
+    assert launched.channel.receive() == EngineFailure("RuntimeError('no kernel image')")
     assert "no kernel image" in caplog.text
     with pytest.raises(EOFError):
         launched.channel.receive()

@@ -23,6 +23,7 @@ from draftwise.core import (
     TurnRecord,
     Workload,
 )
+from draftwise.core.documents import from_json, to_json
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, plan_turns
 
@@ -114,7 +115,7 @@ def make_run(
                 mine = _answer_all(turn, truths.get(turn.arm, Truth()), rng, turn_noise)
                 answers += mine
                 turns.append(_record(turn, mine, truths.get(turn.arm, Truth())))
-    found = RunContext.from_dict(context or CONTEXT)
+    found = from_json(RunContext, context or CONTEXT)
     return Run(plan=plan, context=found, answers=tuple(answers), turns=tuple(turns))
 
 
@@ -133,7 +134,7 @@ def save_run(path: Path, run: Run) -> Path:
 
 def with_context(run: Run, **parts: Any) -> Run:
     """Return the run with parts of its context, as JSON has them, replaced."""
-    return replace(run, context=RunContext.from_dict({**run.context.to_dict(), **parts}))
+    return replace(run, context=from_json(RunContext, {**to_json(run.context), **parts}))
 
 
 def _answer_all(turn: Turn, truth: Truth, rng: np.random.Generator, turn_noise: float) -> list[Answer]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.pick import Advice, Candidate, Refusal, Requirements, describe_traffic, pick
+from draftwise.plan.pick import MethodRanking, RankedMethod, Refusal, Requirements, describe_traffic, pick
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 QWEN = "Qwen/Qwen3-8B"
@@ -19,23 +19,23 @@ def requirements(target: str = LLAMA, *, gpu: str = "H200", kind: str | None = "
     )
 
 
-def advise(target: str = LLAMA, **asked: Any) -> Advice:
+def advise(target: str = LLAMA, **asked: Any) -> MethodRanking:
     return pick(requirements(target, **asked))
 
 
-def methods(advice: Advice) -> list[str]:
+def methods(advice: MethodRanking) -> list[str]:
     return [candidate.method for candidate in advice.ranked]
 
 
-def candidate(advice: Advice, method: str) -> Candidate:
+def candidate(advice: MethodRanking, method: str) -> RankedMethod:
     return next(each for each in advice.ranked if each.method == method)
 
 
-def refusal(advice: Advice, method: str) -> Refusal:
+def refusal(advice: MethodRanking, method: str) -> Refusal:
     return next(each for each in advice.refused if each.method == method)
 
 
-def findings(advice: Advice) -> Iterator[Finding]:
+def findings(advice: MethodRanking) -> Iterator[Finding]:
     yield from (lever.finding for lever in advice.levers)
     for each in advice.ranked:
         yield from (*each.reasons, *each.caveats)

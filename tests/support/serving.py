@@ -1,6 +1,7 @@
 """Servers on free ports of 127.0.0.1, in threads of the test process."""
 
 import contextlib
+import socket
 import threading
 from types import SimpleNamespace
 
@@ -10,9 +11,28 @@ import uvicorn
 
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
-from draftwise.serve.engine_process import start_thread
+from draftwise.serve.channel import Channel
+from draftwise.serve.engine_loop import run_engine
 from draftwise.serve.http_server import ServerOptions, bind
 from draftwise.serve.worker import EngineWorker
+
+
+def start_thread(build):
+    """Start an engine in a thread of this process; return what stands for its process."""
+    ours, theirs = socket.socketpair()
+
+    def run():
+        with theirs:
+            run_engine(build, Channel(theirs))
+
+    thread = threading.Thread(target=run, name="draftwise-engine", daemon=True)
+    thread.start()
+
+    def join(*, patient=True):
+        thread.join()
+        return "its thread ended"
+
+    return SimpleNamespace(channel=Channel(ours), join=join)
 
 
 @contextlib.contextmanager

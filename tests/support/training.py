@@ -26,9 +26,9 @@ def build(name: str, target: FrozenTarget, **options) -> DrafterTraining:
 
 def as_batch(tokens_BT: Tensor, *, prompt: int = 4) -> TokenBatch:
     valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    learnt_BT = valid_BT.clone()
-    learnt_BT[:, :prompt] = False
-    return TokenBatch(tokens_BT=tokens_BT, valid_BT=valid_BT, learnt_BT=learnt_BT)
+    learned_BT = valid_BT.clone()
+    learned_BT[:, :prompt] = False
+    return TokenBatch(tokens_BT=tokens_BT, valid_BT=valid_BT, learned_BT=learned_BT)
 
 
 def random_batch(target: FrozenTarget, *, sequences: int = 2, length: int = 18) -> TokenBatch:
@@ -53,7 +53,7 @@ def target_of(training: DrafterTraining) -> FrozenTarget:
 
 def train(method: DrafterTraining, batch: TokenBatch, states: States, *, steps: int, lr: float = 5e-3) -> DraftLoss:
     """Train on one batch again and again; return the loss without its gradient."""
-    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=target_of(method).vocab_size))
+    method.prepare(batch.tokens_BT[batch.learned_BT].bincount(minlength=target_of(method).vocab_size))
     parameters = [parameter for parameter in method.network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     for _ in range(steps):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models import decoder
+from draftwise.engine.models import causal_lm
 
 aten = torch.ops.aten
 READS_THE_DEVICE = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.item}
@@ -36,7 +36,7 @@ class NoHostRead(TorchDispatchMode):
 
 def use_uniform_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attention over uniform rows read what is there on a GPU."""
-    monkeypatch.setattr(decoder, "attend", _attend)
+    monkeypatch.setattr(causal_lm, "attend", _attend)
 
 
 def _attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:

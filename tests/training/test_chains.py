@@ -99,8 +99,8 @@ def test_padding_changes_nothing(target):
     method = build("eagle3", target, **{K: 3})
     short, long = random_batch(target, length=14), random_batch(target, length=14)
     padded = torch.nn.functional.pad(long.tokens_BT, (0, 6))
-    learnt = torch.nn.functional.pad(long.learnt_BT, (0, 6))
-    long = type(long)(tokens_BT=padded, valid_BT=padded != 0, learnt_BT=learnt)
+    learned = torch.nn.functional.pad(long.learned_BT, (0, 6))
+    long = type(long)(tokens_BT=padded, valid_BT=padded != 0, learned_BT=learned)
     results = [evaluate(method, batch, target.compute_states(batch, method.aux_layers)) for batch in (short, long)]
     torch.testing.assert_close(results[0].loss, results[1].loss)
     for here, there in zip(results[0].counted, results[1].counted, strict=True):
@@ -112,7 +112,7 @@ def test_eagle_learns_states_and_distributions(target):
     batch = random_batch(target)
     states = target.compute_states(batch, method.aux_layers)
     with torch.no_grad():
-        guessed_BRH = method.unroll(batch, states)[0].carry_BRH[:, 2:-1]  # labels 4 and on are learnt
+        guessed_BRH = method.unroll(batch, states)[0].carry_BRH[:, 2:-1]  # labels 4 and on are learned
         aim_BLH = states.final_BTH[:, 3:-1]
         states_error = torch.nn.functional.smooth_l1_loss(guessed_BRH, aim_BLH)
         shares = (aim_BLH @ target.head_VH.T).softmax(-1)

@@ -1,4 +1,4 @@
-"""Training data: what files may hold, who is held out, and in which order samples are learnt."""
+"""Training data: what files may hold, who is held out, and in which order samples are learned."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_a_bad_line_is_named(line, code, tokenizer, tmp_path):
 
 def test_samples_stay_on_their_side_when_others_come_and_go():
     samples = random_samples(400)
-    learnt, held_out = split(samples, 0.2, most_tokens=10**9)
+    learned, held_out = split(samples, 0.2, most_tokens=10**9)
     assert 50 < len(held_out) < 110
     fewer, fewer_out = split(samples[::2], 0.2, most_tokens=10**9)
-    assert {id(each) for each in fewer} <= {id(each) for each in learnt}
+    assert {id(each) for each in fewer} <= {id(each) for each in learned}
     assert {id(each) for each in fewer_out} <= {id(each) for each in held_out}
     twin = TextSample(np.append(held_out[0].tokens, 1).astype(np.int32), held_out[0].num_prompt)
-    assert split([*samples, twin], 0.2, most_tokens=10**9)[0] == learnt, "the same prompt goes the same way"
+    assert split([*samples, twin], 0.2, most_tokens=10**9)[0] == learned, "the same prompt goes the same way"
     with pytest.raises(InvalidSetup, match="none is left"):
         split(samples[:1], 0.2, most_tokens=10**9)
 
@@ -140,9 +140,11 @@ def test_batches_hold_the_samples_and_learn_only_answers():
     feed, order = Feed(corpus, torch.device("cpu")), SampleOrder(corpus, batch_tokens=256)
     for rows in order.iterate_once():
         batch = feed.make_batch(rows)
-        assert int(batch.learnt_BT.sum()) == rows.num_learnt
+        assert int(batch.learned_BT.sum()) == rows.num_learned
         assert int(batch.valid_BT.sum()) == rows.num_tokens
         for b, i in enumerate(rows.samples_B.tolist()):
             sample = samples[i] if i >= 0 else TextSample(np.zeros(0, np.int32), 0)
             assert batch.tokens_BT[b][batch.valid_BT[b]].tolist() == sample.tokens.tolist()
-            assert batch.learnt_BT[b].nonzero().flatten().tolist() == list(range(sample.num_prompt, len(sample.tokens)))
+            assert batch.learned_BT[b].nonzero().flatten().tolist() == list(
+                range(sample.num_prompt, len(sample.tokens))
+            )

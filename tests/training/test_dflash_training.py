@@ -42,7 +42,7 @@ def test_blocks_see_what_lies_before_their_anchor_only(target):
     hidden_BNKH = _hidden(method, batch, states)
     tokens_BT = batch.tokens_BT.clone()
     tokens_BT[:, 9:] = 3
-    other = type(batch)(tokens_BT=tokens_BT, valid_BT=batch.valid_BT, learnt_BT=batch.learnt_BT)
+    other = type(batch)(tokens_BT=tokens_BT, valid_BT=batch.valid_BT, learned_BT=batch.learned_BT)
     changed_BNKH = _hidden(method, other, target.compute_states(other, method.aux_layers))
     same_N = (hidden_BNKH - changed_BNKH).abs().amax((0, 2, 3)) < 1e-5
     assert same_N.tolist() == [True] * 9 + [False] * 9
@@ -69,7 +69,7 @@ def test_half_of_the_blocks_are_cut_where_that_is_asked_for(target):
     sizes_D = torch.cat([each.sizes_BN.flatten() for each in drawn])
     assert set(sizes_D.tolist()) == {1, 2, 3}
     assert 0.5 < (sizes_D == 3).float().mean() < 0.8  # a half, and a third of the others
-    assert not any(each.learnt_BNK[..., 2][each.sizes_BN < 3].any() for each in drawn)
+    assert not any(each.learned_BNK[..., 2][each.sizes_BN < 3].any() for each in drawn)
     with torch.no_grad():
         assert (method.draw_blocks(batch).sizes_BN == 3).all()
 
@@ -79,7 +79,7 @@ def _hidden(method, batch, states):
     return method.fill_in(batch, states, method.draw_blocks(batch))
 
 
-def test_anchors_are_answers_spread_evenly_when_nothing_is_learnt(target):
+def test_anchors_are_answers_spread_evenly_when_nothing_is_learned(target):
     method = build("dflash", target, num_speculative_tokens=3, anchors=5)
     batch = random_batch(target, length=40)
     with torch.no_grad():

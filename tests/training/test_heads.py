@@ -89,12 +89,12 @@ def draft_behind(proposer, tokens, last):
 
 def test_masks_are_dropped_at_random_while_learning_and_never_while_measuring(target):
     method = build("draft_model", target, **SMALL, num_speculative_tokens=4, parallel=True, mask_token_id=9, keep=0.5)
-    learnt = method._choose_rows(32, torch.device("cpu"))
-    per_depth = torch.bincount(learnt.depths_R)
+    learned = method._choose_rows(32, torch.device("cpu"))
+    per_depth = torch.bincount(learned.depths_R)
     assert per_depth.tolist() == [32, 16, 8, 6]
     for depth in (2, 3):  # a mask's earlier masks are there too
-        assert set(learnt.anchors_R[learnt.depths_R == depth].tolist()) <= set(
-            learnt.anchors_R[learnt.depths_R == depth - 1].tolist()
+        assert set(learned.anchors_R[learned.depths_R == depth].tolist()) <= set(
+            learned.anchors_R[learned.depths_R == depth - 1].tolist()
         )
     with torch.no_grad():
         measured = method._choose_rows(32, torch.device("cpu"))

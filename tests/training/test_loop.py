@@ -14,11 +14,11 @@ from draftwise.core import InvalidSetup, StorageError
 from draftwise.knowledge.methods import methods_where
 from draftwise.training import get_training
 from draftwise.training.frozen_target import FrozenTarget, TokenBatch
-from draftwise.training.progress import Reporter
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
+from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
 QUIET = Reporter(quiet=True)
@@ -109,8 +109,9 @@ def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path
             QUIET,
         )
     one, two, other = (weights(tmp_path / name) for name in ("one", "two", "other"))
-    assert distance(one, two) < 1e-4
+    # Products of other shapes round differently; by how much depends on the processor.
     assert distance(one, other) > 1e-3
+    assert distance(one, two) < distance(one, other) / 50
 
 
 def test_states_from_disk_are_those_of_the_target(settings, tmp_path, monkeypatch):
@@ -178,7 +179,7 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     for sample in answered:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         ones = torch.ones_like(tokens, dtype=torch.bool)
-        states = target.compute_states(TokenBatch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
+        states = target.compute_states(TokenBatch(tokens_BT=tokens, valid_BT=ones, learned_BT=ones), ())
         greedy = (states.final_BTH @ target.head_VH.T).argmax(-1)
         assert torch.equal(greedy[0, sample.num_prompt - 1 : -1], tokens[0, sample.num_prompt :])
         assert len(sample.tokens) - sample.num_prompt == 6 or sample.tokens[-1] == 256

@@ -24,12 +24,11 @@ from torch.distributed.launcher import api
 from torch.distributed.launcher.api import LaunchConfig
 
 from draftwise.cli import main
-from draftwise.core import InvalidSetup
-from draftwise.training.progress import Reporter
+from draftwise.core import InvalidSetup, Stopped
 from draftwise.training.ranks import joined
 from draftwise.training.run_memory import TrainingMemory
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.training_loop import Stopped
+from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train, train_on_gpus
 
 QUIET = Reporter(quiet=True)

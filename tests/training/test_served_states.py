@@ -16,8 +16,8 @@ from tests.support.web import serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.training.frozen_target import FrozenTarget
-from draftwise.training.progress import Reporter
 from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwise.training.losses import Answers, compute_vocabulary_loss
+from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 
 J, M, H, U = 3, 21, 8, 30
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr("draftwise.training.losses._CHUNK_VALUES", 5 * U)
+    monkeypatch.setattr("draftwise.training.draft_losses._CHUNK_VALUES", 5 * U)
 
 
 @pytest.mark.parametrize("from_tokens", [False, True])

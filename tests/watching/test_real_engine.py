@@ -71,9 +71,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = (Workload(name="lines", source="test", prompts=PROBE),)
-    for module in ("cli._probing", "measure.probe"):
+    for module in ("verbs.probing", "measure.probe"):
         monkeypatch.setattr(f"draftwise.{module}.load_probe", lambda number: probe)
-    monkeypatch.setattr("draftwise.cli._probing._REPEATS", 2)
+    monkeypatch.setattr("draftwise.verbs.probing._REPEATS", 2)
 
 
 def watch(*arguments: object) -> Result:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda import paged_attention as attention
-from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice
 from draftwise.engine.kernels.cuda.paged_attention import Tiling, choose_tiling, decode_attention
 
 DEVICE = "cuda"
 PAGE = 16
 GRAPH_S = 0.006  # one replay takes about so long
-H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
+H200 = MatmulDevice(num_sms=132, shared_bytes=232_448, hopper=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ _MOST_RUNNING = 0.8
 """Share of the looks from which on a process is spinning. (A busy machine may keep it waiting: it is runnable then.)"""
 _CORES_FOR_EACH = 8
 """Cores of the machine per spinning process from which on it disturbs nobody."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LogTail:
@@ -54,7 +54,7 @@ class LogTail:
             file.seek(self._offset)
             data = file.read()
             self._offset += len(data)
-            *new, self._rest = re.split(r"[\r\n]+", self._rest + _COLOUR.sub("", data.decode(errors="replace")))
+            *new, self._rest = re.split(r"[\r\n]+", self._rest + _COLOR.sub("", data.decode(errors="replace")))
             self.lines += filter(None, new)
             return list(filter(None, new))
         return []

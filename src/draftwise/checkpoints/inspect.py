@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -285,33 +285,6 @@ class Inspection:
         if self.drafter.traits.network != "heads":
             return None
         return get_int(self.drafter.config, "num_heads", "medusa_num_heads", "n_predict")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, without tokens and tensors."""
-        headers, drafter = self.headers, self.drafter
-        return {
-            "directory": str(self.directory),
-            "method": drafter.method,
-            "format": drafter.layout,
-            "algorithm": drafter.algorithm,
-            "architecture": drafter.architecture,
-            "parallel_drafting": drafter.parallel,
-            "mask_token_id": drafter.mask_token_id,
-            "layer_ids": None if drafter.aux_layers is None else drafter.aux_layers.ids,
-            "block_size": get_int(drafter.config, "block_size"),
-            "n_predict": self.n_predict,
-            "num_heads": self.num_heads,
-            "dimensions": asdict(self.dimensions) | {"draft_vocab_size": self.draft_vocab_size},
-            "num_parameters": self.num_parameters,
-            "num_bytes": headers.num_bytes,
-            "bytes_by_dtype": headers.bytes_by_dtype(),
-            "bytes_by_role": headers.bytes_by_role(self.dimensions.num_hidden_layers),
-            "files": headers.files,
-            "quantization": None if self.quantization is None else asdict(self.quantization),
-            "mtp": None if self.mtp is None else asdict(self.mtp),
-            "tokenizer": None if self.vocabulary is None else self.vocabulary.to_dict(),
-            "recorded_base": None if self.recorded_base is None else asdict(self.recorded_base),
-        }
 
 
 def inspect_checkpoint(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -190,17 +189,6 @@ class Pair:
         """Whether nothing is wrong."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "drafter": self.drafter.to_dict(),
-            "target": self.target.to_dict(),
-            "tokenizers": None if self.tokenizers is None else self.tokenizers.to_dict(),
-            "size_ratio": self.size_ratio,
-            "fits": self.fits,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
-
 
 def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
     """Return how a drafter and a target fit, without loading either.
@@ -310,7 +298,8 @@ def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
     if ratio <= 1:
         yield from rules.ruling("drafter-not-smaller", ratio=ratio, where=where)
     else:
-        yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
+        told = f"The target has {ratio:.1f} times the parameters of the draft model."
+        yield replace(advice.finding(message=told), where=where)
 
 
 def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:

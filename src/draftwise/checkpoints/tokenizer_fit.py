@@ -7,10 +7,10 @@ padded to two sizes neither.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.text_files import quote
@@ -46,6 +46,7 @@ class TokenDifference:
 class TokenComparison:
     """Two vocabularies side by side, id by id."""
 
+    JSON_DERIVED = ("verdict",)
     num_equal: int
     num_differing: int
     """Ids that both have, for different tokens."""
@@ -66,10 +67,6 @@ class TokenComparison:
         if self.num_differing:
             return "control tokens differ"
         return "prefix" if self.num_only_drafter or self.num_only_target else "same"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {"verdict": self.verdict} | asdict(self)
 
 
 def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenComparison:

@@ -102,15 +102,6 @@ class Vocabulary:
         """SHA-256 over the table of ids and tokens: the `tokenizer` that draftwise.json records."""
         return _digest(sorted(self.tokens.items()))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, without the tokens."""
-        return {
-            "source": self.source,
-            "num_tokens": len(self.tokens),
-            "identity": self.identity,
-            "named": self.named,
-        }
-
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:
     """Return the vocabulary of a checkpoint, None where it has no tokenizer file that can be read offline.

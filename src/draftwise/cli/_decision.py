@@ -1,15 +1,12 @@
-"""What `draftwise decide` shows in a terminal: progress on stderr, the verdicts as a table."""
+"""How `decide` and `report` show a decision in a terminal: the verdicts as a table, findings, what to type."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,7 +25,7 @@ from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
 from draftwise.reporting.units import format_change, format_number
 
-__all__ = ["ConsoleProgress", "show_decision"]
+__all__ = ["show_decision"]
 
 _COLOURS = {
     Verdict.ADOPT: "bold green",
@@ -39,88 +36,6 @@ _COLOURS = {
 }
 _MOST_PLACES = 4
 """Where a finding applies, beyond the first place, before they are only counted."""
-_QUIET_S = 30
-"""Without a measured answer, after which a run says that it waits."""
-_LONGEST_STATUS = 100
-_QUIET_STEPS = 10
-"""Lines that a run writes where there is no terminal to draw a bar in."""
-
-
-class ConsoleProgress:
-    """A bar with the time that is left; a few plain lines where stderr is no terminal."""
-
-    stop_requested = False
-    """Ctrl-C ends a run instead."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            refresh_per_second=2,  # drawing takes CPU from the servers
-        )
-        self._task = self._bar.add_task("", total=None)
-        self._total = self._done = 0
-        self._heard = time.monotonic()
-        self._doing = "starting the servers"
-        self._status = console.status(self._doing)
-
-    def __enter__(self) -> ConsoleProgress:
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-        self._bar.stop()
-
-    def status(self, text: str) -> None:
-        """Show what is under way."""
-        self._doing = text
-        self._status.update(text[:_LONGEST_STATUS])
-        self._bar.update(self._task, description=text)
-
-    def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002  (the bar estimates it by itself)
-        """Draw the bar."""
-        self._status.stop()
-        self._total = steps
-        self._heard = time.monotonic()
-        self._bar.update(self._task, total=steps)
-        if self._console.is_terminal:
-            self._bar.start()
-
-    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
-        """Move the bar."""
-        before, self._done = self._done, done
-        self._heard = time.monotonic()
-        self._bar.update(self._task, completed=done)
-        if text:
-            self._doing = f"the last answer was {text}"
-            self._bar.update(self._task, description=text)
-        step = max(1, self._total // _QUIET_STEPS)
-        if text and not self._console.is_terminal and before // step != done // step:
-            self._console.print(f"{done} of {self._total} requests: {text}")
-
-    def notice(self, finding: Finding) -> None:
-        """Print a finding."""
-        severity = "" if finding.severity is Severity.INFO else f"{finding.severity}: "
-        self._console.print(f"{severity}{finding}", soft_wrap=True, markup=False, highlight=False)
-
-    async def remind(self) -> None:
-        """Say what is waited for whenever nothing has been measured for a while; until cancelled."""
-        while True:
-            await asyncio.sleep(_QUIET_S / 6)
-            quiet = time.monotonic() - self._heard
-            if quiet >= _QUIET_S:
-                self._heard += quiet
-                self._console.print(
-                    f"nothing has been measured for {quiet:.0f} s: {self._doing}; Ctrl-C keeps what is measured",
-                    soft_wrap=True,
-                )
 
 
 def show_decision(console: Console, decision: Decision, run: Run) -> None:

@@ -1,9 +1,8 @@
-"""The diagnoses of `draftwise watch`: made of what was seen and what was given beside it, and shown in a terminal."""
+"""Diagnoses in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import expm1
 
 from rich.console import Group, RenderableType
@@ -11,45 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._findings import MARKS
-from draftwise.core import Baseline, Diagnosis, Window
-from draftwise.watching.diagnose import Asked, Expectation, diagnose
-from draftwise.watching.fingerprint import Fingerprint
-from draftwise.watching.look import PLAIN
-from draftwise.watching.misleading import find_misleading
-from draftwise.watching.watcher import UNREAD, Sight
-from draftwise.watching.yardstick import Yardstick
+from draftwise.core import Diagnosis
 
-__all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
-
-
-def add_diagnoses(
-    sight: Sight,
-    baseline: Baseline | None,
-    asked: Asked | None,
-    fingerprints: Sequence[Fingerprint] = (),
-    earlier: Window | None = None,
-) -> Sight:
-    """Return what was seen with what is wrong: servers that cannot be read, diagnoses, then what would be misread.
-
-    A server that is gone explains what happens to the others, and nothing that is read of these says so.
-
-    Args:
-        sight: what was seen.
-        baseline: what the pools are held against.
-        asked: what was given beside the counters.
-        fingerprints: of the servers that were probed.
-        earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
-    """
-    pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
-    probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
-    seen = None if baseline is None else baseline.seen
-    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
-    found = diagnose(pools, expected, sight.of(PLAIN), replace(asked or Asked(), probe=probe))
-    wholes = filter(None, map(Window.pooled, pools.values()))
-    notes = (note for whole in wholes for note in find_misleading(whole))
-    gone = [each for each in sight.findings if each.code == UNREAD]
-    rest = [each for each in sight.findings if each.code != UNREAD]
-    return replace(sight, findings=(*gone, *found, *rest, *notes))
+__all__ = ["render_diagnoses"]
 
 
 def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:

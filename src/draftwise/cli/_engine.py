@@ -1,31 +1,21 @@
-"""What `serve` and `warm-up` have in common: the engine's flags, and lines for the phases of its start."""
+"""Options and progress that `serve` and `warm-up` share: the engine's flags, and a line per phase of its start."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
-from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.engine_config import (
-    DEVICES,
-    DTYPES,
-    KV_CACHE_DTYPES,
-    LOAD_FORMATS,
-    PARALLEL_SIZES,
-    QUANTIZATIONS,
-    EngineConfig,
-    one_gpu_settings,
-    vllm_setup,
-)
+from draftwise.core.progress import Silent
+from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, PARALLEL_SIZES, QUANTIZATIONS
 
 if TYPE_CHECKING:
-    from draftwise.serve.channel import StartupPhase
+    from draftwise.verbs.engine import StartupPhase
 
-__all__ = ["PhaseLines", "engine_options", "make_config"]
+__all__ = ["PhaseLines", "engine_options", "split_settings"]
 
 
 def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> list[int] | None:
@@ -77,32 +67,22 @@ engine_options = add_options(*_LOADING, *_LIMITS, *_PARALLEL)
 """Flags of the engine's settings, with vLLM's names; one that is not given is None."""
 
 
-def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> EngineConfig:
-    """Return the engine's config for the flags.
-
-    Raises:
-        InvalidSetup: they cannot work, or ask for what vLLM does, whose command is then named and judged.
-    """
-    given = {name: value for name, value in settings.items() if value is not None}
-    try:
-        return EngineConfig.from_settings(model=model, **one_gpu_settings(model, spec, given))
-    except InvalidSetup as error:
-        raise _judged_by_vllm(error, model, spec, given) from None
+@click.command()
+@engine_options
+def _engine_command() -> None: ...
 
 
-def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, given: Mapping[str, Any]) -> InvalidSetup:
-    """Return the error with what the newest vLLM would say of the command it names, if it names one."""
-    if not any(finding.code == "more-than-one-gpu" for finding in error.findings):
-        return error
-    from draftwise.plan.check import check
-
-    report = check(vllm_setup(model, spec, given))
-    serious = [each for each in report.findings if each.severity is Severity.ERROR]
-    return InvalidSetup([*error.findings, *serious])
+_SETTINGS = frozenset(each.name for each in _engine_command.params)
 
 
-class PhaseLines:
-    """Shows the phases of the start-up on stderr: a line for each, drawn while it lasts where there is a terminal."""
+def split_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request, those of the engine's flags together as `settings`."""
+    own = {name: value for name, value in given.items() if name not in _SETTINGS}
+    return {**own, "settings": {name: value for name, value in given.items() if name in _SETTINGS}}
+
+
+class PhaseLines(Silent):
+    """Shows the phases of a start on stderr: a line for each, drawn while it lasts where there is a terminal."""
 
     def __init__(self) -> None:
         self._console = open_console(stderr=True)
@@ -114,8 +94,13 @@ class PhaseLines:
     def __exit__(self, *_: object) -> None:
         self._hide()
 
-    def show(self, phase: StartupPhase) -> None:
+    def status(self, text: str) -> None:
+        """Print that the server is ready, to stdout."""
+        click.echo(text)
+
+    def update(self, result: object) -> None:
         """Draw a phase that begins, or write down one that is over."""
+        phase = cast("StartupPhase", result)
         if phase.seconds is not None:
             self._hide()
             self._console.print(f"{phase.name}: {phase.seconds:.1f} s", highlight=False)

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from draftwise import __version__
 from draftwise.cli._streams import settle_streams
-from draftwise.core import BackendError, InvalidSetup, StorageError, UnreadableSource
+from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
+from draftwise.version import __version__
 
 __all__ = ["BEGAN", "VerbGroup"]
 
@@ -86,6 +86,10 @@ class VerbGroup(click.Group):
         ctx.meta[BEGAN] = time.monotonic()
         try:
             return super().invoke(ctx)
+        except InvalidRequest as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            of_verb = ctx if command is None else click.Context(command, info_name=ctx.invoked_subcommand, parent=ctx)
+            raise click.UsageError(" ".join(each.message for each in error.findings), of_verb) from None
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)

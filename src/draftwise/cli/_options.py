@@ -1,11 +1,15 @@
-"""Several options of a verb as one decorator."""
+"""Several options of a verb as one decorator, and options whose text a verb reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["add_options"]
+import click
+
+from draftwise.core import InvalidRequest
+
+__all__ = ["Parsed", "add_options"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -19,3 +23,19 @@ def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
         return function
 
     return add
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """Text that a function of the verbs reads; what the function refuses is an error of the option."""
+
+    def __init__(self, read: Callable[[str], Any], name: str) -> None:
+        self._read, self.name = read, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the text says."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except InvalidRequest as error:
+            self.fail(" ".join(each.message for each in error.findings), param, ctx)

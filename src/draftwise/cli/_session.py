@@ -1,42 +1,179 @@
-"""Runs a measurement in a terminal: what Ctrl-C and SIGTERM do to it, what ended it early, and what resumes it."""
+"""A measurement in a terminal: its options, its progress, what Ctrl-C and SIGTERM do to it, and what resumes it."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Container
+import time
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftwise.cli._decision import ConsoleProgress
-from draftwise.core import BackendError, StorageError
-from draftwise.measure.load.loop import precise_loop
-from draftwise.measure.session import Session
+from draftwise.cli._console import open_console
+from draftwise.cli._options import add_options
+from draftwise.core import BackendError, Finding, Severity, StorageError
+from draftwise.core.progress import Silent, Stopped
+from draftwise.measure.spec import ENGINES
+from draftwise.verbs.verb import Verb
 
-__all__ = ["refuse_others", "run_session"]
+__all__ = ["ConsoleProgress", "access_options", "context_option", "launch_options", "refuse_others", "run_measurement"]
+
+_INTERRUPTED = 130
+_QUIET_S = 30
+"""Without a measured answer, after which a run says that it waits."""
+_LONGEST_STATUS = 100
+_QUIET_STEPS = 10
+"""Lines that a run writes where there is no terminal to draw a bar in."""
+
+access_options = add_options(
+    click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET)."),
+    click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server."),
+    click.option("--metrics-url", "metrics_urls", multiple=True, metavar="[ARM=]URL",
+                 help="Page of a server's counters, where a gateway hides /metrics: one per server in their order, "
+                 "or by arm (the baseline is `plain`)."),
+    click.option("--header", "headers", multiple=True, metavar="[ARM=]'NAME: VALUE'",
+                 help="Sent to the URLs; ${VARIABLE} is replaced. ARM.metrics= is for its --metrics-url elsewhere."),
+    click.option("--switch", metavar="'COMMAND {arm}'",
+                 help="One server at --url: the command that replaces it by another arm's, run without a shell."),
+    click.option("--leave", metavar="ARM", help="Which --switch leaves up in the end  [default: plain]"),
+    click.option("--api-key-env", "key_variables", multiple=True, metavar="[ARM=]NAME",
+                 help="Variable that holds the key of the URLs, or of one."),
+)  # fmt: skip
+"""How servers that run already are reached; secrets come from variables."""
+launch_options = add_options(
+    click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
+                 help="What serves TARGET."),
+    click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
+                 help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`."),
+    click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]"),
+    click.option("--one-at-a-time", is_flag=True,
+                 help="Start and stop the servers in turn (A B, B A ...), for one GPU."),
+    click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'."),
+)  # fmt: skip
+"""How the servers are started that a measurement starts itself."""
+context_option = click.option(
+    "--context",
+    "notes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="What cannot be seen from here: hardware, precision, model, hardware.ARM, command.ARM.",
+)
+"""What cannot be seen from here: while a run is measured, or afterwards."""
 
 
-def run_session(session: Session, progress: ConsoleProgress) -> BaseException | None:
-    """Run a session; return what ended it early."""
-
-    async def run() -> None:
-        # SIGTERM does what Ctrl-C does: the servers go down, what was measured stays.
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        reminder = asyncio.create_task(progress.remind())
+def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Exception | None]:
+    """Run a verb that measures, with its progress on stderr; return its result, and the failure that ended it early."""
+    with ConsoleProgress(open_console(stderr=True)) as progress, _terminable():
         try:
-            await session.run()
-        finally:
-            reminder.cancel()
+            return verb.run(request, progress), None
+        except (BackendError, StorageError) as error:
+            if progress.result is None:
+                raise
+            return progress.result, error
+        except Stopped:
+            click.echo("interrupted before anything was measured", err=True)
+            raise SystemExit(_INTERRUPTED) from None
 
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: the servers go down, what was measured stays."""
     try:
-        with asyncio.Runner(loop_factory=precise_loop) as runner:
-            runner.run(run())
-    except (KeyboardInterrupt, asyncio.CancelledError, BackendError, StorageError) as error:
-        return error
-    return None
+        before = signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    except ValueError:  # not the main thread, as in tests
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class ConsoleProgress(Silent):
+    """A bar with the time that is left; a few plain lines where stderr is no terminal. Ctrl-C ends a run instead."""
+
+    def __init__(self, console: Console) -> None:
+        self.result: Any = None
+        """Result so far, of a verb that failed."""
+        self._over = Event()
+        self._console = console
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=2,  # drawing takes CPU from the servers
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._total = self._done = 0
+        self._heard = time.monotonic()
+        self._doing = "starting the servers"
+        self._status = console.status(self._doing)
+
+    def __enter__(self) -> ConsoleProgress:
+        self._status.start()
+        Thread(target=self.remind, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._status.stop()
+        self._bar.stop()
+
+    def status(self, text: str) -> None:
+        """Show what is under way."""
+        self._doing = text
+        self._status.update(text[:_LONGEST_STATUS])
+        self._bar.update(self._task, description=text)
+
+    def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002  (the bar estimates it by itself)
+        """Draw the bar."""
+        self._status.stop()
+        self._total = steps
+        self._heard = time.monotonic()
+        self._bar.update(self._task, total=steps)
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
+        """Move the bar."""
+        before, self._done = self._done, done
+        self._heard = time.monotonic()
+        self._bar.update(self._task, completed=done)
+        if text:
+            self._doing = f"the last answer was {text}"
+            self._bar.update(self._task, description=text)
+        step = max(1, self._total // _QUIET_STEPS)
+        if text and not self._console.is_terminal and before // step != done // step:
+            self._console.print(f"{done} of {self._total} requests: {text}")
+
+    def notice(self, finding: Finding) -> None:
+        """Print a finding."""
+        severity = "" if finding.severity is Severity.INFO else f"{finding.severity}: "
+        self._console.print(f"{severity}{finding}", soft_wrap=True, markup=False, highlight=False)
+
+    def update(self, result: object) -> None:
+        """Keep the result so far."""
+        self.result = result
+
+    def remind(self) -> None:
+        """Say what is waited for whenever nothing has been measured for a while; until the run is over."""
+        while not self._over.wait(_QUIET_S / 6):
+            quiet = time.monotonic() - self._heard
+            if quiet >= _QUIET_S:
+                self._heard += quiet
+                self._console.print(
+                    f"nothing has been measured for {quiet:.0f} s: {self._doing}; Ctrl-C keeps what is measured",
+                    soft_wrap=True,
+                )
 
 
 def refuse_others(ctx: click.Context, stay: Container[str]) -> None:

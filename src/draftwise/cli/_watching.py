@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Protocol
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.cli._diagnosing import PLAIN, render_diagnoses
+from draftwise.cli._diagnosing import render_diagnoses
 from draftwise.cli._findings import render_findings
 from draftwise.core import Diagnosis, Finding, Window
-from draftwise.watching.rows import sight_to_dict
-from draftwise.watching.watcher import UNREAD, Sight
-from draftwise.watching.yardstick import Yardstick
+from draftwise.verbs.watch import PLAIN, UNREAD, Sight, WatchResult, Yardstick
 
-__all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
+__all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
@@ -32,99 +29,79 @@ _MOST_FINDINGS = 3
 
 
 class Show(Protocol):
-    """Where sights are shown."""
+    """Where looks are shown."""
 
-    def open(self) -> AbstractContextManager[object]:
-        """Return what lasts as long as something is shown."""
-
-    def show(self, sight: Sight) -> None:
+    def show(self, result: WatchResult) -> None:
         """Show one more."""
+
+    def close(self) -> None:
+        """End what lasts as long as something is shown."""
 
 
 class JsonShow:
-    """One object a look: on one line each, or laid out where it is the only one.
+    """One object per look: on one line each, or laid out where it is the only one."""
 
-    Args:
-        yardstick: what is known of the service.
-        unanswered: what cannot be told, a sentence each.
-        once: whether there is one look only.
-    """
-
-    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str], *, once: bool) -> None:
-        self._yardstick, self._unanswered, self._once = yardstick, unanswered, once
-
-    def open(self) -> AbstractContextManager[object]:
-        """Return nothing that lasts."""
-        return nullcontext()
-
-    def show(self, sight: Sight) -> None:
+    def show(self, result: WatchResult) -> None:
         """Print the object."""
-        row = sight_to_dict(sight, self._yardstick, unanswered=self._unanswered)
-        click.echo(json.dumps(row, indent=1 if self._once else None, allow_nan=False))
+        click.echo(json.dumps(result.to_dict(), indent=1 if result.is_only else None, allow_nan=False))
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class TextShow:
-    """A block of rows a look.
+    """A block of rows per look; what cannot be answered is printed once."""
 
-    Args:
-        yardstick: what is known of the service.
-        unanswered: what cannot be told; said once.
-        once: whether there is one look only, which needs no time of day.
-    """
+    def __init__(self, console: Console) -> None:
+        self._console, self._is_first = console, True
 
-    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str], *, once: bool) -> None:
-        self._yardstick, self._unanswered, self._once = yardstick, list(unanswered), once
-        self._console = open_console(stderr=False)
-
-    def open(self) -> AbstractContextManager[object]:
-        """Return nothing that lasts."""
-        return nullcontext()
-
-    def show(self, sight: Sight) -> None:
+    def show(self, result: WatchResult) -> None:
         """Print its rows and findings."""
-        if not self._once:
+        sight = result.sight
+        if not result.is_only:
             self._console.print(Text(_clock(sight), "dim"))
-        for line in _list_rows(sight, self._yardstick):
+        for line in _list_rows(sight, result.yardstick):
             self._console.print(line, soft_wrap=True)
         for block in _render(sight.findings):
             self._console.print(block)
-        while self._unanswered:
-            self._console.print(Text(self._unanswered.pop(0), "dim"), soft_wrap=True)
+        for sentence in result.unanswered if self._is_first else ():
+            self._console.print(Text(sentence, "dim"), soft_wrap=True)
+        self._is_first = False
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class LiveShow:
-    """The rows of the last look with the course of tokens per step, in place.
+    """The rows of the last look with the course of tokens per step, in place."""
 
-    Args:
-        yardstick: what is known of the service.
-        unanswered: what cannot be told, a sentence each.
-    """
-
-    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str]) -> None:
-        self._yardstick, self._unanswered = yardstick, unanswered
-        self._live = Live(console=open_console(stderr=False), auto_refresh=False)
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
         self._courses: dict[str, deque[float]] = {}
+        self._live.start()
 
-    def open(self) -> AbstractContextManager[object]:
-        """Return the display, which is up while it is entered."""
-        return self._live
+    def close(self) -> None:
+        """End the display."""
+        self._live.stop()
 
-    def show(self, sight: Sight) -> None:
+    def show(self, result: WatchResult) -> None:
         """Replace what is shown."""
+        sight = result.sight
         for pool in sight.pools:
             whole = Window.pooled(window for window in sight.windows if window.pool == pool)
             if whole is not None and whole.tokens_per_step is not None:
                 self._courses.setdefault(pool, deque(maxlen=_MOST_BARS)).append(whole.tokens_per_step)
-        self._live.update(Group(*self._render(sight)), refresh=True)
+        self._live.update(Group(*self._render_live(result)), refresh=True)
 
-    def _render(self, sight: Sight) -> Iterator[RenderableType]:
+    def _render_live(self, result: WatchResult) -> Iterator[RenderableType]:
+        sight = result.sight
         yield Text(_clock(sight), "dim")
         for pool in sight.pools:
-            yield from _rows_of(pool, sight, self._yardstick)
+            yield from _rows_of(pool, sight, result.yardstick)
             if pool != PLAIN and pool in self._courses:
                 yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
         yield from _render(sight.findings[:_MOST_FINDINGS])
-        yield from (Text(sentence, "dim") for sentence in self._unanswered)
+        yield from (Text(sentence, "dim") for sentence in result.unanswered)
 
 
 def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
-from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploying.record import SETUP
-from draftwise.deploying.verify.manifests import read_setup
+from draftwise.cli._results import json_option, show
+from draftwise.core import InvalidSetup
+from draftwise.verbs.bundle import BundleRequest, BundleResult
+from draftwise.verbs.bundle import bundle as run_bundle
 
-__all__ = ["bundle"]
+__all__ = ["bundle", "render"]
 
 _VERIFY = "verify"
 
@@ -53,61 +53,36 @@ def bundle() -> None:
               help="A package that the method needs and the image lacks.")  # fmt: skip
 @click.option("--mirror", default="", metavar="URL|modelscope",
               help="Where models come from there  [default: from nowhere, offline]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def make(
-    setup: Path,
-    out: Path,
-    sources: Sequence[str],
-    image: str,
-    modelcar: str,
-    claim: str,
-    wheels: Sequence[Path],
-    mirror: str,
-    as_json: bool,
-) -> None:
+@json_option
+def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
     """Write the bundle of SETUP: a folder of `draftwise deploy`, or a setup.json.
 
     Checkpoints are looked at first: missing shards or tensors, a missing tokenizer, pointers that Git left, links that
     lead elsewhere. An interrupted command goes on where it was when it is given again; DIR appears when it is whole.
     """
-    from draftwise.deploying.bundle.pack import Wanted, pack
-
-    wanted = Wanted(image=image, modelcar=modelcar, claim=claim, wheels=wheels, mirror=mirror)
-    copied = 0
-
-    def tell(count: int) -> None:
-        nonlocal copied
-        copied += count
-
-    found = read_setup(setup / SETUP if setup.is_dir() else setup)
-    findings = pack(found, dict(map(_read_source, sources)), out, wanted, told=tell)
-    if as_json:
-        row = {"out": str(out), "copied_bytes": copied, "findings": [each.to_dict() for each in findings]}
-        click.echo(json.dumps(row, indent=1))
-        return
-    click.echo(f"Written: {out} ({copied / (1 << 20):.1f} MiB of weights)")
-    _show(findings)
+    request = BundleRequest(**given, sources=dict(map(_read_source, sources)))
+    show(run_bundle.run(request), render, as_json=as_json)
 
 
 @bundle.command(name=_VERIFY, short_help="Prove that a bundle is what was written, and whole.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@json_option
 def verify(folder: Path, as_json: bool) -> None:
     """Prove every file of DIR by its sum, and look at its checkpoints as `inspect` does.
 
     The exit code is 1 if something is wrong, and 2 if DIR is no bundle.
     """
-    from draftwise.deploying.bundle.pack import verify_bundle
+    show(run_bundle.run(BundleRequest(folder, verify=True)), render, as_json=as_json)
 
-    findings = verify_bundle(folder)
-    if as_json:
-        click.echo(json.dumps({"folder": str(folder), "findings": [each.to_dict() for each in findings]}, indent=1))
-    else:
-        wrong = any(each.severity is Severity.ERROR for each in findings)
-        click.echo(f"{folder} is {'not ' if wrong else ''}what was written")
-        _show(findings)
-    if any(each.severity is Severity.ERROR for each in findings):
-        sys.exit(1)
+
+def render(console: Console, result: BundleResult) -> None:
+    """Print what was written or verified, and the findings."""
+    line = f"{result.folder} is {'not ' if result.is_wrong else ''}what was written"
+    if result.out is not None:
+        line = f"Written: {result.out} ({(result.copied_bytes or 0) / (1 << 20):.1f} MiB of weights)"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if result.findings:
+        console.print(render_findings(result.findings))
 
 
 def _read_source(text: str) -> tuple[str, Path]:
@@ -117,8 +92,3 @@ def _read_source(text: str) -> tuple[str, Path]:
             "source-unreadable", f"{text!r} names no checkpoint and directory.", where="--from", fix="Write NAME=DIR."
         )
     return name, Path(path)
-
-
-def _show(findings: Sequence[Finding]) -> None:
-    if findings:
-        open_console(stderr=False).print(render_findings(findings))

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import open_console
-from draftwise.deciding.compare import Compared, compare_sides, read_side
-from draftwise.deciding.compare.context import KINDS
+from draftwise.cli._results import show
 from draftwise.reporting.compared_runs import (
     CELL_HEADER,
     VERDICT_HEADER,
-    describe_comparison,
     list_cell_rows,
     list_difference_rows,
-    list_notes,
     list_verdict_rows,
-    to_dict,
-    to_markdown,
 )
+from draftwise.verbs.compare import KINDS, CompareRequest, CompareResult
+from draftwise.verbs.compare import compare as run_compare
 
-__all__ = ["compare"]
+__all__ = ["compare", "render"]
 
-_EXIT_NOT_TRUE = 1
 _MOST_ROWS = 60
 """Of a table in a terminal."""
 
@@ -39,7 +33,6 @@ _MOST_ROWS = 60
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option(
     "--changed",
-    "asked",
     multiple=True,
     type=click.Choice(KINDS),
     default=("version",),
@@ -48,7 +41,7 @@ _MOST_ROWS = 60
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a pull request on stdout.")
-def compare(before: Path, after: Path, asked: Sequence[str], as_json: bool, as_markdown: bool) -> None:
+def compare(as_json: bool, as_markdown: bool, **given: Any) -> None:
     """Say whether what BEFORE found is still true in AFTER.
 
     Each is a run directory, or a result of `vllm bench serve`, guidellm or aiperf. What differs in model, version,
@@ -58,18 +51,16 @@ def compare(before: Path, after: Path, asked: Sequence[str], as_json: bool, as_m
     """
     if as_json and as_markdown:
         raise click.UsageError("Give --json or --markdown, not both.")
-    compared = compare_sides(read_side(before), read_side(after), asked)
-    if as_json:
-        click.echo(json.dumps(to_dict(compared), indent=2))
-    elif as_markdown:
-        click.echo(to_markdown(compared), nl=False)
-    else:
-        _show(open_console(stderr=False), compared)
-    if not compared.is_like_for_like or compared.is_still_true is False:
-        sys.exit(_EXIT_NOT_TRUE)
+    result = run_compare.run(CompareRequest(**given))
+    if as_markdown:
+        click.echo(result.to_markdown(), nl=False)
+        raise SystemExit(result.exit_code)
+    show(result, render, as_json=as_json, indent=2)
 
 
-def _show(console: Console, compared: Compared) -> None:
+def render(console: Console, result: CompareResult) -> None:
+    """Print what differs, the verdicts, the readings, and the answer."""
+    compared = result.compared
     if compared.differences:
         _print(
             console, ("what differs", "before", "after", ""), list_difference_rows(compared.differences), numbers=False
@@ -79,11 +70,11 @@ def _show(console: Console, compared: Compared) -> None:
     if compared.verdicts:
         _print(console, VERDICT_HEADER, list_verdict_rows(compared.verdicts))
     _print(console, CELL_HEADER, list_cell_rows(compared.cells))
-    for note in list_notes(compared):
+    for note in result.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     style = "bold" if compared.is_like_for_like else "bold red"
-    console.print(Text(describe_comparison(compared), style=style), soft_wrap=True)
+    console.print(Text(result.sentence, style=style), soft_wrap=True)
 
 
 def _print(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> None:

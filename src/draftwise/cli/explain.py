@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,12 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import open_console
-from draftwise.knowledge.vllm import Span, releases
-from draftwise.plan.explain import Explanation
-from draftwise.plan.explain import explain as look_up
+from draftwise.cli._results import json_option, show
+from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation
+from draftwise.verbs.explain import explain as run_explain
 
-__all__ = ["explain"]
+__all__ = ["explain", "render"]
 
 
 @click.command(
@@ -25,29 +22,29 @@ __all__ = ["explain"]
     context_settings={"ignore_unknown_options": True},  # NAME may be a flag
 )
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(name: str, as_json: bool) -> None:
+@json_option
+def explain(as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.
 
     NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, a model class or a metric.
     """
-    found = look_up(name)
-    if as_json:
-        click.echo(json.dumps([asdict(each) for each in found], indent=1, default=str))
-        return
-    console = open_console(stderr=False)
-    for each in found:
-        _show(console, each)
+    show(run_explain.run(ExplainRequest(**given)), render, as_json=as_json)
 
 
-def _show(console: Console, explanation: Explanation) -> None:
+def render(console: Console, result: ExplainResult) -> None:
+    """Print every explanation."""
+    for each in result.explanations:
+        _show(console, each, result)
+
+
+def _show(console: Console, explanation: Explanation, result: ExplainResult) -> None:
     console.print(Text.assemble((explanation.name, "bold"), (f"  {explanation.kind}", "dim")))
     if fact := explanation.rule or explanation.finding:
         _print(console, fact.title, "bold")
     if explanation.text:
         _print(console, explanation.text)
     if rule := explanation.rule:
-        spans = ", ".join(_range(first, last) for first, last in rule.spans)
+        spans = ", ".join(_range(first, last, result) for first, last in rule.spans)
         raised = f" ({rule.exception})" if rule.exception else ""
         _print(console, f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}")
         _print(console, f"source: {rule.source}", "dim")
@@ -63,7 +60,7 @@ def _show(console: Console, explanation: Explanation) -> None:
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.history:
-        console.print(_history(explanation.history))
+        console.print(_history(explanation, result))
     if explanation.related:
         _print(console, "rules that mention it:", "dim")
         for rule in explanation.related:
@@ -75,23 +72,22 @@ def _print(console: Console, text: str, style: str = "") -> None:
     console.print(Padding(Text(text, style), (0, 0, 0, 2), expand=False))
 
 
-def _history(spans: tuple[Span, ...]) -> Padding:
+def _history(explanation: Explanation, result: ExplainResult) -> Padding:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("vLLM", "", "source"):
         table.add_column(column, header_style="dim", overflow="fold")
-    for span in spans:
-        table.add_row(_range(span.since, span.until), _value(span.value), Text(span.source, "dim"))
+    for span in explanation.history:
+        table.add_row(_range(span.since, span.until, result), _value(span.value), Text(span.source, "dim"))
     return Padding(table, (0, 0, 0, 2), expand=False)
 
 
-def _range(first: object, last: object) -> str:
+def _range(first: object, last: object, known: ExplainResult) -> str:
     """Return a range of releases as text; what the oldest covered release has may be older."""
-    oldest, newest = str(releases()[0]), str(releases()[-1])
-    since, until = str(first), newest if last is None else str(last)
+    since, until = str(first), known.newest if last is None else str(last)
     if since == until:
         return since
-    left = f"{since} (or before)" if since == oldest else since
-    return f"{left} to {until}{' (newest)' if until == newest else ''}"
+    left = f"{since} (or before)" if since == known.oldest else since
+    return f"{left} to {until}{' (newest)' if until == known.newest else ''}"
 
 
 def _value(value: Any) -> str:

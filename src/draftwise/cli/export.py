@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.core import InvalidSetup
+from draftwise.cli._results import json_option, show
+from draftwise.verbs.export import ExportRequest, ExportResult
+from draftwise.verbs.export import export as run_export
 
-__all__ = ["export"]
+__all__ = ["export", "render"]
 
 
 @click.command(short_help="Write a drafter for vLLM or in the speculators format.")
@@ -19,26 +23,26 @@ __all__ = ["export"]
     "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of its target."
 )
 @click.option(
-    "--format", "layout", type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True,
+    "--format", type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True,
     help="vLLM's plain layout, or that of the speculators library.",
 )  # fmt: skip
-@click.option("--num-speculative-tokens", "k", type=click.IntRange(1), metavar="K",
+@click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K",
               help="Draft tokens per step  [default: as trained]")  # fmt: skip
-def export(drafter: Path, out: Path, target: Path, layout: str, k: int | None) -> None:
+@json_option
+def export(as_json: bool, **given: Any) -> None:
     """Write DRAFTER, the directory of a drafter, in a format that a server loads.
 
     MTP modules and their target become one checkpoint, which is where vLLM looks for them. EAGLE-3, P-EAGLE and
     DFlash drafters are converted between vLLM's plain layout and the speculators format. The result is loaded with
     the engine's own loader, which rejects incomplete drafters, before it is moved into place.
     """
-    try:
-        from draftwise.training.drafter_export import export_drafter
-    except ImportError as error:
-        raise InvalidSetup.because(
-            "engine-not-installed",
-            f"Exporting needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[engine]'.",
-        ) from None
-    made = export_drafter(drafter, out, target=target, layout=layout, k=k)
-    click.echo(f"wrote {made.out}")
-    click.echo(f"vllm serve {made.model} --speculative-config '{json.dumps(made.speculative_config)}'")
+    show(run_export.run(ExportRequest(**given)), render, as_json=as_json)
+
+
+def render(console: Console, result: ExportResult) -> None:
+    """Print what was written, and how to serve it."""
+    for line in (
+        f"wrote {result.out}",
+        f"vllm serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

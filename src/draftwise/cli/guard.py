@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-from draftwise.cli._baseline import read_baseline
-from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
+from draftwise.cli._console import open_console
+from draftwise.cli._findings import render_findings
+from draftwise.core.progress import Silent
+from draftwise.verbs.guard import GuardRequest, GuardResult
+from draftwise.verbs.guard import guard as run_guard
 
-if TYPE_CHECKING:
-    from draftwise.guarding.loop import Guard, Tick
-    from draftwise.guarding.reading import ProbeReading
-    from draftwise.guarding.store import Store
-    from draftwise.watching.pages import HttpPage
-
-__all__ = ["guard"]
-
-_EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
+__all__ = ["guard", "render"]
 
 
 @click.command(short_help="Propose what to do when speculation stops paying, and do what it was given the means for.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@click.option("--plain", "plain_urls", multiple=True, metavar="URL",
+@click.option("--plain", multiple=True, metavar="URL",
               help="A replica of the same model without speculation; it is never acted on.")  # fmt: skip
-@click.option("--baseline", "baseline_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: the break-even, and the probe of a good server.")  # fmt: skip
-@click.option("--state", "state_file", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
+@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
               help="What is known and was done, over restarts; steps and history lie beside it.")  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=30.0, show_default=True,
               metavar="SECONDS", help="Between two looks.")  # fmt: skip
-@click.option("--act", "acts", multiple=True, metavar="EXECUTOR",
+@click.option("--act", multiple=True, metavar="EXECUTOR",
               help="What may carry out steps: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR of "
               "`draftwise deploy`. Without one, steps are proposed.")  # fmt: skip
 @click.option("--min-spec", type=click.IntRange(min=0), metavar="N",
               help="Replicas with speculation that stay in the traffic  [default: those that the plain ones "
               "could not stand in for, one by one]")  # fmt: skip
-@click.option("--trickle", "trickles", is_flag=True, help="Try a replica that is out with a twentieth of the traffic.")
-@click.option("--probe", "probes", is_flag=True, help="Ask replicas that are out a few prompts, every 15 minutes.")
-@click.option("--prometheus", "prometheus_url", metavar="URL",
+@click.option("--trickle", is_flag=True, help="Try a replica that is out with a twentieth of the traffic.")
+@click.option("--probe", is_flag=True, help="Ask replicas that are out a few prompts, every 15 minutes.")
+@click.option("--prometheus", metavar="URL",
               help="Read the history of the service from this Prometheus: drift is then learned at once.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
 @click.option("--once", is_flag=True, help="Look for as long as one decision takes (three windows), then end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a look, each on one line.")
-@click.option("--undo", "undoes", is_flag=True, help="Put back all that was taken out, and end.")
-@click.option("--acknowledge", "acknowledges", is_flag=True,
+@click.option("--undo", is_flag=True, help="Put back all that was taken out, and end.")
+@click.option("--acknowledge", is_flag=True,
               help="What changed is known: learn the service anew, and end.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
               help="Variable that holds the key of the URLs.")  # fmt: skip
-def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: bool, **given: Any) -> None:
+def guard(as_json: bool, **given: Any) -> None:
     """Guard the replicas of a service: propose steps, or carry out those for which an executor is named.
 
     URL is a replica that speculates. A step needs the windows of at least 30 s in which a replica's tokens per step are
@@ -73,152 +68,42 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
           --state g.json --act haproxy=/run/haproxy.sock --act patch=deploy/ --probe
       draftwise guard --state g.json --undo
     """
-    from draftwise.guarding.store import Store
-
-    store = Store(state_file)
-    if undoes or acknowledges:
-        if urls or (undoes and acknowledges):
-            raise click.UsageError("Give --undo or --acknowledge alone with --state.")
-        _undo(store) if undoes else _acknowledge(store)
-        return
-    if not urls:
-        raise click.UsageError("Give the URLs of the replicas that speculate.")
-    pages = _open_pages(urls, given)
-    if given["prometheus_url"]:
-        asyncio.run(_read_history(store, given))
-    made = _make_guard(store, pages, given)
-    tick = asyncio.run(_run(made, pages, given))
-    sys.exit(_judge(tick))
-
-
-async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
-    """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
-    from draftwise.guarding.recorded import read_recorded
-    from draftwise.guarding.store import KEPT_DAYS
-    from draftwise.watching.prometheus_api import PrometheusApi
-
-    now_s, api = time.time(), PrometheusApi(given["prometheus_url"])
-    try:
-        rows = await read_recorded(api, model=given["model"], begin_s=now_s - KEPT_DAYS * 86_400, end_s=now_s)
-    except BackendError as error:
-        click.echo(f"warning: {error} Drift is learned from what this guard sees itself.", err=True)
-        return
-    finally:
-        api.close()
-    with store.alone():
-        store.add_older(rows)
-
-
-def _undo(store: Store) -> None:
-    from draftwise.guarding.undo import undo
-
-    num_undone = 0
-    for sentence in undo(store, now_s=time.time()):
-        num_undone += 1
+    result = run_guard.run(GuardRequest(**given), _Looks(as_json=as_json))
+    for sentence in result.done:
         click.echo(sentence)
-    if not num_undone:
-        click.echo("Nothing that was done still holds.")
+    if result.exit_code:
+        sys.exit(result.exit_code)
 
 
-def _acknowledge(store: Store) -> None:
-    with store.alone():
-        store.write(store.read().acknowledge(time.time()))
-    click.echo("The service is learned from now on, and its replicas may be acted on again.")
+def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str]] = frozenset()) -> None:
+    """Print the steps of a look, and its findings without those that are told already."""
+    new = [each for each in result.findings if (each.code, each.where) not in told]
+    if new or result.actions:
+        console.print(Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.at_s)), "dim"))
+    for action in result.actions:
+        does = ("does    ", "bold red") if action.executes else ("proposes", "bold yellow")
+        where = ", ".join(action.replicas) or "the service"
+        console.print(Text.assemble(does, f"  {action.step}  {where}: {action.reason}"), soft_wrap=True)
+    if new:
+        console.print(render_findings(new))
 
 
-def _open_pages(urls: Sequence[str], given: Mapping[str, Any]) -> Sequence[HttpPage]:
-    from draftwise.cli._access import read_headers
-    from draftwise.measure.access import find_headers
-    from draftwise.watching.pages import open_pages
+class _Looks(Silent):
+    """Prints each look as JSON on one line; or its steps, and findings when they are new."""
 
-    pools = {"spec": tuple(urls), "plain": tuple(given["plain_urls"])}
-    headers = read_headers(given)
-    pages = open_pages(pools, {pool: find_headers(headers, pool) for pool in pools})
-    names = [page.instance for page in pages]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidSetup.because(
-            "server-given-twice", f"{', '.join(sorted(twice))} is given twice.", where="URL", fix="Name each once."
-        )
-    return pages
+    def __init__(self, *, as_json: bool) -> None:
+        self._console = None if as_json else open_console(stderr=False)
+        self._told: frozenset[tuple[str, str]] = frozenset()
 
-
-def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Guard:
-    from draftwise.guarding.executors import parse_executor
-    from draftwise.guarding.lease import open_leases
-    from draftwise.guarding.loop import Guard, Means
-    from draftwise.guarding.reading import Rules
-    from draftwise.watching.yardstick import Yardstick
-
-    spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in ("spec", "plain"))
-    min_spec = given["min_spec"]
-    baseline = _find_baseline(given)
-    rules = Rules.of(
-        Yardstick(baseline=baseline).break_evens,
-        every_s=given["every_s"],
-        min_spec=max(len(spec) - len(plain), 0) if min_spec is None else min_spec,
-        trickles=given["trickles"],
-    )
-    executors = tuple(parse_executor(text, patch_file=store.patch) for text in given["acts"])
-    for executor in executors:
-        executor.prove(spec)
-    leases = open_leases(store.path, spec, every_s=given["every_s"])
-    probe = _make_probe(baseline, given) if given["probes"] else None
-    means = Means(executors=executors, leases=leases, probe=probe)
-    return Guard(spec, plain, rules=rules, store=store, means=means)
-
-
-def _find_baseline(given: Mapping[str, Any]) -> Baseline | None:
-    return None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
-
-
-def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable[..., Awaitable[ProbeReading | None]]:
-    """Return what asks a replica a few prompts."""
-    from draftwise.cli._access import read_headers
-    from draftwise.cli._probing import ask, load_prompts
-    from draftwise.guarding.probing import read_probe, refuse_unless_comparable
-    from draftwise.measure.access import find_headers
-
-    known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
-    headers = find_headers(read_headers(given), "spec")
-
-    async def probe(url: str, now_s: float) -> ProbeReading | None:
-        return read_probe(await ask(url, prompts, headers), known, at_s=now_s)
-
-    return probe
-
-
-async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:
-    """Look until the operator ends it, or until a decision could be made, and return what was found last."""
-    from draftwise.cli._diagnosing import add_diagnoses
-    from draftwise.cli._guarding import JsonShow, TextShow
-    from draftwise.guarding.reading import MIN_WINDOWS
-    from draftwise.watching.diagnose import Asked
-    from draftwise.watching.watcher import Watcher
-
-    if given["once"]:
-        text = f"Looking for {made.hold_s:.0f} s, as a decision takes: {MIN_WINDOWS} windows (--every), and 30 s."
+    def status(self, text: str) -> None:
+        """Print what is waited for."""
         click.echo(text, err=True)
-    show = JsonShow() if given["as_json"] else TextShow()
-    baseline = _find_baseline(given)
-    tick, num_looks = None, 0
-    with suppress(asyncio.CancelledError):
-        async with aclosing(Watcher(pages).sights(given["every_s"])) as sights:
-            try:
-                async for sight in sights:
-                    tick, num_looks = await made.tick(add_diagnoses(sight, baseline, Asked())), num_looks + 1
-                    show.show(tick)
-                    if given["once"] and num_looks * given["every_s"] >= made.hold_s and num_looks >= MIN_WINDOWS:
-                        break
-            finally:
-                made.release()
-    return tick
 
-
-def _judge(tick: Tick | None) -> int:
-    """Return the exit code of what was found last."""
-    if tick is None:
-        return _EXIT_GOOD
-    if any(finding.code in ("server-unread", "nothing-is-read", "step-failed") for finding in tick.findings):
-        return _EXIT_UNREAD
-    grave = any(finding.severity is not Severity.INFO for finding in tick.findings)
-    return _EXIT_FINDING if grave or tick.actions else _EXIT_GOOD
+    def update(self, result: object) -> None:
+        """Print a look."""
+        look = cast(GuardResult, result)
+        if self._console is None:
+            click.echo(json.dumps(look.to_dict(), allow_nan=False))
+            return
+        render(self._console, look, self._told)
+        self._told = frozenset((each.code, each.where) for each in look.findings)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
-from draftwise.checkpoints.pair import Pair, inspect_pair
-from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
-from draftwise.cli._setups import nearest_option, open_release, tell_remarks
+from draftwise.cli._results import json_option, show
+from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
-from draftwise.knowledge.rules import find_doubts
-from draftwise.knowledge.vllm import find_remarks
+from draftwise.verbs.inspect import Inspection, InspectRequest, InspectResult, Pair
+from draftwise.verbs.inspect import inspect as run_inspect
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "render"]
 
 
 @click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--target", type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of the target.")
-@click.option("--vllm", "version", metavar="VERSION", help="Release whose rules apply  [default: the newest]")
+@click.option("--vllm", metavar="VERSION", help="Release whose rules apply  [default: the newest]")
 @nearest_option
-@click.option("--json", "as_json", is_flag=True, help="Write JSON instead of tables.")
-def inspect(checkpoint: Path, target: Path | None, version: str | None, nearest: bool, as_json: bool) -> None:
+@json_option
+def inspect(as_json: bool, **given: Any) -> None:
     """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
 
     With --target, also check whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, missing and
@@ -42,32 +39,16 @@ def inspect(checkpoint: Path, target: Path | None, version: str | None, nearest:
       draftwise inspect models/eagle3-llama-8b --target models/Llama-3.1-8B-Instruct
       draftwise inspect models/DeepSeek-V3 --json
     """
-    release = None
-    if version is not None:
-        known = open_release(version, nearest=nearest)
-        tell_remarks((*find_remarks(known), *find_doubts(known)))
-        release = known.version
-    if target is None:
-        one = inspect_checkpoint(checkpoint, version=release)
-        _show((one,), None, one.findings, as_json=as_json)
-    else:
-        pair = inspect_pair(checkpoint, target, version=release)
-        _show((pair.drafter, pair.target), pair, pair.findings, as_json=as_json)
+    show(run_inspect.run(InspectRequest(**given)), render, as_json=as_json)
 
 
-def _show(sides: Sequence[Inspection], pair: Pair | None, findings: Sequence[Finding], *, as_json: bool) -> None:
-    if as_json:
-        content = sides[0].to_dict() if pair is None else pair.to_dict()
-        click.echo(json.dumps(content | {"findings": [finding.to_dict() for finding in findings]}, indent=1))
-    else:
-        console = open_console(stderr=False)
-        console.print(_facts(sides))
-        if pair is not None:
-            _show_pair(console, pair)
-        console.print(render_findings(findings))
-        console.print(_verdict(findings, pair is not None))
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        sys.exit(1)
+def render(console: Console, result: InspectResult) -> None:
+    """Print what was found, side by side where there are two checkpoints."""
+    console.print(_facts(result.sides))
+    if result.pair is not None:
+        _show_pair(console, result.pair)
+    console.print(render_findings(result.findings))
+    console.print(_verdict(result.findings, result.pair is not None))
 
 
 def _facts(sides: Sequence[Inspection]) -> Table:

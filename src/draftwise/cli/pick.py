@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from draftwise.cli._advice import advice_to_dict, show_advice
-from draftwise.cli._console import open_console
-from draftwise.cli._setups import nearest_option, open_release, tell_remarks
-from draftwise.knowledge.advice import read_traffic_kinds
-from draftwise.knowledge.gpus import get_gpu
-from draftwise.knowledge.rules import find_doubts
-from draftwise.knowledge.vllm import find_remarks
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
-from draftwise.plan.pick import pick as choose
-from draftwise.runs.documents import read_calibration
-from draftwise.setups.read import read_words
+from draftwise.cli._console import show_table
+from draftwise.cli._results import json_option, show
+from draftwise.cli._setups import nearest_option
+from draftwise.core import Finding, Severity
+from draftwise.verbs.pick import (
+    STRUCTURED_OUTPUT,
+    MethodRanking,
+    PickRequest,
+    PickResult,
+    RankedMethod,
+    list_traffic_kinds,
+)
+from draftwise.verbs.pick import pick as run_pick
 
-__all__ = ["pick"]
+__all__ = ["pick", "render"]
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+_FEW = 2
+"""Published results that are shown without --why."""
 
 
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
@@ -30,9 +37,9 @@ __all__ = ["pick"]
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
 @click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
-@click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
 @nearest_option
-@click.option("--workload", "kind", type=click.Choice(list(read_traffic_kinds())), help="Kind of requests.")
+@click.option("--workload", type=click.Choice(list_traffic_kinds()), help="Kind of requests.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
               help="How much of the output repeats the prompt  [default: the workload's]")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
@@ -44,7 +51,7 @@ __all__ = ["pick"]
 @click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time to first token.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time per output token.")
-@click.option("--uses", "parameters", multiple=True, metavar="PARAMETER",
+@click.option("--uses", multiple=True, metavar="PARAMETER",
               help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
 @click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
@@ -52,10 +59,8 @@ __all__ = ["pick"]
               help="Of `calibrate`, on this hardware: measured times instead of the data sheet's.")  # fmt: skip
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def pick(
-    target: str, engine_flags: Sequence[str], version: str, nearest: bool, why: bool, as_json: bool, **asked: Any
-) -> None:
+@json_option
+def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 
     TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
@@ -68,45 +73,144 @@ def pick(
       draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
           -- --max-model-len 16384
     """
-    release = open_release(version, nearest=nearest)
-    remarks = (*find_remarks(release), *find_doubts(release))
-    advice = choose(_read_requirements(target, engine_flags, asked | {"version": str(release)}))
-    if as_json:
-        about_release = {"asked": release.asked or str(release), "remarks": [each.to_dict() for each in remarks]}
-        click.echo(json.dumps(advice_to_dict(advice) | about_release, indent=1))
-    else:
-        tell_remarks(remarks)
-        show_advice(open_console(stderr=False), advice, why=why)
-    if advice.is_against or not advice.ranked:
-        sys.exit(1)
+    result = run_pick.run(PickRequest(**given))
+    if not as_json:
+        for remark in result.remarks:
+            click.echo(f"{remark.severity}: {remark}", err=True)
+    show(result, partial(render, why=why), as_json=as_json)
 
 
-def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Requirements:
-    direct = ("temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens")
-    traffic = describe_traffic(
-        asked["kind"],
-        overlap=asked["overlap"],
-        peak_concurrency=asked["peak_concurrency"],
-        slo_ttft_s=asked["slo_ttft_ms"] and asked["slo_ttft_ms"] / 1e3,
-        slo_tpot_s=asked["slo_tpot_ms"] and asked["slo_tpot_ms"] / 1e3,
-        parameters=frozenset(asked["parameters"]),
-        **{name: asked[name] for name in direct},
+def render(console: Console, result: PickResult, *, why: bool = False) -> None:
+    """Print the verdict, the ranked methods, the first config to paste, the refusals and the command to measure."""
+    advice = result.advice
+    console.print(Text(_head(advice), style="dim"), soft_wrap=True)
+    console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
+    for lever in advice.levers:
+        _show_finding(console, lever.finding)
+    if advice.ranked:
+        console.print()
+        show_table(console, _table(advice))
+        console.print(Text(_basis(advice), style="dim"), soft_wrap=True)
+        if not advice.is_against:
+            _show_first(console, result)
+    _show_refusals(console, advice)
+    if why:
+        _show_rules(console, result)
+
+
+def _head(advice: MethodRanking) -> str:
+    """Return one line with the requirements."""
+    requirements, traffic = advice.requirements, advice.requirements.traffic
+    return "  ".join(
+        (
+            f"vLLM {advice.version}",
+            _short(requirements.target),
+            f"{requirements.gpus} x {requirements.gpu.name}",
+            traffic.kind or f"overlap {traffic.overlap}",
+            f"temperature {traffic.temperature:g}",
+            f"concurrency {traffic.concurrency}",
+        )
     )
-    return Requirements(
-        target=target,
-        gpu=get_gpu(asked["gpu"]),
-        gpus=asked["gpus"],
-        version=asked["version"],
-        traffic=traffic,
-        args=_args(target, engine_flags, asked["version"]),
-        drafters=tuple(asked["drafters"]),
-        air_gapped=asked["air_gapped"],
-        can_train=asked["can_train"],
-        calibration=None if asked["calibration"] is None else read_calibration(asked["calibration"]),
+
+
+def _short(target: str) -> str:
+    return "config.json" if target.lstrip().startswith("{") else target
+
+
+def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
+    text = Text.assemble(indent, (f"{finding.code}  ", _STYLES[finding.severity]), str(finding))
+    console.print(text, soft_wrap=True)
+
+
+def _show_lines(console: Console, lines: str, style: str = "") -> None:
+    """Print text to copy: indented, and never wrapped."""
+    for line in lines.splitlines():
+        console.print(Text(f"  {line}", style=style), soft_wrap=True)
+
+
+def _table(advice: MethodRanking) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "method", "drafter"):
+        table.add_column(name, overflow="fold", no_wrap=name != "drafter")
+    for name in ("k", "speed-up\n(range)", "tokens per step\n(range)", "break-\neven", "sequences\nthat fit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, each in enumerate(advice.ranked, 1):
+        style = "" if each.pays else "dim"
+        table.add_row(str(place), each.method, *_row(advice, each), style=style)
+    return table
+
+
+def _row(advice: MethodRanking, candidate: RankedMethod) -> tuple[str, ...]:
+    spec, expected = candidate.setup.spec, candidate.estimate
+    drafter = (spec.model if spec is not None else None) or "-"
+    k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
+    gain = likely = needed = "-"
+    if expected is not None:
+        likely = _with_range(expected.expected_length, expected.length_range)
+        needed = "-" if expected.break_even is None else f"{expected.break_even:.2f}"
+    if expected is not None and expected.gain is not None and expected.gain_range is not None:
+        gain = _with_range(expected.gain, expected.gain_range) + ("" if candidate.pays else " loses")
+    traffic, sizing = advice.requirements.traffic, candidate.sizing
+    room = "-" if sizing is None else str(sizing.budget.sequences(traffic.prompt_tokens + traffic.output_tokens))
+    return drafter, k, gain, likely, needed, room
+
+
+def _with_range(value: float, ends: tuple[float, float]) -> str:
+    """Return a number with its range; alone where one measurement is all that is known."""
+    low, high = (f"{end:.1f}" for end in ends)
+    return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"
+
+
+def _basis(advice: MethodRanking) -> str:
+    """Return what the speed-ups in the table rest on."""
+    if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
+        return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
+    return (
+        "Speed-up of decoding = tokens per step / break-even. Tokens per step are published or prior, not yours; "
+        "break-even is computed from the GPU's data sheet and launch costs measured on an H200."
     )
 
 
-def _args(target: str, engine_flags: Sequence[str], version: str) -> Mapping[str, Any]:
-    if not engine_flags:
-        return {}
-    return read_words(["vllm", "serve", target, *engine_flags], engine_version=version).require().args
+def _show_first(console: Console, result: PickResult) -> None:
+    first = result.advice.ranked[0]
+    console.print()
+    console.print(Text("To paste:", style="dim"))
+    _show_lines(console, result.to_paste, "green")
+    for finding in (*first.reasons, *first.caveats):
+        _show_finding(console, finding, "  ")
+    if result.schedule is not None:
+        _show_finding(console, result.schedule, "  ")
+    for each in first.published_results[:_FEW]:
+        _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
+    for other in first.alternatives:
+        _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
+    console.print(Text("To measure it on your own prompts:", style="dim"))
+    _show_lines(console, result.ranked[0].measure)
+
+
+def _show_refusals(console: Console, advice: MethodRanking) -> None:
+    console.print()
+    console.print(Text("Not recommended:", style="dim"))
+    methods: dict[str, list[str]] = {}
+    for refusal in advice.refused:
+        methods.setdefault(str(refusal.reasons[0]), []).append(refusal.method)
+    for reason, names in methods.items():
+        console.print(Text.assemble(f"  {', '.join(names)}  ", (reason, "dim")), soft_wrap=True)
+
+
+def _show_rules(console: Console, result: PickResult) -> None:
+    advice = result.advice
+    console.print()
+    for candidate in advice.ranked[1:]:
+        console.print(Text(f"Why {candidate.method}:", style="dim"))
+        for finding in (*candidate.reasons, *candidate.caveats):
+            _show_finding(console, finding, "  ")
+    console.print(Text("Rules behind this answer:", style="dim"))
+    for rule in result.rules:
+        text = Text.assemble("  ", (rule.code, "bold"), f"  {rule.title}. {rule.explains} ", (rule.source, "dim"))
+        console.print(text, soft_wrap=True)
+    console.print(Text("Published results:", style="dim"))
+    for candidate in advice.ranked:
+        for each in candidate.published_results:
+            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{each.result}; {each.conditions} ")
+            console.print(text.append(each.source, "dim"), soft_wrap=True)

@@ -4,51 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as DrawnBars
 from rich.table import Table
 
-from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._replayers import Workshop
-from draftwise.core import Acceptance, InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
-from draftwise.engine.engine_config import DEVICES, DTYPES
-from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
-from draftwise.replaying.replaying import replay_candidates
-from draftwise.replaying.transcripts import (
-    Encoder,
-    Grouping,
-    Transcript,
-    Transcripts,
-    needs_encoder,
-    read_transcripts,
-)
-from draftwise.reporting.replayed import PAGE, render_replay
-from draftwise.version import __version__
-from draftwise.workloads import load_workloads
+from draftwise.cli._options import Parsed
+from draftwise.core import Acceptance
+from draftwise.core.progress import Silent
+from draftwise.verbs.replay import DEVICES, DTYPES, PAGE, PROFILE, Grouping, ReplayRequest, ReplayResult, read_ks
+from draftwise.verbs.replay import replay as run_replay
 
-__all__ = ["replay"]
+__all__ = ["render", "replay"]
 
 _SHOWN_KS = (1, 3, 5, 7)
-
-
-def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
-    try:
-        ks = tuple(int(each) for each in (text or "").split(",") if each)
-    except ValueError:
-        raise click.BadParameter("give numbers, such as 1,3,5.") from None
-    if any(k < 1 for k in ks):
-        raise click.BadParameter("each must be 1 or more.")
-    return ks
 
 
 @click.command(short_help="Replay a log: acceptance of every method and k, without serving it.")
@@ -59,7 +36,14 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
               help="A speculative config; its num_speculative_tokens is the largest k. Repeat for more.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("profile"), show_default=True, metavar="DIR",
               help="Folder of the profile; goes on with a replay that was cut off.")  # fmt: skip
-@click.option("--k", "ks", callback=_read_ks, metavar="K,K,...", help="Draft lengths to answer for  [default: all]")
+@click.option(
+    "--k",
+    "ks",
+    type=Parsed(read_ks, "numbers"),
+    default=(),
+    metavar="K,K,...",
+    help="Draft lengths to answer for  [default: all]",
+)
 @click.option("--group-by", type=click.Choice([each.value for each in Grouping]), help="Acceptance of each group too.")
 @click.option("--default-temperature", type=click.FloatRange(0), default=1.0, show_default=True,
               help="Of requests that do not say theirs.")  # fmt: skip
@@ -83,11 +67,7 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
     help="Requests that models replay together  [default: 64 on a GPU, else 16]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
-def replay(
-    log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,
-    default_temperature: float, max_model_len: int | None, in_flight: int, warm: int, to_the_end: bool, forced: bool,
-    draft_url: str | None, target_url: str | None, as_json: bool, **settings: Any,
-) -> None:  # fmt: skip
+def replay(as_json: bool, **given: Any) -> None:
     """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
 
     LOG is what `decide --workload` takes: a log of a gateway or observer, with the same options behind a #. Answers
@@ -99,123 +79,61 @@ def replay(
       draftwise replay requests.jsonl --target MODEL --candidate '{"method": "ngram", "num_speculative_tokens": 8}'
       draftwise replay 'requests.jsonl#sample=500' --target MODEL --group-by route \\
           --candidate '{"method": "suffix", "num_speculative_tokens": 8}'
-    """  # fmt: skip
-    prompts = tuple(prompt for workload in load_workloads(log, takes_ids=True) for prompt in workload.prompts)
-    checkpoint = _unpack(target)
-    transcripts = read_transcripts(
-        prompts,
-        _find_encoder(checkpoint, prompts),
-        name=Path(log.partition("#")[0]).name,
-        default_temperature=default_temperature,
-        group_by=None if group_by is None else Grouping(group_by),
-        max_model_len=max_model_len,
-    )
-    seen, transcripts = _split_off(transcripts, warm)
-    workshop = Workshop(
-        target=checkpoint,
-        ks=ks,
-        longest=max(request.num_tokens for request in (*seen, *transcripts.requests)),
-        in_flight=in_flight,
-        warm=seen,
-        forced=forced,
-        target_url=target_url,
-        draft_url=draft_url,
-        settings={**settings, "max_model_len": max_model_len},
-    )
-    chosen = [workshop.make_candidate(SpecConfig.parse(text)) for text in candidates]
-    plan: dict[str, Any] = {
-        "draftwise": __version__,
-        "requests_sha256": hash_transcripts(transcripts.requests),
-        "target": str(target),
-        "candidates": [{**each.spec.to_dict(), "k": list(each.ks)} for each in chosen],
-        "in_flight": in_flight,
-        "forced": forced,
-        **({} if not seen else {"warm_sha256": hash_transcripts(seen)}),
-        **({} if draft_url is None else {"servers_sha256": sha256(f"{draft_url} {target_url}".encode()).hexdigest()}),
-        "max_model_len": max_model_len,
-        "dtype": settings["dtype"],
-    }
-    directory = ReplayDirectory.open(out, plan)
-    with _show_progress(len(chosen) * len(transcripts.requests)) as advance:
-        profile, anchors = replay_candidates(
-            directory,
-            transcripts,
-            chosen,
-            target=_describe(target.name or str(target.resolve()), checkpoint),
-            rows=len(prompts),
-            limited=not to_the_end,
-            advance=advance,
+    """
+    with _Bar() as bar:
+        result = run_replay.run(ReplayRequest(**given), bar)
+    render(open_console(stderr=as_json), result)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=1))
+    click.echo(f"\nProfile: {result.directory / PROFILE}\nReport: {result.directory / PAGE}", err=True)
+    sys.exit(result.exit_code)
+
+
+class _Bar(Silent):
+    """A bar of requests on stderr, which only a terminal draws."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
         )
-    directory.write(PAGE, render_replay(profile, anchors))
-    _finish(profile, out, as_json=as_json)
+        console = open_console(stderr=True)
+        self._bars = DrawnBars(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def status(self, text: str) -> None:
+        """Print what is under way."""
+        click.echo(text, err=True)
+
+    def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002  (the bar estimates it by itself)
+        """Draw the bar."""
+        self._task = self._bars.add_task("", total=steps)
+        self._bars.start()
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
+        """Move the bar."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, description=text)
 
 
-def _split_off(transcripts: Transcripts, warm: int) -> tuple[Sequence[Transcript], Transcripts]:
-    """Return the requests at the log's beginning that are only remembered, and the others."""
-    if warm >= len(transcripts.requests):
-        raise InvalidSetup.because(
-            "nothing-behind-warm",
-            f"--warm takes {warm} of {len(transcripts.requests)} requests, and none is left to replay.",
-            where="--warm",
-            fix="Give a smaller number, or a longer log.",
-        )
-    if not warm:
-        return (), transcripts
-    skipped = {**transcripts.skipped, "warm-up": warm}
-    return transcripts.requests[:warm], replace(transcripts, requests=transcripts.requests[warm:], skipped=skipped)
-
-
-def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:
-    """Return the target's tokenizer; None where no row needs it, or it cannot be used."""
-    if not needs_encoder(prompts):
-        return None
-    try:
-        from draftwise.engine.text.tokenizer import Tokenizer
-    except ModuleNotFoundError:
-        return None
-    return Tokenizer.from_pretrained(target)
-
-
-def _unpack(target: Path) -> Path:
-    """Return a target's checkpoint: for a GGUF file the folder that it is unpacked into, if the engine is there."""
-    if not is_gguf(target):
-        return target
-    try:
-        from draftwise.engine.models.gguf import checkpoint_of
-    except ModuleNotFoundError:
-        return target
-    return Path(checkpoint_of(str(target), partial(click.echo, err=True)))
-
-
-def _describe(name: str, checkpoint: Path) -> ReplayedTarget:
-    file = checkpoint / "tokenizer.json"
-    digest = sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    return ReplayedTarget(name=name, tokenizer_sha256=digest)
-
-
-@contextmanager
-def _show_progress(total: int) -> Iterator[Any]:
-    console = open_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda label: progress.update(task, advance=1, description=label)
-
-
-def _finish(profile: Profile, out: Path, *, as_json: bool) -> None:
-    console = open_console(stderr=as_json)
-    log = profile.log
+def render(console: Console, result: ReplayResult) -> None:
+    """Print what was replayed, the tokens per step by candidate and k, and the findings."""
+    log = result.profile.log
     console.print(
         f"{log.used:,} of {log.rows:,} requests, {log.tokens_out:,} tokens, "
         f"{'in time order' if log.order == 'time' else 'in the order of the file'}",
         highlight=False,
     )
-    show_table(console, _table(profile.entries))
-    console.print(render_findings(profile.findings))
-    if as_json:
-        click.echo(json.dumps(profile.to_dict(), indent=1))
-    click.echo(f"\nProfile: {out / PROFILE}\nReport: {out / PAGE}", err=True)
-    sys.exit(1 if any(finding.severity is Severity.ERROR for finding in profile.findings) else 0)
+    show_table(console, _table(result.profile.entries))
+    console.print(render_findings(result.profile.findings))
 
 
 def _table(entries: Sequence[Acceptance]) -> Table:

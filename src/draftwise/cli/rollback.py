@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from draftwise.core import InvalidSetup
-from draftwise.deploying.files import prove
-from draftwise.deploying.rollback import Rollback, plan_rollback, run
+from draftwise.cli._results import show
+from draftwise.verbs.rollback import RollbackRequest, RollbackResult
+from draftwise.verbs.rollback import rollback as run_rollback
 
-__all__ = ["rollback"]
+__all__ = ["render", "rollback"]
 
 
 @click.command(short_help="Go back to the twin without speculation: print the commands, or run them.")
@@ -36,37 +37,27 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
       draftwise rollback deploy/ --apply
       draftwise rollback deploy/ --remove --yes
     """
-    way = plan_rollback(folder)
-    if not (applies or removes):
-        _tell(way)
-        return
-    if changed := list(prove(folder)):
-        raise InvalidSetup(changed)
-    if applies:
-        if way.compare:
-            run(way.compare, may_be=(0, 1))
-        click.echo(way.difference)
-        if way.moves_first:
-            click.echo(way.move)
-        _ask(f"Run: {way.start}", yes=yes)
-        run(way.start)
-        click.echo(way.commit if way.moves_first else f"{way.commit}\n{way.move}")
-    if removes:
-        _ask(f"Run: {way.remove}", yes=yes)
-        run(way.remove)
-        click.echo(f"It leaves behind: {way.leaves}")
+    request = RollbackRequest(folder, apply=applies, remove=removes, confirm=_tell if yes else _ask)
+    show(run_rollback.run(request), render, as_json=False)
 
 
-def _tell(way: Rollback) -> None:
-    start = [("Start the twin", way.start), (way.commit, "")]
-    start.insert(0 if way.moves_first else len(start), (way.move, ""))
-    steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]
-    shown = [(text, command) for text, command in steps if command or text.endswith(".")]
-    for number, (text, command) in enumerate(shown, start=1):
-        click.echo(f"# {number}. {text}" + (f"\n{command}" if command else ""))
-    click.echo(f"# It leaves behind: {way.leaves}")
+def render(console: Console, result: RollbackResult) -> None:
+    """Print the steps, or what to do after those that were run."""
+    lines = list(result.next)
+    if not result.ran:
+        for number, step in enumerate(result.steps, start=1):
+            lines += [f"# {number}. {step.text}", *([step.command] if step.command else [])]
+        lines.append(f"# It leaves behind: {result.leaves}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _ask(question: str, *, yes: bool) -> None:
-    if not yes:
-        click.confirm(question, abort=True)
+def _tell(first: str, _command: str) -> bool:
+    if first:
+        click.echo(first)
+    return True
+
+
+def _ask(first: str, command: str) -> bool:
+    _tell(first, command)
+    return click.confirm(f"Run: {command}", abort=True)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
+from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.cli._setups import nearest_option, open_release
-from draftwise.plan.schema import make_schema
+from draftwise.cli._results import show
+from draftwise.cli._setups import nearest_option
+from draftwise.verbs import VERBS
+from draftwise.verbs.schema import SchemaRequest, SchemaResult
+from draftwise.verbs.schema import schema as run_schema
 
-__all__ = ["schema"]
+__all__ = ["render", "schema"]
 
-_OUTPUTS = files("draftwise.cli").joinpath("schemas")
-_VERBS = (
-    *("bundle", "calibrate", "check", "compare", "decide", "deploy", "explain", "facts", "fetch", "forecast", "guard"),
-    *("inspect", "pick", "replay", "report", "schedule", "size", "train", "upgrade", "verify", "watch"),
-)
+_WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema", "export")
 
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
-@click.argument("verb", required=False, type=click.Choice(_VERBS))
-@click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION")
+@click.argument("verb", required=False, type=click.Choice(sorted(VERBS.keys() - _WITHOUT_JSON)))
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
 @nearest_option
-def schema(verb: str | None, version: str, nearest: bool) -> None:
+def schema(**given: Any) -> None:
     """Print the JSON Schema of --speculative-config in a vLLM release, by which editors complete and check it.
 
     With VERB, print the schema of what `draftwise VERB --json` prints.
@@ -33,11 +33,9 @@ def schema(verb: str | None, version: str, nearest: bool) -> None:
       draftwise schema --vllm 0.33.0 > speculative-config.schema.json
       draftwise schema check
     """
-    if verb is not None:
-        click.echo(_OUTPUTS.joinpath(f"{verb}.json").read_text(encoding="utf-8"), nl=False)
-        return
-    release = open_release(version, nearest=nearest)
-    made = make_schema(release)
-    if release.asked:
-        made["description"] = f"Asked for {release.asked}, made of {release}."
-    click.echo(json.dumps(made, indent=1))
+    show(run_schema.run(SchemaRequest(**given)), render, as_json=True)
+
+
+def render(console: Console, result: SchemaResult) -> None:
+    """Print the schema."""
+    console.print(json.dumps(result.to_dict(), indent=1), markup=False, highlight=False, soft_wrap=True)

@@ -6,15 +6,13 @@ import logging
 from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.cli._engine import PhaseLines, engine_options, make_config
-from draftwise.core import SpecConfig
+from draftwise.cli._engine import PhaseLines, engine_options, split_settings
+from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
+from draftwise.verbs.serve import serve as run_serve
 
-__all__ = ["serve"]
-
-
-_TOOL_CALL_PARSERS = ("hermes", "llama3_json")
-"""`serve.tools.TOOL_CALL_PARSERS`, which needs the engine's packages."""
+__all__ = ["render", "serve"]
 
 
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
@@ -27,7 +25,7 @@ _TOOL_CALL_PARSERS = ("hermes", "llama3_json")
     "--api-key", envvar="DRAFTWISE_API_KEY", metavar="KEY", help="Asked for under /v1.  [env: DRAFTWISE_API_KEY]"
 )
 @click.option("--enable-auto-tool-choice", is_flag=True, help="Let the model choose to call tools.")
-@click.option("--tool-call-parser", type=click.Choice(_TOOL_CALL_PARSERS), help="What calls look like in its answers.")
+@click.option("--tool-call-parser", type=click.Choice(TOOL_CALL_PARSERS), help="What calls look like in its answers.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--max-waiting", default=1024, show_default=True, type=click.IntRange(0), help="Longest queue; 503 beyond."
@@ -39,20 +37,7 @@ _TOOL_CALL_PARSERS = ("hermes", "llama3_json")
     help="Compiled kernels: taken from there, new ones kept there.  [env: DRAFTWISE_KERNEL_CACHE]",
 )
 @engine_options
-def serve(
-    model: str,
-    speculative_config: str | None,
-    host: str,
-    port: int,
-    served_model_name: str | None,
-    api_key: str | None,
-    enable_auto_tool_choice: bool,
-    tool_call_parser: str | None,
-    allow_remote: bool,
-    max_waiting: int,
-    kernel_cache: str | None,
-    **settings: Any,
-) -> None:
+def serve(**given: Any) -> None:
     """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
     Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /version and /metrics with vLLM's
@@ -60,26 +45,12 @@ def serve(
     Requests are accepted once kernels are compiled and steps captured (draftwise warm-up does it ahead).
     The engine runs in a process of its own. More than one GPU is vLLM's job: -tp 2 prints its command.
     """
-    spec = SpecConfig.parse(speculative_config) if speculative_config is not None else None
-    config = make_config(model, spec, settings)
-    try:
-        from draftwise.serve import http_server
-    except ModuleNotFoundError as error:
-        from draftwise.serve.engine_process import make_missing_error
-
-        raise make_missing_error(error) from None
-    if enable_auto_tool_choice and tool_call_parser is None:
-        raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser.")
-    options = http_server.ServerOptions(
-        host=host,
-        port=port,
-        served_model_name=served_model_name,
-        api_key=api_key,
-        tool_call_parser=tool_call_parser if enable_auto_tool_choice else None,
-        allow_remote=allow_remote,
-        max_waiting=max_waiting,
-        kernel_cache=kernel_cache,
-    )
+    request = ServeRequest(**split_settings(given))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     with PhaseLines() as phases:
-        http_server.serve(config, spec, options, on_ready=click.echo, on_phase=phases.show)
+        run_serve.run(request, phases)
+
+
+def render(console: Console, result: ServeResult) -> None:
+    """Print which model was served."""
+    console.print(f"{result.model} is no longer served.", markup=False, highlight=False)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
 import click
+from rich.console import Console
 
-from draftwise.core import InvalidSetup
-from draftwise.knowledge.methods import all_methods
-from draftwise.training import get_training
+from draftwise.cli._results import json_option, show
+from draftwise.core.progress import Progress, Silent
+from draftwise.verbs.train import Stopped, TrainRequest, TrainResult, find_options, list_trainable, open_bars
+from draftwise.verbs.train import train as run_train
 
-__all__ = ["train"]
+__all__ = ["render", "train"]
 
 _EXIT_INTERRUPTED = 130
+_FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--target", required=True, metavar="DIR", help="Checkpoint of the target."),
@@ -65,7 +66,7 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
     click.option("--save-every", type=int, metavar="STEPS", help="Further checkpoints, by steps."),
     click.option("--save-minutes", type=float, metavar="N", help="Minutes between checkpoints.  [default: 5]"),
-    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    json_option,
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
 
@@ -74,7 +75,7 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(all_methods(trainable=True))
+        return list_trainable()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
@@ -107,35 +108,22 @@ def train() -> None:
 
 def _command(method: str) -> click.Command:
     """Return the command of a method."""
-    try:
-        options = get_training(method).OPTIONS
-        settings = importlib.import_module("draftwise.training.run_settings")
-        run = importlib.import_module("draftwise.training.training_run")
-        loop = importlib.import_module("draftwise.training.training_loop")
-        progress = importlib.import_module("draftwise.training.progress")
-    except ModuleNotFoundError as error:
-        raise InvalidSetup.because(
-            "train-not-installed",
-            f"Training needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[train]'.",
-        ) from None
+    options = find_options(method)
     own = [option.name for option in options]
 
-    def callback(as_json: bool, quiet: bool, gpus: int | None, **given: Any) -> None:
-        chosen = {name: given.pop(name) for name in own}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
+    def callback(as_json: bool, quiet: bool, **given: Any) -> None:
         given = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: given.pop(name) for name in own if name in given}
+        fields = {name: given.pop(name) for name in _FIELDS if name in given}
+        request = TrainRequest(method, **fields, settings=given, options=chosen)
+        progress: Progress = Silent() if quiet else open_bars()
         try:
-            asked = settings.TrainSettings(options=chosen, **given)
-            if gpus is None or "RANK" in os.environ:
-                result = run.train(method, asked, progress.Reporter(quiet=quiet))
-            else:
-                result = run.train_on_gpus(method, asked, gpus, quiet=quiet)
-        except loop.Stopped as stopped:
+            result = run_train.run(request, progress)
+        except Stopped as stopped:
             click.echo(str(stopped), err=True)
             sys.exit(_EXIT_INTERRUPTED)
-        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks
-            _show(result, as_json=as_json)
+        if result.is_first:
+            show(result, render, as_json=as_json, indent=None)
 
     for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
         callback = flag(callback)
@@ -155,13 +143,11 @@ def _flag(option: Any) -> Callable[[Any], Any]:
     return click.option(name, option.name, type=kind, default=None, help=text)
 
 
-def _show(result: Any, *, as_json: bool) -> None:
-    """Print the result, and the command to serve it."""
-    if as_json:
-        fields = ("out", "model", "speculative_config", "heldout_loss", "acceptance", "acceptance_length")
-        values = {name: getattr(result, name) for name in (*fields, "num_parameters")}
-        click.echo(json.dumps(values))
-        return
+def render(console: Console, result: TrainResult) -> None:
+    """Print how good the drafter is, and the command that serves it."""
     rates = " ".join(f"{100 * rate:.0f}" for rate in result.acceptance)
-    click.echo(f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)")
-    click.echo(f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'")
+    for line in (
+        f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)",
+        f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

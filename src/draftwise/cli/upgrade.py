@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import click
-from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import open_console
-from draftwise.cli._findings import render_findings, report_to_dict
-from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command, tell_skipped
-from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.knowledge.methods import find_method
-from draftwise.knowledge.vllm import releases
-from draftwise.plan.upgrade import Change, Choice, Upgrade, compare_releases
-from draftwise.setups.read import SetupReading
+from draftwise.cli._findings import render_findings
+from draftwise.cli._results import json_option, show
+from draftwise.cli._setups import nearest_option, report_skipped, setup_command
+from draftwise.core import Finding
+from draftwise.verbs.upgrade import (
+    AcceptedChoice,
+    UpgradedSetup,
+    UpgradeRequest,
+    UpgradeResult,
+    ValueChange,
+    group_choices,
+)
+from draftwise.verbs.upgrade import upgrade as run_upgrade
 
-__all__ = ["upgrade"]
+__all__ = ["render", "upgrade"]
 
 
 @setup_command(short_help="Say what breaks, changes and becomes possible between two vLLM releases.")
@@ -32,65 +32,31 @@ __all__ = ["upgrade"]
 @click.option("--to", "after", required=True, metavar="VERSION",
               help="The release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
 @nearest_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
-def upgrade(
-    sources: Sequence[str],
-    target: str | None,
-    spec: str | None,
-    env_files: Sequence[Path],
-    engine_flags: Sequence[str],
-    skip: bool,
-    before: str,
-    after: str,
-    nearest: bool,
-    as_json: bool,
-    verbose: bool,
-) -> None:
+def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 
     SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks or
     cannot be judged, or if the setup starts on neither release.
     """
-    for version in (before, after):
-        open_release(version, nearest=nearest)
-    named = find_sources(sources, spec, engine_flags, target=target, env_files=env_files, skip=skip)
-    old, new = (named.read(version) for version in (before, after))
-    tell_skipped(new, verbose=verbose)
-    compared = [(left.where, compare_releases(left, right, nearest=nearest)) for left, right in _pair(old, new)]
-    if as_json:
-        click.echo(json.dumps([_to_dict(where, upgrade) for where, upgrade in compared], indent=1))
-    else:
-        console = open_console(stderr=False)
-        for where, each in compared:
-            _show(console, where, each)
-    unread = [finding for _, report in new.unread for finding in report.findings]
-    for finding in unread:
-        click.echo(f"{finding.severity}: {finding}", err=True)
-    is_unknown = any(finding.severity is Severity.ERROR for finding in unread)
-    if is_unknown or any(each.breaks or each.unknown or each.starts_on_neither for _, each in compared):
-        sys.exit(1)
+    result = run_upgrade.run(UpgradeRequest(**given))
+    report_skipped(result.skipped, verbose=verbose)
+    show(result, render, as_json=as_json)
 
 
-def _pair(old: Found, new: Found) -> Iterable[tuple[SetupReading, SetupReading]]:
-    """Return each setup as the two releases read it.
-
-    Raises:
-        InvalidSetup: one of them takes a text for a server that the other does not.
-    """
-    if len(old.readings) != len(new.readings):
-        raise InvalidSetup.because(
-            "servers-differ",
-            f"The first release reads {len(old.readings)} servers out of the sources, the second {len(new.readings)}.",
-            fix="Give them one by one.",
-        )
-    return zip(old.readings, new.readings, strict=True)
+def render(console: Console, result: UpgradeResult) -> None:
+    """Print what differs, setup by setup."""
+    for each in result.setups:
+        _show(console, each)
 
 
-def _show(console: Console, where: str, upgrade: Upgrade) -> None:
-    before, after = (report.release for report in (upgrade.before, upgrade.after))
+def _show(console: Console, upgrade: UpgradedSetup) -> None:
+    before, after = (each.report.release for each in (upgrade.before, upgrade.after))
     head = Text(f"{before} -> {after.removeprefix('vLLM ')}", "bold")
-    console.print(head.append("".join(f"  {part}" for part in (upgrade.after.setup.target, where) if part), "not bold"))
+    console.print(
+        head.append("".join(f"  {part}" for part in (upgrade.after.target, upgrade.where) if part), "not bold")
+    )
     if upgrade.starts_on_neither:
         console.print(Text("The setup starts on neither of the two.", "bold red"))
     _section(console, "Cannot be judged", "bold red", upgrade.unknown)
@@ -110,7 +76,7 @@ def _section(console: Console, title: str, style: str, findings: Sequence[Findin
         console.print(render_findings(findings))
 
 
-def _changes(console: Console, changes: Sequence[Change]) -> None:
+def _changes(console: Console, changes: Sequence[ValueChange]) -> None:
     if changes:
         table = _table("Changes without being asked", "what", "before", "after")
         for change in changes:
@@ -118,24 +84,13 @@ def _changes(console: Console, changes: Sequence[Change]) -> None:
         console.print(table, "")
 
 
-def _choices(console: Console, title: str, choices: Sequence[Choice], *, by_end: bool) -> None:
-    """Print choices by kind and by the release that has them first, or last.
-
-    Names of single families' MTP modules stand together.
-    """
-    if not choices:
-        return
-    table = _table(title, "until" if by_end else "since", "", "")
-    rows: dict[tuple[str, str], list[str]] = {}
-    for choice in choices:
-        method = find_method(choice.name) if choice.kind == "method" else None
-        is_alias = method is not None and choice.name in method.aliases
-        kind, name = ("method mtp of", choice.name.removesuffix("_mtp")) if is_alias else (choice.kind, choice.name)
-        release = choice.until or str(releases()[-1]) if by_end else choice.since
-        rows.setdefault((release, kind), []).append(name)
-    for (release, kind), names in sorted(rows.items(), key=lambda row: (Version(row[0][0]), row[0][1])):
-        table.add_row(release, kind, ", ".join(names))
-    console.print(table, "")
+def _choices(console: Console, title: str, choices: Sequence[AcceptedChoice], *, by_end: bool) -> None:
+    """Print choices by kind and by the release that has them first, or last."""
+    if choices:
+        table = _table(title, "until" if by_end else "since", "", "")
+        for row in group_choices(choices, by_end=by_end):
+            table.add_row(row.release, row.kind, ", ".join(row.names))
+        console.print(table, "")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -149,17 +104,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return "-" if value is None else str(value)
-
-
-def _to_dict(where: str, upgrade: Upgrade) -> dict[str, Any]:
-    return {
-        "where": where,
-        "before": report_to_dict(upgrade.before),
-        "after": report_to_dict(upgrade.after),
-        "starts_on_neither": upgrade.starts_on_neither,
-        **{
-            name: [f.to_dict() for f in getattr(upgrade, name)]
-            for name in ("breaks", "still", "unknown", "other", "gone")
-        },
-        **{name: [asdict(c) for c in getattr(upgrade, name)] for name in ("changes", "possible", "removed")},
-    }

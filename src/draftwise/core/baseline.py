@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import ClassVar
 
-from draftwise.core.counters import Counters, ServerLoad
+from draftwise.core.counters import Counters
+from draftwise.core.documents import Format, read_document, to_json
 from draftwise.core.finding import UnreadableSource
 from draftwise.core.load import Condition
-from draftwise.core.rollback import Relation, Rollback, RollbackBasis
-from draftwise.core.window import Sums, Window
+from draftwise.core.rollback import Rollback
+from draftwise.core.window import Window
 
 __all__ = ["NO_PROBE", "Baseline", "Expected", "ProbeAnswer"]
 
 NO_PROBE = "What it answers to the probe, and how much that changes by itself: it was not asked."
 """Of `Baseline.missing`, where there is no probe."""
 
-_FORMAT = "draftwise-baseline"
-_VERSION = 1
+_FORMAT = Format(
+    name="draftwise-baseline",
+    version=1,
+    noun="a baseline",
+    foreign="not-a-baseline",
+    other_version="not-a-baseline",
+    damaged="not-a-baseline",
+    written_by="the baseline.json that `draftwise deploy` wrote",
+    again="Write it again from the run.",
+    error=UnreadableSource,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +67,7 @@ class ProbeAnswer:
 class Baseline:
     """What is known of a setup that is deployed. What nobody has measured is absent, and `missing` says so."""
 
+    JSON_FORMAT: ClassVar[Format] = _FORMAT
     setup_sha256: str
     """Of the setup.json beside it, byte for byte: numbers of another setup say nothing. Empty where there is none."""
     run: str = ""
@@ -92,15 +103,7 @@ class Baseline:
 
     def to_json(self) -> str:
         """Return the text of a baseline.json."""
-        expected, rollback = self.expected, [_rollback_to_dict(rule) for rule in self.rollback]
-        row = {each.name: getattr(self, each.name) for each in fields(self)}
-        row |= {
-            "expected": None if expected is None else asdict(expected) | {"condition": expected.condition.to_dict()},
-            "rollback": rollback,
-            "probe": [asdict(answer) for answer in self.probe],
-            "seen": None if self.seen is None else asdict(self.seen) | {"adapters": sorted(self.seen.adapters)},
-        }
-        return json.dumps({"format": _FORMAT, "version": _VERSION, **row}, indent=1, allow_nan=False) + "\n"
+        return json.dumps(to_json(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str) -> Baseline:
@@ -115,20 +118,9 @@ class Baseline:
         """
         try:
             row = json.loads(text)
-            if not isinstance(row, dict) or row.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
-            if (version := row.pop("version", None)) != _VERSION:
-                raise ValueError(f"it has version {version!r}, and {_VERSION} is known here")
-            if odd := row.keys() ^ {each.name for each in fields(cls)}:
-                raise ValueError(f"it lacks, or should not have, {', '.join(map(repr, sorted(odd)))}")
-            return _read(row)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UnreadableSource.because(
-                "not-a-baseline",
-                f"{where} is no baseline that this version of draftwise reads: {error}.",
-                where=where,
-                fix="Give the baseline.json that `draftwise deploy` wrote, or write it again from the run.",
-            ) from None
+        except ValueError:
+            row = None
+        return read_document(cls, row, where)
 
 
 def _need(holds: bool, rule: str) -> None:
@@ -138,55 +130,3 @@ def _need(holds: bool, rule: str) -> None:
 
 def _is_positive(value: float) -> bool:
     return isfinite(value) and value > 0
-
-
-def _read(row: Mapping[str, Any]) -> Baseline:
-    expected, seen = row["expected"], row["seen"]
-    parts = {
-        "expected": None if expected is None else _read_expected(expected),
-        "curve_ms": {arm: tuple((count, ms) for count, ms in points) for arm, points in row["curve_ms"].items()},
-        "rollback": tuple(map(_read_rollback, row["rollback"])),
-        "probe": tuple(ProbeAnswer(**answer) for answer in row["probe"]),
-        "seen": None if seen is None else _read_window(seen),
-        "missing": tuple(row["missing"]),
-    }
-    return Baseline(**{**row, **parts})
-
-
-def _read_expected(row: Mapping[str, Any]) -> Expected:
-    return Expected(
-        workload=row["workload"],
-        condition=Condition.from_dict(row["condition"]),
-        counters=Counters.from_dict(row["counters"]),
-    )
-
-
-def _read_window(row: Mapping[str, Any]) -> Window:
-    parts = {
-        "counters": Counters.from_dict(row["counters"]),
-        "load": ServerLoad(**row["load"]),
-        "sums": Sums(**row["sums"]),
-        "adapters": frozenset(row["adapters"]),
-    }
-    return Window(**{**row, **parts})
-
-
-def _rollback_to_dict(rule: Rollback) -> dict[str, Any]:
-    return asdict(rule) | {"condition": rule.condition.to_dict(), "loads": _to_list(rule.loads)}
-
-
-def _to_list(loads: Iterable[float] | None) -> list[float | None] | None:
-    """Return a stretch of load as JSON, which has no infinity: null is no end."""
-    return None if loads is None else [each if isfinite(each) else None for each in loads]
-
-
-def _read_rollback(row: Mapping[str, Any]) -> Rollback:
-    loads = row["loads"]
-    _need(all(map(isfinite, (row["value"], row["for_s"]))), "a rule of rollback has a finite value")
-    parts = {
-        "relation": Relation(row["relation"]),
-        "basis": RollbackBasis(row["basis"]),
-        "condition": Condition.from_dict(row["condition"]),
-        "loads": None if loads is None else (loads[0], float("inf") if loads[1] is None else loads[1]),
-    }
-    return Rollback(**{**row, **parts})

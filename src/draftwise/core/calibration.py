@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from draftwise.core.config import SpecConfig
-from draftwise.core.finding import InvalidSetup
+from draftwise.core.documents import Format, json_form
 from draftwise.core.forecast import HeldAgainst
 
-__all__ = ["CALIBRATION_VERSION", "CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
-
-_FORMAT = "draftwise-calibration"
-CALIBRATION_VERSION = 1
-"""Of the file's format."""
+__all__ = ["CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +70,9 @@ class CalibratedSetting:
     """A server that was measured: the baseline or a candidate."""
 
     name: str
-    spec: SpecConfig | None = None
+    spec: SpecConfig | None = field(default=None, metadata=json_form(key="speculative_config"))
     """None for the baseline."""
-    drafter: Mapping[str, Any] | None = None
+    drafter: Mapping[str, Any] | None = field(default=None, metadata=json_form(key="drafter_config"))
     """config.json of its drafter; None where it has none, or where it is not known."""
     kv_tokens: int | None = None
     """Tokens that its KV cache holds, where the server said so."""
@@ -99,23 +95,33 @@ class Calibration:
     Everything else is derived from the points: a newer draftwise may fit them better.
     """
 
+    JSON_FORMAT: ClassVar[Format] = Format(
+        name="draftwise-calibration",
+        version=1,
+        noun="a calibration",
+        foreign="not-a-calibration",
+        other_version="calibration-version",
+        damaged="damaged-calibration",
+        written_by="a file that `draftwise calibrate` wrote",
+        again="Write it again from its run directory: `draftwise calibrate --from DIR`.",
+    )
     made: str = ""
     """Date and time, UTC."""
     hardware: str = ""
     """In words."""
     gpu: str | None = None
     """Name in the table of GPUs; None for a processor, and for a GPU that is not in the table."""
-    engine: str
-    engine_version: str = ""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    engine: str = field(metadata=json_form(key="engine.name"))
+    engine_version: str = field(default="", metadata=json_form(key="engine.version"))
+    args: Mapping[str, Any] = field(default_factory=dict, metadata=json_form(key="engine.args"))
     """Engine flags of all settings."""
-    target: str
-    config: Mapping[str, Any]
+    target: str = field(metadata=json_form(key="target.name"))
+    config: Mapping[str, Any] = field(metadata=json_form(key="target.config"))
     """The target's config.json."""
     settings: tuple[CalibratedSetting, ...]
     points: tuple[StepPoint, ...]
     firsts: tuple[FirstPoint, ...] = ()
-    held: tuple[HeldAgainst, ...] = ()
+    held: tuple[HeldAgainst, ...] = field(default=(), metadata=json_form(key="held_against"))
     """Forecasts made of it beside what was measured later: how wrong the next one may be."""
 
     def __post_init__(self) -> None:
@@ -140,85 +146,3 @@ class Calibration:
     def points_of(self, setting: str) -> tuple[StepPoint, ...]:
         """Return the points of one setting, smallest batch first."""
         return tuple(sorted((p for p in self.points if p.setting == setting), key=lambda point: point.batch))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document `calibration.json`."""
-        return {
-            "format": _FORMAT,
-            "version": CALIBRATION_VERSION,
-            "made": self.made,
-            "hardware": self.hardware,
-            "gpu": self.gpu,
-            "engine": {"name": self.engine, "version": self.engine_version, "args": dict(self.args)},
-            "target": {"name": self.target, "config": dict(self.config)},
-            "settings": [
-                {
-                    "name": each.name,
-                    "speculative_config": None if each.spec is None else each.spec.to_dict(),
-                    "drafter_config": None if each.drafter is None else dict(each.drafter),
-                    "kv_tokens": each.kv_tokens,
-                }
-                for each in self.settings
-            ],
-            "points": [asdict(each) for each in self.points],
-            "firsts": [asdict(each) for each in self.firsts],
-            "held_against": [asdict(each) for each in self.held],
-        }
-
-    @classmethod
-    def from_dict(cls, row: Any, where: str = "calibration.json") -> Calibration:
-        """Return the calibration of a document.
-
-        Raises:
-            InvalidSetup: it is none, of another version, or holds what cannot be.
-        """
-        if not isinstance(row, Mapping) or row.get("format") != _FORMAT:
-            raise InvalidSetup.because(
-                "not-a-calibration",
-                f"{where} is not a calibration.",
-                where=where,
-                fix="Name a file that `draftwise calibrate` wrote.",
-            )
-        if row.get("version") != CALIBRATION_VERSION:
-            raise InvalidSetup.because(
-                "calibration-version",
-                f"{where} has version {row.get('version')}, and this draftwise reads version {CALIBRATION_VERSION}.",
-                where=where,
-                fix="Calibrate again with this draftwise, or use the one that wrote the file.",
-            )
-        try:
-            return cls._read(row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidSetup.because(
-                "damaged-calibration",
-                f"{where} holds what no calibration writes ({type(error).__name__}: {error}).",
-                where=where,
-                fix="Restore the file, or write it again from its run directory: `draftwise calibrate --from DIR`.",
-            ) from None
-
-    @classmethod
-    def _read(cls, row: Mapping[str, Any]) -> Calibration:
-        engine, target = row["engine"], row["target"]
-        settings = tuple(
-            CalibratedSetting(
-                name=each["name"],
-                spec=None if each["speculative_config"] is None else SpecConfig.keep(each["speculative_config"]),
-                drafter=each["drafter_config"],
-                kv_tokens=each["kv_tokens"],
-            )
-            for each in row["settings"]
-        )
-        return cls(
-            made=row["made"],
-            hardware=row["hardware"],
-            gpu=row["gpu"],
-            engine=engine["name"],
-            engine_version=engine["version"],
-            args=engine["args"],
-            target=target["name"],
-            config=target["config"],
-            settings=settings,
-            points=tuple(StepPoint(**each) for each in row["points"]),
-            firsts=tuple(FirstPoint(**each) for each in row.get("firsts", ())),
-            held=tuple(HeldAgainst(**each) for each in row["held_against"]),
-        )

@@ -79,6 +79,9 @@ class SpecConfig:
         named = {"method": self.method, "model": self.model, "num_speculative_tokens": self.num_speculative_tokens}
         return {key: value for key, value in named.items() if value is not None} | dict(self.options)
 
+    to_wire = to_dict
+    from_wire = keep
+
     def to_json(self) -> str:
         """Return the one-line JSON for a command line."""
         return json.dumps(self.to_dict())

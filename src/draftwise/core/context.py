@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from draftwise.core.documents import json_form
 
 __all__ = ["Hardware", "LaunchOptions", "RunContext", "ServerRecord", "Software", "TargetModel"]
+
+
+_KNOWN = json_form(omit_empty=True)
+"""Of a field that is left out where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Described:
     """A value that is a JSON object on disk; what has no field of its own is kept in `others`."""
 
+    JSON_OTHERS: ClassVar[str] = "others"
     others: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Return the value of a JSON object.
-
-        Raises:
-            TypeError: it is none.
-        """
-        _check_object(row, cls.__name__)
-        keys = cls._keys()
-        known = {name: _freeze(row[key]) for name, key in keys.items() if key in row}
-        return cls(**known, others={key: value for key, value in row.items() if key not in keys.values()})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; what is not known is left out."""
-        named = {key: _thaw(getattr(self, name)) for name, key in self._keys().items()}
-        return {key: value for key, value in (named | dict(self.others)).items() if value not in (None, [], {})}
-
-    @classmethod
-    def _keys(cls) -> dict[str, str]:
-        """Return the JSON key of each field."""
-        return {each.name: each.metadata.get("key", each.name) for each in fields(cls) if each.name != "others"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(_Described):
     """The machine that serves."""
 
-    told: str | None = field(default=None, metadata={"key": "as told"})
+    told: str | None = field(default=None, metadata=json_form(key="as told", omit_empty=True))
     """In the operator's words, where it cannot be seen from here."""
-    cpu: str | None = None
-    cores: int | None = None
+    cpu: str | None = field(default=None, metadata=_KNOWN)
+    cores: int | None = field(default=None, metadata=_KNOWN)
     """That may be used."""
-    memory_gib: float | None = None
-    gpus: tuple[str, ...] = ()
+    memory_gib: float | None = field(default=None, metadata=_KNOWN)
+    gpus: tuple[str, ...] = field(default=(), metadata=_KNOWN)
     """Name, memory and driver of each."""
 
 
@@ -56,22 +41,22 @@ class Hardware(_Described):
 class Software(_Described):
     """Versions of what measures and, for the embedded engine, of what computes."""
 
-    os: str | None = None
-    python: str | None = None
-    draftwise: str | None = None
-    torch: str | None = None
+    os: str | None = field(default=None, metadata=_KNOWN)
+    python: str | None = field(default=None, metadata=_KNOWN)
+    draftwise: str | None = field(default=None, metadata=_KNOWN)
+    torch: str | None = field(default=None, metadata=_KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetModel(_Described):
     """The model that is measured."""
 
-    name: str | None = None
-    config_sha256: str | None = None
-    architecture: str | None = None
-    dtype: str | None = None
+    name: str | None = field(default=None, metadata=_KNOWN)
+    config_sha256: str | None = field(default=None, metadata=_KNOWN)
+    architecture: str | None = field(default=None, metadata=_KNOWN)
+    dtype: str | None = field(default=None, metadata=_KNOWN)
     """Precision of the weights; `auto` where nothing better is known."""
-    parameters: int | None = None
+    parameters: int | None = field(default=None, metadata=_KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,62 +131,14 @@ class RunContext:
         named = {server.model for server in self.servers.values()}
         return self.model.name or (named.pop() if len(named) == 1 else None)
 
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> RunContext:
-        """Return the context that `to_dict` wrote, in this release or an earlier one.
-
-        Raises:
-            TypeError: it is something else.
-        """
-        _check_object(row, "context")
-        # Earlier runs keep the operator's options together, as `wish`.
-        options = row.get("wish") or {**row.get("launch", {}), "notes": row.get("notes", {})}
-        return cls(
-            started=str(row.get("started", "")),
-            hardware=Hardware.from_dict(row.get("hardware") or {}),
-            software=Software.from_dict(row.get("software") or {}),
-            model=TargetModel.from_dict(row.get("model") or {}),
-            servers={name: ServerRecord(**server) for name, server in (row.get("servers") or {}).items()},
-            thresholds=row.get("thresholds", {}),
-            notes=dict(options.get("notes") or {}),
-            launch=LaunchOptions(
-                vllm=options.get("vllm", "vllm"),
-                gpus=_freeze(options.get("gpus")),
-                switch=options.get("switch"),
-                leave=options.get("leave"),
-            ),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the context as JSON values."""
-        return {
-            "started": self.started,
-            "hardware": self.hardware.to_dict(),
-            "software": self.software.to_dict(),
-            "model": self.model.to_dict(),
-            "thresholds": self.thresholds,
-            "notes": dict(self.notes),
-            "launch": {each.name: _thaw(getattr(self.launch, each.name)) for each in fields(LaunchOptions)},
-            "servers": {
-                name: {each.name: _thaw(getattr(server, each.name)) for each in fields(ServerRecord)}
-                for name, server in self.servers.items()
-            },
-        }
+    @staticmethod
+    def from_earlier(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row in which the operator's options stand where they do now: earlier runs have them in `wish`."""
+        known = {key: value for key, value in row.items() if value is not None}
+        if (options := known.pop("wish", None)) is None:
+            return known
+        launch = {name: options[name] for name in ("vllm", "gpus", "switch", "leave") if name in options}
+        return known | {"notes": options.get("notes") or {}, "launch": launch}
 
 
 _UNKNOWN_SERVER = ServerRecord()
-
-
-def _check_object(row: object, name: str) -> None:
-    if not isinstance(row, Mapping):
-        raise TypeError(f"{name} is {row!r}")
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _thaw(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any
 
 from draftwise.core.stats import SpecStats
 
@@ -21,16 +20,6 @@ class Counters:
     generation_tokens: int | None = None
     prefix_queries: int | None = None
     prefix_hits: int | None = None
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Counters:
-        """Return the counters whose fields were written as JSON.
-
-        Raises:
-            KeyError, TypeError: it is something else.
-        """
-        per_pos = {name: tuple(row["spec"][name]) for name in ("accepted_per_pos", "drafted_per_pos")}
-        return cls(**{**row, "spec": SpecStats(**{**row["spec"], **per_pos})})
 
     @classmethod
     def total(cls, counters: Iterable[Counters]) -> Counters:

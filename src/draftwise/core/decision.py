@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 
 from draftwise.core.comparison import Comparison
 from draftwise.core.config import SpecConfig
+from draftwise.core.documents import json_form
 from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
 from draftwise.core.rollback import Rollback
@@ -60,6 +62,22 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadGain:
+    """Ratios to the baseline at one load."""
+
+    load: float
+    gain: float
+    """Of the single setting."""
+    of_bands: float
+    """Of the setting of the band there."""
+
+    @classmethod
+    def list_all(cls, gains: Mapping[float, tuple[float, float]]) -> tuple[LoadGain, ...]:
+        """Return the gains of a single setting."""
+        return tuple(cls(load=load, gain=gain, of_bands=best) for load, (gain, best) in gains.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSetting:
     """The one setting that is best over all loads of a sweep, beside the bands that change it with the load."""
 
@@ -69,7 +87,9 @@ class SingleSetting:
     """`concurrency` or `rate`."""
     setting: str
     """Name of a candidate, or of the baseline arm."""
-    gains: Mapping[float, tuple[float, float]]
+    gains: Mapping[float, tuple[float, float]] = field(
+        metadata=json_form(wire=tuple[LoadGain, ...], to_wire=LoadGain.list_all)
+    )
     """By measured load, lightest first: its ratio to the baseline, and that of the setting of the band there."""
 
 
@@ -93,7 +113,7 @@ class Schedule:
 
     workload: str
     temperature: float
-    spec: SpecConfig
+    spec: SpecConfig = field(metadata=json_form(key="speculative_config"))
     remarks: tuple[str, ...]
     """What its server's version makes of it; never empty, for the schedule itself was not measured."""
 
@@ -106,7 +126,9 @@ class Scope:
     """Number of prompts by name."""
     repeats: Mapping[str, int] = field(default_factory=dict)
     """How many of them repeat an earlier one, where some do: that repetition is part of the traffic."""
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Condition, ...] = field(
+        metadata=json_form(wire=tuple[str, ...], to_wire=lambda conditions: tuple(each.label for each in conditions))
+    )
     model: str = ""
     dtype: str = ""
     hardware: tuple[str, ...] = ()
@@ -128,7 +150,7 @@ class UnmeasuredCell:
 
     candidate: str
     workload: str
-    condition: Condition
+    condition: Condition = field(metadata=json_form(wire=str, to_wire=attrgetter("label")))
     repetitions: int
     """Whole ones that candidate and baseline both finished."""
     planned: int

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftwise.core.documents import NO_NULL, Entry, entries_of
+from draftwise.core.documents import NO_NULL, Entry, derived_of, entries_of
 
 __all__ = ["json_schema"]
 
@@ -85,9 +85,7 @@ def _class_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return _schema(get_type_hints(kind.to_wire)["return"], definitions)
     if is_dataclass(kind):
         return _reference(kind, definitions)
-    if issubclass(kind, Mapping):
-        return {"type": "object"}
-    raise TypeError(f"{kind} has no JSON form")
+    return {"type": "object" if issubclass(kind, Mapping) else "string"}
 
 
 def _reference(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -113,11 +111,11 @@ def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
         if each.null is not NO_NULL and own != {}:
             own = _union_schema([own, {"type": "null"}])
         _place(schema, each, _describe(own, texts.get(each.name, "")))
-    for name in getattr(kind, "JSON_DERIVED", ()):
+    for key, name in derived_of(kind).items():
         getter = getattr(kind, name).fget
         text = (inspect.getdoc(getter) or "").partition("\n\n")[0].replace("\n", " ")
-        schema["properties"][name] = _describe(_schema(get_type_hints(getter)["return"], definitions), text)
-        schema["required"].append(name)
+        schema["properties"][key] = _describe(_schema(get_type_hints(getter)["return"], definitions), text)
+        schema["required"].append(key)
     return schema
 
 

@@ -4,12 +4,16 @@ The types of a dataclass are its document. `to_json` writes any value, `from_jso
 `read_document` adds the checks of a file's format and version, and `document_schema.json_schema` describes the JSON.
 
 How types are written: a dataclass is an object, an enum its value, a tuple or set an array (a set sorted), a mapping an
-object, a path text, and a float that is not finite null. Fields can deviate with `document_field`; classes with:
+object, a path text, and a float that is not finite null. What is read must have these types: a whole number may be
+written as a float, and no number is NaN or infinite. A field deviates with `field(metadata=json_form(...))`, a class
+with:
 
 - `JSON_FORMAT`: a `Format`; the document starts with the keys `format` and `version`.
 - `JSON_KIND`: the value of the key `kind`, by which the members of a union are told apart.
-- `JSON_DERIVED`: names of properties that are written after the fields, and ignored when read.
+- `JSON_DERIVED`: names of properties that are written after the fields, and ignored when read; `key=property` where
+  the key differs.
 - `JSON_OTHERS`: the name of a mapping field that holds the keys which belong to no other field.
+- `from_earlier(row)`: returns an object that an earlier release wrote in today's form, before it is read.
 - `to_wire()` and `from_wire(wire)`: the class has a form of its own; `from_wire`'s annotation is the type of that form.
 """
 
@@ -18,8 +22,8 @@ from __future__ import annotations
 import enum
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,13 +31,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from draftwise.core.finding import InvalidSetup
 
 __all__ = [
+    "HIDDEN",
     "NO_NULL",
     "DocumentError",
     "Entry",
     "Format",
-    "document_field",
+    "derived_of",
     "entries_of",
     "from_json",
+    "json_form",
     "read_document",
     "to_json",
 ]
@@ -85,33 +91,41 @@ class Format:
     error: type[InvalidSetup] = InvalidSetup
 
 
-def document_field(
+def json_form(
     *,
     key: str = "",
     hidden: bool = False,
+    raw: bool = False,
     omit_empty: bool = False,
+    omit_null: bool = False,
     null: Any = None,
     wire: Any = None,
     to_wire: Callable[[Any], Any] | None = None,
     from_wire: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Return a dataclass field whose JSON differs from what its type says.
+) -> dict[str, Any]:
+    """Return the metadata of a dataclass field whose JSON differs from what its type says.
 
     Args:
         key: key in the object; dots descend into nested objects: `engine.version`.
         hidden: neither written nor read; needs a default to be read back.
+        raw: written without a look at it: thousands of numbers that are finite, in tuples or lists.
         omit_empty: left out where it is None, empty text, or an empty collection.
+        omit_null: left out where it is None.
         null: value that null stands for, e.g. infinity.
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
-        options: those of `dataclasses.field`.
     """
-    given = {"key": key, "hidden": hidden, "omit": omit_empty, "null": null, "wire": wire}
-    own = {name: value for name, value in given.items() if value}
-    hooks = {name: hook for name, hook in (("to_wire", to_wire), ("from_wire", from_wire)) if hook is not None}
-    return field(metadata={**own, **hooks}, **options)
+    flags = {"hidden": hidden, "raw": raw}
+    given = {"key": key or None, "null": null, "wire": wire, "to_wire": to_wire, "from_wire": from_wire}
+    given["omit"] = _EMPTY if omit_empty else (None,) if omit_null else None
+    return {name: True for name, value in flags.items() if value} | {
+        name: value for name, value in given.items() if value is not None
+    }
+
+
+HIDDEN = json_form(hidden=True)
+"""Metadata of a field that is not part of the document."""
 
 
 # Writing
@@ -124,12 +138,16 @@ def to_json(value: Any) -> Any:
         return value
     if kind is float:
         return value if math.isfinite(value) else None
+    if kind in (tuple, list):
+        return [to_json(each) for each in value]
     for accepted, write in _WRITERS:
         if isinstance(value, accepted):
             return write(value)
     if hasattr(kind, "to_wire"):
         return to_json(value.to_wire())
-    return _write_object(value) if is_dataclass(kind) else to_json(value.item())  # numpy's scalars
+    if is_dataclass(kind):
+        return _write_object(value)
+    return to_json(value.item()) if hasattr(value, "item") else str(value)  # numpy's scalars; versions and the like
 
 
 _WRITERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
@@ -154,17 +172,23 @@ def _write_object(value: Any) -> dict[str, Any]:
         row["kind"] = name
     others = getattr(kind, "JSON_OTHERS", None)
     for each in entries_of(kind):
-        found = getattr(value, each.name)
-        written = None if found == each.null else to_json(each.to_wire(found) if each.to_wire else found)
-        if not (each.omit and (written in _EMPTY)):
+        written = _write_entry(each, getattr(value, each.name))
+        if written not in each.omit:
             place = row
             for step in each.path[:-1]:
                 place = place.setdefault(step, {})
             place[each.path[-1]] = written
     if others is not None:
         row |= to_json(getattr(value, others))
-    row |= {name: to_json(getattr(value, name)) for name in getattr(kind, "JSON_DERIVED", ())}
-    return row
+    return row | {key: to_json(getattr(value, name)) for key, name in derived_of(kind).items()}
+
+
+def _write_entry(entry: Entry, value: Any) -> Any:
+    if entry.is_raw:
+        return value
+    if entry.null is not NO_NULL and value == entry.null:
+        return None
+    return to_json(entry.to_wire(value) if entry.to_wire else value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +201,25 @@ class Entry:
     """Type of what is written."""
     is_required: bool
     """Whether it has no default."""
-    omit: bool
+    is_raw: bool
+    omit: Sequence[Any]
+    """What is left out of the JSON."""
     null: Any
     """Value that null stands for; `NO_NULL` where null is not special."""
     to_wire: Callable[[Any], Any] | None
     from_wire: Callable[[Any], Any] | None
+
+    @property
+    def key(self) -> str | None:
+        """Its key; None where that is in a nested object."""
+        return self.path[0] if len(self.path) == 1 else None
+
+
+@cache
+def derived_of(kind: Any) -> dict[str, str]:
+    """Return the properties that are written after the fields, by key."""
+    parts = (each.partition("=") for each in getattr(kind, "JSON_DERIVED", ()))
+    return {key: name or key for key, _, name in parts}
 
 
 NO_NULL = object()
@@ -201,10 +239,11 @@ def _entry(each: Field[Any], kind: Any) -> Entry:
     given = each.metadata
     return Entry(
         name=each.name,
-        path=tuple(str(given.get("key") or each.name).split(".")),
-        type=given.get("wire") or kind,
+        path=tuple(str(given.get("key", each.name)).split(".")),
+        type=given.get("wire", kind),
         is_required=each.default is MISSING and each.default_factory is MISSING,
-        omit=bool(given.get("omit")),
+        is_raw="raw" in given,
+        omit=given.get("omit", ()),
         null=given.get("null", NO_NULL),
         to_wire=given.get("to_wire"),
         from_wire=given.get("from_wire"),
@@ -218,8 +257,8 @@ def from_json(kind: type[T], value: Any) -> T:
     """Return the value of type `kind` that `to_json` wrote.
 
     Raises:
-        DocumentError: the JSON does not have the types of `kind`; names the place.
-        ValueError: the types are right, and `kind` refuses the values.
+        DocumentError: the JSON does not have the types of `kind`, or `kind` refuses the values; names the place.
+        InvalidSetup: a class with `from_wire` refuses the values.
     """
     any_type: Any = kind
     result: T = _reader_for(any_type)(value)
@@ -251,7 +290,7 @@ def read_document(kind: type[T], row: Any, where: str) -> T:
         )
     try:
         return from_json(kind, row)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+    except DocumentError as error:
         raise form.error.because(
             form.damaged,
             f"{where} is damaged: {error}.",
@@ -273,7 +312,7 @@ def _reader_for(kind: Any) -> Reader:
     if origin is tuple:
         return _tuple_reader(arguments)
     if origin in (list, Sequence, set, frozenset):
-        return _array_reader(_container(origin), _reader_for(arguments[0]))
+        return _array_reader(_container(origin), arguments[0])
     if origin is not None and issubclass(origin, Mapping):
         return _mapping_reader(_key_reader(arguments[0]), _reader_for(arguments[1]))
     return _class_reader(kind)
@@ -328,14 +367,16 @@ def _scalar_reader(kind: type) -> Reader:
 
 
 def _read_int(value: Any) -> int:
-    if type(value) is not int:
-        raise _fail("a whole number", value)
-    return value
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():
+        return int(value)
+    raise _fail("a whole number", value)
 
 
 def _read_float(value: Any) -> float:
-    if type(value) not in _NUMBERS:
-        raise _fail("a number", value)
+    if type(value) not in _NUMBERS or not math.isfinite(value):
+        raise _fail("a finite number", value)
     number: float = value
     return number
 
@@ -359,22 +400,53 @@ def _literal_reader(values: tuple[Any, ...]) -> Reader:
     return read
 
 
-def _array_reader(container: Callable[[Any], Any], read: Reader) -> Reader:
+def _array_reader(container: Callable[[Any], Any], kind: Any) -> Reader:
+    read, quick = _reader_for(kind), _quick_reader(kind)
+
     def read_array(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _fail("an array", value)
-        if read is _read_int and {int}.issuperset(map(type, value)):
-            return container(value)
-        if read is _read_float and _NUMBERS.issuperset(map(type, value)):
-            return container(value)
+        if value and quick is not None and (found := quick(value)) is not None:
+            return container(found)
         return container(_read_at(index, each, read) for index, each in enumerate(value))
 
     return read_array
 
 
+def _quick_reader(kind: Any) -> Reader | None:
+    """Return the function that checks an array of numbers, or of equally long rows of numbers, as a whole.
+
+    It returns None for an array that has to be read item by item. None where the items are something else.
+    """
+    if kind in _NUMBERS:
+        return lambda value: value if _are_all(kind, value) else None
+    kinds = get_args(kind)
+    if get_origin(kind) is not tuple or not _NUMBERS.issuperset(kinds):
+        return None
+
+    def read(rows: Any) -> Any:
+        try:
+            columns = tuple(zip(*rows, strict=True))
+            whole = all(_are_all(each, column) for each, column in zip(kinds, columns, strict=True))
+        except (TypeError, ValueError):
+            return None
+        return zip(*columns, strict=True) if whole else None
+
+    return read
+
+
+def _are_all(kind: Any, values: Sequence[Any]) -> bool:
+    """Whether values are numbers, by the type of their sum: asking each for its type takes longer than reading it."""
+    try:
+        total = sum(values)
+    except TypeError:
+        return False
+    return type(total) is int or (kind is float and type(total) is float and math.isfinite(total))
+
+
 def _tuple_reader(arguments: tuple[Any, ...]) -> Reader:
     if arguments[-1] is Ellipsis:
-        return _array_reader(tuple, _reader_for(arguments[0]))
+        return _array_reader(tuple, arguments[0])
     readers = tuple(map(_reader_for, arguments))
 
     def read(value: Any) -> Any:
@@ -393,16 +465,26 @@ def _read_at(place: str | int, value: Any, read: Reader) -> Any:
 
 
 def _key_reader(kind: Any) -> Reader:
-    if kind is int:
-        return int
+    if kind in (int, float):
+        return _number_key_reader(kind)
     return _reader_for(kind) if isinstance(kind, type) and issubclass(kind, enum.Enum) else _as_is
+
+
+def _number_key_reader(kind: Any) -> Reader:
+    def read(key: str) -> Any:
+        try:
+            return kind(key)
+        except ValueError:
+            raise _fail("a number", key) from None
+
+    return read
 
 
 def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
     def read_mapping(value: Any) -> Any:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             raise _fail("an object", value)
-        return {read_key(key): _read_at(key, each, read) for key, each in value.items()}
+        return {_read_at(key, key, read_key): _read_at(key, each, read) for key, each in value.items()}
 
     return read_mapping
 
@@ -412,11 +494,14 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
     kinds = {each.JSON_KIND: _reader_for(each) for each in members if hasattr(each, "JSON_KIND")}
     readers = [_reader_for(each) for each in members if each is not type(None) and not hasattr(each, "JSON_KIND")]
     takes_null = type(None) in members
+    if takes_null and len(readers) == 1 and not kinds:
+        only = readers[0]
+        return lambda value: None if value is None else only(value)
 
     def read(value: Any) -> Any:
         if value is None and takes_null:
             return None
-        if kinds and isinstance(value, Mapping):
+        if kinds and isinstance(value, dict):
             if value.get("kind") not in kinds:
                 raise _fail(f"of a kind among {', '.join(kinds)}", value.get("kind"))
             return kinds[value["kind"]](value)
@@ -434,40 +519,67 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
 
 def _object_reader(kind: Any) -> Reader:
     entries = entries_of(kind)
-    readers = {each.name: _late(each.type) for each in entries}
     others = getattr(kind, "JSON_OTHERS", None)
-    known = {each.path[0] for each in entries} | set(getattr(kind, "JSON_DERIVED", ()))
+    known = {each.path[0] for each in entries} | set(derived_of(kind))
     known |= {"format", "version"} if hasattr(kind, "JSON_FORMAT") else set()
     known |= {"kind"} if hasattr(kind, "JSON_KIND") else set()
+    modernize = getattr(kind, "from_earlier", _as_is)
+    steps: list[tuple[str, Any, Reader, Entry]] = []
 
     def read(row: Any) -> Any:
-        if not isinstance(row, Mapping):
+        if not isinstance(row, dict):
             raise _fail("an object", row)
-        rest = {key: value for key, value in row.items() if key not in known}
+        row = modernize(row)
+        rest = {} if known.issuperset(row) else {key: value for key, value in row.items() if key not in known}
         if rest and others is None:
             raise DocumentError(f"has the unknown key {next(iter(rest))!r}")
-        values = dict(_read_entries(entries, readers, row))
-        return kind(**values) if others is None else kind(**values, **{others: rest})
+        if not steps:  # made with the first use: types may refer to each other in a circle
+            steps.extend((each.name, each.key, _reader_of_entry(each), each) for each in entries)
+        values = {} if others is None else {others: rest}
+        try:
+            for name, key, read_value, entry in steps:
+                value = row.get(key, MISSING) if key is not None else _descend(row, entry.path)
+                if value is not MISSING:
+                    values[name] = read_value(value)
+                elif entry.is_required:
+                    raise _Lacking(f"lacks the key {'.'.join(entry.path)!r}")
+        except _Lacking as error:
+            raise DocumentError(str(error)) from None
+        except DocumentError as error:
+            raise error.inside(".".join(entry.path)) from None
+        return _make(kind, values)
 
     return read
 
 
-def _late(kind: Any) -> Reader:
-    """Return a reader that is made with its first use: types may refer to each other in a circle."""
-    return lambda value: _reader_for(kind)(value)
+class _Lacking(Exception):  # noqa: N818
+    """A key of the object itself is missing."""
 
 
-def _read_entries(entries: Sequence[Entry], readers: Mapping[str, Reader], row: Any) -> Iterator[tuple[str, Any]]:
-    for each in entries:
-        value: Any = row
-        for step in each.path:
-            value = value.get(step, MISSING) if isinstance(value, Mapping) else MISSING
-        if value is MISSING:
-            if each.is_required:
-                raise DocumentError(f"lacks the key {'.'.join(each.path)!r}")
-            continue
-        if value is None and each.null is not NO_NULL:
-            yield each.name, each.null
-            continue
-        found = _read_at(".".join(each.path), value, readers[each.name])
-        yield each.name, found if each.from_wire is None else each.from_wire(found)
+def _make(kind: Any, values: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except InvalidSetup:
+        raise
+    except ValueError as error:
+        raise DocumentError(str(error)) from None
+
+
+def _descend(row: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        row = row.get(step, MISSING) if isinstance(row, dict) else MISSING
+    return row
+
+
+def _reader_of_entry(entry: Entry) -> Reader:
+    read, from_wire, null = _reader_for(entry.type), entry.from_wire, entry.null
+    if from_wire is None and null is NO_NULL:
+        return read
+
+    def read_entry(value: Any) -> Any:
+        if value is None and null is not NO_NULL:
+            return null
+        found = read(value)
+        return found if from_wire is None else from_wire(found)
+
+    return read_entry

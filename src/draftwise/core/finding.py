@@ -2,7 +2,8 @@
 
 DraftwiseError
 ├── InvalidSetup    the user's mistake: carries every Finding at once
-│   └── UnreadableSource    the command names a file that is not there or cannot be read
+│   ├── UnreadableSource    the command names a file that is not there or cannot be read
+│   └── InvalidRequest      what is asked for lacks something, or contradicts itself
 ├── BackendError    a server or process that did not do what it should
 └── StorageError    what was measured cannot be written
 """
@@ -19,6 +20,7 @@ __all__ = [
     "BackendError",
     "DraftwiseError",
     "Finding",
+    "InvalidRequest",
     "InvalidSetup",
     "Severity",
     "StorageError",
@@ -110,6 +112,10 @@ class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the archi
 
 class UnreadableSource(InvalidSetup):
     """What the command names is not there or cannot be read, so that nothing was judged."""
+
+
+class InvalidRequest(InvalidSetup):
+    """A request lacks something, or its fields contradict each other."""
 
 
 class BackendError(DraftwiseError, RuntimeError):

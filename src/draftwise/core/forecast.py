@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from math import inf
+from typing import ClassVar
 
 from draftwise.core.comparison import Interval
+from draftwise.core.documents import Format, json_form
 from draftwise.core.finding import Finding
 
-__all__ = ["Forecast", "ForecastCell", "ForecastCrossover", "HeldAgainst", "Outlook", "SimulatedService"]
-
-_FORMAT, _VERSION = "draftwise-forecast", 1
+__all__ = [
+    "FastestServer",
+    "Forecast",
+    "ForecastCell",
+    "ForecastCrossover",
+    "HeldAgainst",
+    "Outlook",
+    "SimulatedService",
+]
 
 
 class Outlook(StrEnum):
@@ -27,6 +35,7 @@ class Outlook(StrEnum):
 class ForecastCell:
     """One server at one draft length under one load; ratios are to the server without speculation."""
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("tpot_ratio", "verdict")
     setting: str
     """Name of the calibrated server."""
     k: int
@@ -63,10 +72,6 @@ class ForecastCell:
         """Time per output token over that without speculation; below 1 is better."""
         return self.tpot_ms / self.plain_tpot_ms
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {**asdict(self), "tpot_ratio": self.tpot_ratio, "verdict": str(self.verdict)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastCrossover:
@@ -81,7 +86,7 @@ class ForecastCrossover:
     """None where it pays over all loads that were looked at, or at none of them."""
     low: float
     """Load up to which the whole interval pays; 0 where it does at none."""
-    high: float
+    high: float = field(metadata=json_form(null=inf))
     """Load from which none of the interval pays; infinity where some does up to the end."""
 
 
@@ -142,57 +147,59 @@ class SimulatedService:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FastestServer:
+    """What is expected to be fastest under one load."""
+
+    axis: str
+    load: float
+    group: str | None
+    setting: str | None
+    """None where nothing is faster than no speculation."""
+    k: int
+    """0 for no speculation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What is expected of every calibrated server under every load that was asked for."""
 
+    JSON_FORMAT: ClassVar[Format] = Format(
+        name="draftwise-forecast",
+        version=1,
+        noun="a forecast",
+        foreign="not-a-forecast",
+        other_version="forecast-version",
+        damaged="damaged-forecast",
+        written_by="a file that `draftwise forecast --out` wrote",
+        again="Make the forecast again.",
+    )
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("best",)
     target: str
-    prompt_tokens: float
+    prompt_tokens: float = field(metadata=json_form(key="traffic.prompt_tokens"))
     """Mean of the requests that it is made for."""
-    output_tokens: float
+    output_tokens: float = field(metadata=json_form(key="traffic.output_tokens"))
     cells: tuple[ForecastCell, ...]
     crossovers: tuple[ForecastCrossover, ...] = ()
-    errors: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict, metadata=json_form(key="errors_assumed"))
     """Standard deviations of the logarithm of a speed-up that the intervals are made of, by their cause."""
     findings: tuple[Finding, ...] = ()
     simulated: tuple[SimulatedService, ...] = ()
     """Empty where no simulation was asked for."""
 
-    def best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
+    def find_best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
         """Return what is expected to be fastest under a load; None where nothing is faster than no speculation."""
         here = [each for each in self.cells if (each.axis, each.load, each.group) == (axis, load, group)]
         found = max(here, key=lambda each: each.speedup.value, default=None)
         return found if found is not None and found.speedup.value > 1 else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document `forecast.json`."""
+    @property
+    def best(self) -> tuple[FastestServer, ...]:
+        """What is expected to be fastest, by load and group."""
         places = dict.fromkeys((each.axis, each.load, each.group) for each in self.cells)
-        best = {place: self.best(place[0], place[1], group=place[2]) for place in places}
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "target": self.target,
-            "traffic": {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens},
-            "cells": [each.to_dict() for each in self.cells],
-            "crossovers": [_finite(asdict(each)) for each in self.crossovers],
-            "best": [
-                {
-                    "axis": axis,
-                    "load": load,
-                    "group": group,
-                    "setting": None if found is None else found.setting,
-                    "k": 0 if found is None else found.k,
-                }
-                for (axis, load, group), found in best.items()
-            ],
-            "errors_assumed": dict(self.errors),
-            "simulated": [asdict(each) for each in self.simulated],
-            "findings": [
-                {name: str(getattr(each, name)) for name in ("code", "severity", "message", "where", "fix")}
-                for each in self.findings
-            ],
-        }
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object in which infinity is null."""
-    return {name: None if value == float("inf") else value for name, value in row.items()}
+        found = ((place, self.find_best(place[0], place[1], group=place[2])) for place in places)
+        return tuple(
+            FastestServer(
+                axis=axis, load=load, group=group, setting=each.setting if each else None, k=each.k if each else 0
+            )
+            for (axis, load, group), each in found
+        )

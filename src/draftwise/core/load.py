@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
-__all__ = ["Arrivals", "ClosedLoop", "Condition", "Load", "OpenLoop", "Phase", "Replay", "load_from_dict"]
+__all__ = ["Arrivals", "ClosedLoop", "Condition", "Load", "OpenLoop", "Phase", "Replay"]
 
 
 class Arrivals(StrEnum):
@@ -23,6 +22,7 @@ class Arrivals(StrEnum):
 class ClosedLoop:
     """A fixed number of requests in flight: the next is sent when one is answered."""
 
+    JSON_KIND: ClassVar[str] = "closed"
     concurrency: int
 
     @property
@@ -58,6 +58,7 @@ class OpenLoop:
     One endless phase is a steady rate; several make ramps and bursts.
     """
 
+    JSON_KIND: ClassVar[str] = "open"
     phases: tuple[Phase, ...]
     arrivals: Arrivals = Arrivals.POISSON
 
@@ -83,6 +84,7 @@ class OpenLoop:
 class Replay:
     """The recorded arrival times of the prompts (`Prompt.arrival_s`), so many times as fast."""
 
+    JSON_KIND: ClassVar[str] = "replay"
     speed: float = 1.0
 
     @property
@@ -92,21 +94,6 @@ class Replay:
 
 
 Load = ClosedLoop | OpenLoop | Replay
-
-_KINDS: Mapping[str, type[ClosedLoop] | type[OpenLoop] | type[Replay]] = {
-    "closed": ClosedLoop,
-    "open": OpenLoop,
-    "replay": Replay,
-}
-
-
-def load_from_dict(row: Mapping[str, Any]) -> Load:
-    """Return the load that `Condition.to_dict` wrote."""
-    values = {name: value for name, value in row.items() if name != "kind"}
-    if row["kind"] == "open":
-        phases = tuple(Phase(**phase) for phase in values["phases"])
-        return OpenLoop(phases=phases, arrivals=Arrivals(values["arrivals"]))
-    return _KINDS[row["kind"]](**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +123,3 @@ class Condition:
             return "concurrency", self.concurrency
         rate = self.load.rate_per_s if isinstance(self.load, OpenLoop) else None
         return None if rate is None else ("rate", rate)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the condition as JSON values."""
-        kind = next(name for name, each in _KINDS.items() if isinstance(self.load, each))
-        return {"load": {"kind": kind, **asdict(self.load)}, "temperature": self.temperature}
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Condition:
-        """Return the condition that `to_dict` wrote."""
-        return cls(load=load_from_dict(row["load"]), temperature=row["temperature"])

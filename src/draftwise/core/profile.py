@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from draftwise.core.comparison import Interval
 from draftwise.core.config import SpecConfig
-from draftwise.core.finding import Finding, InvalidSetup, Severity
+from draftwise.core.documents import Format, json_form
+from draftwise.core.finding import Finding
 from draftwise.core.stats import SpecStats
 
 __all__ = ["Acceptance", "AcceptanceAtK", "Exactness", "Profile", "ReplayedLog", "ReplayedTarget"]
 
-_FORMAT, _VERSION = "draftwise-profile", 1
 _ROUNDING = 1e-6
 """Relative; sums of chances of sampled drafts are kept with this many digits."""
 
@@ -63,6 +63,20 @@ class ReplayedLog:
         _require(self.order in ("time", "file"), f"log: order is {self.order!r}, not time or file")
 
 
+def _tidy(count: float) -> float:
+    """Return a whole count as an integer, a sum of chances with the digits that mean something."""
+    return int(count) if float(count).is_integer() else float(f"{count:.9g}")
+
+
+_COUNT = json_form(to_wire=_tidy)
+_COUNTS = json_form(to_wire=lambda counts: [*map(_tidy, counts)])
+_RATIO = json_form(
+    wire=tuple[float, float, float],
+    to_wire=lambda ratio: (ratio.value, ratio.low, ratio.high),
+    from_wire=lambda row: Interval(value=row[0], low=row[1], high=row[2]),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceAtK:
     """What the decode steps of all requests did together when up to k tokens were drafted in each.
@@ -70,19 +84,19 @@ class AcceptanceAtK:
     Counts are sums of chances, so not whole, where drafts are sampled.
     """
 
-    steps: float
+    steps: float = field(metadata=_COUNT)
     """Target passes after the prefill, which gives the first token of an answer."""
-    emitted: float
+    emitted: float = field(metadata=_COUNT)
     """Tokens that those gave: all of the answers' but the first ones."""
-    drafts: float
+    drafts: float = field(metadata=_COUNT)
     """Steps with a draft to verify; the others had none, e.g. without a repeat to look up."""
-    drafted: float
-    accepted: float
-    accepted_per_pos: tuple[float, ...] = ()
+    drafted: float = field(metadata=_COUNT)
+    accepted: float = field(metadata=_COUNT)
+    accepted_per_pos: tuple[float, ...] = field(default=(), metadata=_COUNTS)
     """Drafts of which at least i + 1 tokens were accepted: k numbers."""
-    drafted_per_pos: tuple[float, ...] = ()
+    drafted_per_pos: tuple[float, ...] = field(default=(), metadata=_COUNTS)
     """Drafts of at least i + 1 tokens: k numbers."""
-    tokens_per_step: Interval
+    tokens_per_step: Interval = field(metadata=_RATIO)
     """`emitted / steps` with its 95 % interval over requests."""
     per_request: tuple[float, float, float]
     """Tokens a step of one request: 10th, 50th and 90th percentile, every request counted alike."""
@@ -112,48 +126,19 @@ class AcceptanceAtK:
             drafted_per_pos=tuple(map(round, self.drafted_per_pos)),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        whole = ("steps", "emitted", "drafts", "drafted", "accepted")
-        return {
-            **{name: _tidy(getattr(self, name)) for name in whole},
-            "accepted_per_pos": [_tidy(each) for each in self.accepted_per_pos],
-            "drafted_per_pos": [_tidy(each) for each in self.drafted_per_pos],
-            "tokens_per_step": [self.tokens_per_step.value, self.tokens_per_step.low, self.tokens_per_step.high],
-            "per_request": list(self.per_request),
-            "typical": self.typical,
-        }
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> AcceptanceAtK:
-        """Return the value of a JSON object.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        value, low, high = row["tokens_per_step"]
-        p10, p50, p90 = row["per_request"]
-        per_pos = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
-        given = {
-            **row,
-            **per_pos,
-            "tokens_per_step": Interval(value=value, low=low, high=high),
-            "per_request": (p10, p50, p90),
-        }
-        return cls(**given)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
     """What one candidate's drafts were worth on the requests of one temperature and one group."""
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("method", "model", "draft_sample_method", "kmax")
     candidate: SpecConfig
     """With the largest k that was replayed as `num_speculative_tokens`."""
     temperature: float
     """That the answers were sampled at."""
     group: str | None = None
     """None: all requests of this temperature."""
-    exactness: Exactness
+    exactness: Exactness = field(metadata=json_form(key="kind"))
     requests: int
     by_k: Mapping[int, AcceptanceAtK]
 
@@ -173,46 +158,35 @@ class Acceptance:
         return self.candidate.method or ""
 
     @property
+    def model(self) -> str | None:
+        """Its drafter."""
+        return self.candidate.model
+
+    @property
+    def draft_sample_method(self) -> str:
+        """How its drafts are sampled."""
+        return str(self.candidate.options.get("draft_sample_method", "greedy"))
+
+    @property
     def kmax(self) -> int:
         """Largest k that was replayed."""
         return self.candidate.num_speculative_tokens or 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; the candidate's main keys are beside its whole config for readers."""
-        return {
-            "method": self.method,
-            "model": self.candidate.model,
-            "draft_sample_method": self.candidate.options.get("draft_sample_method", "greedy"),
-            "candidate": self.candidate.to_dict(),
-            "temperature": self.temperature,
-            "group": self.group,
-            "kind": str(self.exactness),
-            "kmax": self.kmax,
-            "requests": self.requests,
-            "by_k": {str(k): found.to_dict() for k, found in self.by_k.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Acceptance:
-        """Return the value of a JSON object.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        return cls(
-            candidate=SpecConfig.parse(row["candidate"]),
-            temperature=float(row["temperature"]),
-            group=row["group"],
-            exactness=Exactness(row["kind"]),
-            requests=row["requests"],
-            by_k={int(k): AcceptanceAtK.from_dict(found) for k, found in row["by_k"].items()},
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What a replay found: the acceptance of every candidate on one log."""
 
+    JSON_FORMAT: ClassVar[Format] = Format(
+        name="draftwise-profile",
+        version=1,
+        noun="the profile of a replay",
+        foreign="not-a-profile",
+        other_version="profile-version",
+        damaged="damaged-profile",
+        written_by="the folder or the profile.json that `draftwise replay` wrote",
+        again="Replay the log again.",
+    )
     target: ReplayedTarget
     log: ReplayedLog
     entries: tuple[Acceptance, ...]
@@ -231,67 +205,6 @@ class Profile:
         ]
         return found[0] if len(found) == 1 else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document `profile.json`."""
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "target": asdict(self.target),
-            "log": asdict(self.log),
-            "entries": [entry.to_dict() for entry in self.entries],
-            "findings": [_finding_to_dict(finding) for finding in self.findings],
-        }
-
-    @classmethod
-    def from_dict(cls, row: Any, where: str = "profile.json") -> Profile:
-        """Return the profile of a document.
-
-        Raises:
-            InvalidSetup: it is none, of another version, or holds what cannot be.
-        """
-        _check_format(row, where)
-        try:
-            return cls._read(row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidSetup.because(
-                "damaged-profile",
-                f"{where} holds what no replay writes ({type(error).__name__}: {error}).",
-                where=where,
-                fix="Restore the file, or replay the log again.",
-            ) from None
-
-    @classmethod
-    def _read(cls, row: Mapping[str, Any]) -> Profile:
-        log, percentiles = row["log"], row["log"]["prompt_tokens"]
-        return cls(
-            target=ReplayedTarget(**row["target"]),
-            log=ReplayedLog(**{**log, "prompt_tokens": None if percentiles is None else tuple(percentiles)}),
-            entries=tuple(map(Acceptance.from_dict, row["entries"])),
-            findings=tuple(Finding(**{**each, "severity": Severity(each["severity"])}) for each in row["findings"]),
-        )
-
-
-def _check_format(row: Any, where: str) -> None:
-    if not isinstance(row, Mapping) or row.get("format") != _FORMAT:
-        raise InvalidSetup.because(
-            "not-a-profile",
-            f"{where} is not the profile of a replay.",
-            where=where,
-            fix="Name the folder or the profile.json that `draftwise replay` wrote.",
-        )
-    if row.get("version") != _VERSION:
-        raise InvalidSetup.because(
-            "profile-version",
-            f"{where} has version {row.get('version')}, and this draftwise reads version {_VERSION}.",
-            where=where,
-            fix="Replay the log again with this draftwise, or use the one that wrote the file.",
-        )
-
-
-def _finding_to_dict(finding: Finding) -> dict[str, str]:
-    names = ("code", "severity", "message", "where", "fix", "source")
-    return {name: str(getattr(finding, name)) for name in names}
-
 
 def _without_k(candidate: SpecConfig) -> dict[str, Any]:
     return {key: value for key, value in candidate.to_dict().items() if key != "num_speculative_tokens"}
@@ -308,8 +221,3 @@ def _at_most(small: float, large: float) -> bool:
 
 def _falls(values: Sequence[float]) -> bool:
     return all(_at_most(later, earlier) for earlier, later in pairwise(values))
-
-
-def _tidy(count: float) -> float:
-    """Return a whole count as an integer, a sum of chances with the digits that mean something."""
-    return int(count) if float(count).is_integer() else float(f"{count:.9g}")

@@ -40,6 +40,9 @@ class Progress(Protocol):
     def notice(self, finding: Finding) -> None:
         """Receive something that the user should know now: a warning, something left out, a result so far."""
 
+    def update(self, result: object) -> None:
+        """Receive the result so far, of a verb that repeats: a look of `watch` or `guard`."""
+
     @property
     def stop_requested(self) -> bool:
         """Whether the verb should end at the next opportunity."""
@@ -60,6 +63,9 @@ class Silent:
         """Do nothing."""
 
     def notice(self, finding: Finding) -> None:
+        """Do nothing."""
+
+    def update(self, result: object) -> None:
         """Do nothing."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
+from draftwise.core.documents import json_form
 from draftwise.core.load import Condition
 
 __all__ = ["Relation", "Rollback", "RollbackBasis"]
@@ -30,6 +32,11 @@ class RollbackBasis(StrEnum):
     """What the baseline was measured at, times the largest factor that still is no damage."""
 
 
+def _open_end(loads: tuple[float, float | None] | None) -> tuple[float, float] | None:
+    """Return a stretch of load read from JSON, where null is no end."""
+    return None if loads is None else (loads[0], inf if loads[1] is None else loads[1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """A reading in production that undoes an adoption; any one of an arm's rules on a workload is enough."""
@@ -46,7 +53,9 @@ class Rollback:
     basis: RollbackBasis
     condition: Condition
     """The adopted cell that the value comes from. Traffic at another temperature has rules of its own."""
-    loads: tuple[float, float] | None = None
+    loads: tuple[float, float] | None = field(
+        default=None, metadata=json_form(wire=tuple[float, float | None] | None, from_wire=_open_end)
+    )
     """The stretch of load (above, up to] that the rule is for, on the axis of its condition; None for every load."""
     measured: float | None = None
     """What the run measured: of the candidate where the value is its break-even, else of the baseline."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from draftwise.core.config import SpecConfig
 from draftwise.core.context import RunContext
 from draftwise.core.counters import Counters, ServerLoad
+from draftwise.core.documents import json_form
 from draftwise.core.load import Condition
 from draftwise.core.setup import Setup
 from draftwise.core.timing import Timing
@@ -134,12 +135,12 @@ class Answer:
     """Label of the condition under which it was sent."""
     measured: bool = True
     """False for background requests, which only keep the load up: no number includes them."""
-    acceptance: tuple[int, ...] = ()
+    acceptance: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
     """Verification steps by number of accepted draft tokens, where the server reports it per request; else empty."""
     text: str = ""
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
     """Empty where the server does not report them."""
-    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
     counts_exact: bool = True

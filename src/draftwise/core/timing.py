@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
+
+from draftwise.core.documents import json_form
 
 __all__ = ["Timing"]
 
@@ -17,7 +19,7 @@ class Timing:
     """
 
     sent: float
-    chunks: tuple[tuple[float, int], ...]
+    chunks: tuple[tuple[float, int], ...] = field(metadata=json_form(raw=True))
     finished: float
     intended: float | None = None
     """When an open loop was to send it. Latencies count from then: a client that lags cannot hide a slow server

@@ -28,8 +28,7 @@ from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.comparisons import Estimates
 from draftwise.knowledge.vllm import history
-from draftwise.plan.schedule.judge import judge_schedule
-from draftwise.plan.schedule.ranges import KEY, join_ranges, make_schedule_keys
+from draftwise.plan.schedule.draft_lengths import KEY, join_ranges, judge_schedule, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
 
 __all__ = [

@@ -44,7 +44,7 @@ whose logits the host has a part in."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What an engine is made of."""
+    """The parts of an engine."""
 
     config: EngineConfig
     """With what the checkpoint and the machine decide filled in."""
@@ -58,7 +58,7 @@ class Parts:
     lag: int
     """Steps that the host is behind the device."""
     findings: tuple[Finding, ...]
-    """What the operator should know of this configuration."""
+    """Remarks for the operator on this configuration."""
 
 
 def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
@@ -112,7 +112,7 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """What is loaded, on the way to what is made of it."""
+    """Everything that is loaded, from which the parts of an engine are made."""
 
     config: EngineConfig
     spec: ResolvedSpec | None
@@ -237,7 +237,7 @@ class _Site:
         return max(self.config.max_num_batched_tokens, self.config.max_num_seqs * (self.k + 1))
 
     def _activation_bytes(self) -> int:
-        """Return what the largest step needs beside weights and pages."""
+        """Return the memory that the largest step needs in addition to weights and pages."""
         config = self.config
         return activation_bytes(
             self.model.shape,

@@ -36,7 +36,7 @@ class CompileJob(NamedTuple):
     name: str
     """Of the function in the module."""
     form: str
-    """What Triton compiles different code for, as it writes that down itself (JSON)."""
+    """The specialization for which Triton compiles, in its own JSON."""
     target: tuple[str, int, int]
     """Backend, compute capability and threads of a warp."""
 

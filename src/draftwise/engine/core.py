@@ -14,7 +14,7 @@ from draftwise.engine.sampling.logits import check_params, encode_bad_words
 from draftwise.engine.sampling.logprobs import parse
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup import Startup, TimedStartup
-from draftwise.engine.step.launched import Launched, Outcome
+from draftwise.engine.step.launched import LaunchedStep, Outcome
 from draftwise.engine.step.scheduler import StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
@@ -22,8 +22,8 @@ from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "SpecCounter"]
 
-Pending = tuple[Launched, ...]
-"""What was launched and not collected yet, oldest first."""
+Pending = tuple[LaunchedStep, ...]
+"""Steps launched and not collected yet, oldest first."""
 
 
 class Engine:

@@ -137,7 +137,7 @@ def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
 
 _TYPES = {"int": (int,), "bool": (bool,), "str": (str,)}
 _NAMES = {"int": "a whole number", "bool": "true or false", "str": "a text"}
-"""What a field's annotation lets through, and in words."""
+"""Types that a field's annotation admits, and their names in messages."""
 
 
 def _is_share(value: Any) -> bool:
@@ -152,7 +152,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gpu_memory_utilization": (_is_share, "more than 0 and at most 1"),
     "cudagraph_capture_sizes": (_are_sizes, "a list of positive integers, such as [1, 2, 4, 8]"),
 }
-"""What a value must fulfil, and in words."""
+"""Test that a value must pass, and its wording in messages."""
 
 
 def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:

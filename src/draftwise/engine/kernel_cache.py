@@ -40,7 +40,7 @@ SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 """Environment variable that names Triton's part of a folder which cannot be written to."""
 _MANIFEST = "kernels.json"
 _OURS = frozenset({"triton", "numba"})
-"""What compilers make in it, each for its own versions."""
+"""Subfolders that compilers make, each for its own versions."""
 _MADE_WITH = {"cuda": ("torch", "triton"), "cpu": ("torch", "numba", "llvmlite")}
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.engine_config import EngineConfig, one_gpu_settings
-from draftwise.engine.models.gguf import unpack_models
+from draftwise.engine.models.gguf_unpacking import unpack_models
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import TimedStartup
@@ -120,26 +120,17 @@ class LLM:
 
     def get_metrics(self) -> list[Counter | Gauge | Vector]:
         """Return the engine's metrics under vLLM's names; the speculative ones only with speculation."""
-        stats = self.engine.stats()
+        from draftwise.knowledge.metrics import get_metric
+
+        stats, spec = self.engine.stats(), self.engine.spec
         metrics: list[Counter | Gauge | Vector] = [
-            Gauge("vllm:num_requests_running", stats.num_running),
-            Gauge("vllm:num_requests_waiting", stats.num_waiting),
-            Gauge("vllm:kv_cache_usage_perc", stats.kv_cache_usage),
-            Counter("vllm:prompt_tokens", stats.prompt_tokens),
-            Counter("vllm:generation_tokens", stats.generation_tokens),
-            Counter("vllm:prefix_cache_queries", stats.prefix_cache_queries),
-            Counter("vllm:prefix_cache_hits", stats.prefix_cache_hits),
-            Counter("vllm:num_preemptions", stats.num_preemptions),
+            Gauge(name, value) if get_metric(name).kind == "gauge" else Counter(name, int(value))
+            for name, value in stats.readings(speculates=spec is not None).items()
         ]
-        if self.engine.spec is not None:
-            spec = stats.spec
-            per_pos = list(spec.accepted_per_pos) + [0] * (self.engine.spec.k - len(spec.accepted_per_pos))
-            metrics += [
-                Counter("vllm:spec_decode_num_drafts", spec.num_drafts),
-                Counter("vllm:spec_decode_num_draft_tokens", spec.num_draft_tokens),
-                Counter("vllm:spec_decode_num_accepted_tokens", spec.num_accepted_tokens),
-                Vector("vllm:spec_decode_num_accepted_tokens_per_pos", per_pos),
-            ]
+        if spec is not None:
+            per_pos = list(stats.spec.accepted_per_pos)
+            per_pos += [0] * (spec.k - len(per_pos))
+            metrics.append(Vector("vllm:spec_decode_num_accepted_tokens_per_pos", per_pos))
         return metrics
 
     def get_tokenizer(self) -> Tokenizer:

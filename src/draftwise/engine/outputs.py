@@ -1,4 +1,4 @@
-"""What the engine gives back: increments while it runs, and vLLM-shaped results at the end."""
+"""Outputs of the engine: increments while it runs, and vLLM-shaped results at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LogprobsOfToken = dict[int, Logprob]
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """What one step added to one completion of one request.
+    """The increment of one step to one completion of one request.
 
     Nobody changes one; it is not frozen because thousands are made a second, and that would make each dearer.
     """
@@ -68,6 +68,24 @@ class EngineStats:
     """Prompt tokens found there."""
     num_preemptions: int
     spec: SpecStats
+
+    def readings(self, *, speculates: bool) -> dict[str, float]:
+        """Return the values of vLLM's metrics (see `knowledge.metrics`), except those of draft positions."""
+        readings = {
+            "vllm:num_requests_running": self.num_running,
+            "vllm:num_requests_waiting": self.num_waiting,
+            "vllm:kv_cache_usage_perc": self.kv_cache_usage,
+            "vllm:prompt_tokens": self.prompt_tokens,
+            "vllm:generation_tokens": self.generation_tokens,
+            "vllm:prefix_cache_queries": self.prefix_cache_queries,
+            "vllm:prefix_cache_hits": self.prefix_cache_hits,
+            "vllm:num_preemptions": self.num_preemptions,
+        }
+        if speculates:
+            readings["vllm:spec_decode_num_drafts"] = self.spec.num_drafts
+            readings["vllm:spec_decode_num_draft_tokens"] = self.spec.num_draft_tokens
+            readings["vllm:spec_decode_num_accepted_tokens"] = self.spec.num_accepted_tokens
+        return readings
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,7 @@ __all__ = ["Rehearsal", "warm_up"]
 logger = logging.getLogger("draftwise.engine")
 
 Launch = Callable[[StepSchedule], object]
-"""What of a step is launched."""
+"""The part of a step that is launched."""
 
 _TOKEN = 0
 _FEW, _MANY = 64, 1024
@@ -130,7 +130,7 @@ class Rehearsal:
     def _decode(
         self, size: int, k: int, kinds: tuple[SamplingParams, ...], times: int, *, launch: Launch | None = None
     ) -> None:
-        """Run a step of so many sequences for each kind of request, as often as it takes to capture it."""
+        """Run a step of `size` sequences for each kind of request, as often as it takes to capture it."""
         for params in kinds:
             sequences = [self._sequence(slot, 1, params) for slot in range(size)]
             for time in range(times):
@@ -153,7 +153,7 @@ class Rehearsal:
                 self._run_mixed(1, most, 1)
 
     def _run_mixed(self, number: int, size: PromptSize, times: int) -> None:
-        """Run a pass of a size with so many decoding sequences, as often as it takes to capture it."""
+        """Run a pass of a size with `number` decoding sequences, as often as it takes to capture it."""
         lengths = self._share_out(size.num_rows - number * size.width)
         if len(lengths) > min(size.num_seqs, self._most_seqs - number):
             return
@@ -174,8 +174,8 @@ class Rehearsal:
         if min(self._longest, self._most_tokens) < 2 * _CHUNK:
             return
         part, whole = self._sequence(0, 2 * _CHUNK, _GREEDY), self._sequence(1, _CHUNK, _GREEDY)
-        beside = [Chunk(whole, 0, _CHUNK)] if self._most_seqs > 1 else []
-        self._run([Chunk(part, 0, _CHUNK), *beside], [], 0)
+        others = [Chunk(whole, 0, _CHUNK)] if self._most_seqs > 1 else []
+        self._run([Chunk(part, 0, _CHUNK), *others], [], 0)
         self._run([Chunk(part, _CHUNK, _CHUNK)], [], 0, keeps=True)
 
     def _run(
@@ -229,7 +229,7 @@ class Rehearsal:
         yield self._share_out(min(most, _MANY) if briefly else most)
 
     def _share_out(self, rows: int, *, least: int = 1) -> list[int]:
-        """Return prompts of so many tokens together, as few as there can be, but `least`."""
+        """Return the lengths of prompts that have `rows` tokens together: as few as possible, but at least `least`."""
         longest = min(self._longest, rows - least + 1)
         whole, rest = divmod(rows, longest)
         return [longest] * whole + [rest] * (rest > 0)

@@ -21,7 +21,7 @@ __all__ = ["ResolvedSpec", "accepts", "describe", "resolve_spec"]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a value must be."""
+    """A kind of value."""
 
     text: str
     accepts: Callable[[Any], bool]

@@ -1,4 +1,4 @@
-"""What an engine does before its first step, phase by phase, with the seconds that each took."""
+"""Phases of an engine's start, with the seconds that each took."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.method_advice import DraftingCost, Overlap
@@ -24,6 +24,7 @@ __all__ = [
     "all_advice",
     "find_drafting_cost",
     "get_advice",
+    "give_advice",
     "read_step_costs",
     "read_temperature_effect",
     "read_traffic_kinds",
@@ -38,12 +39,28 @@ class AdviceRule:
     title: str
     explains: str
     source: str
+    message: str = ""
+    """Text of its finding, with placeholders."""
+    fix: str = ""
+    """The same for what to do."""
+    severity: Severity = Severity.INFO
+    weight: Literal["", "ends", "off", "doubt"] = ""
+    """How strongly it speaks against speculation (`plan.pick.Weight`); empty where it does not."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Thresholds, by name."""
 
-    def finding(self, message: str, *, severity: Severity = Severity.INFO, where: str = "", fix: str = "") -> Finding:
-        """Return the finding that the rule applies."""
-        return Finding(code=self.code, severity=severity, message=message, where=where, fix=fix, source=self.source)
+    def finding(self, **values: object) -> Finding:
+        """Return the finding that the rule applies.
+
+        Args:
+            values: what the placeholders of the texts stand for; `message` and `fix` replace the row's own texts.
+
+        Raises:
+            KeyError: a placeholder has no value.
+        """
+        message = str(values["message"]) if "message" in values else self.message.format_map(values)
+        fix = str(values["fix"]) if "fix" in values else self.fix.format_map(values)
+        return Finding(code=self.code, severity=self.severity, message=message, fix=fix, source=self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +122,20 @@ class StepCosts:
 @cache
 def all_advice() -> Mapping[str, AdviceRule]:
     """Return every rule by its code."""
-    return {row["code"]: AdviceRule(**row) for row in _load()["rules"]}
+    return {
+        row["code"]: AdviceRule(**{**row, "severity": Severity(row.get("severity", "info"))})
+        for row in _load()["rules"]
+    }
 
 
 def get_advice(code: str) -> AdviceRule:
     """Return a rule by its code; KeyError for an unknown one."""
     return all_advice()[code]
+
+
+def give_advice(code: str, **values: object) -> Finding:
+    """Return the finding that a rule applies: see `AdviceRule.finding`; KeyError for an unknown rule."""
+    return get_advice(code).finding(**values)
 
 
 @cache

@@ -90,8 +90,8 @@ class Method:
     """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
     either of them, or nowhere."""
     layout: str = ""
-    """Which tensors its drafters have: a layout that `plan.size.drafter` knows, or `module:function`, which describes
-    their memory as the functions there do. Empty: unknown, so that their memory is not estimated."""
+    """Which tensors its drafters have: a layout that `plan.size.drafter_parts` knows, or `module:function` of one like
+    the functions there. Empty: unknown, so that their memory is not estimated."""
     aux_states: AuxStates = "none"
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False

@@ -13,8 +13,7 @@ import numpy as np
 from numba import njit
 
 from draftwise.core.finding import Finding, InvalidSetup
-from draftwise.lookup.suffix_check import check_integrity
-from draftwise.lookup.suffix_forest import SuffixForest
+from draftwise.lookup.suffix_forest import SuffixForest, check_integrity
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
 from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
 

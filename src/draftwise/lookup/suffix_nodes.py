@@ -197,7 +197,7 @@ def _unchain(arena: Arena, node: int, heir: int) -> None:
     nodes[prior + CHAIN] = following
 
 
-# --- Siblings by frequency. Counts change by one, so a node moves at most to the border of the neighbouring group.
+# --- Siblings by frequency. Counts change by one, so a node moves at most to the border of the neighboring group.
 # --- Among equal counts the order is that of ArcticInference 0.1.1, so that drafts are the same: a count that grew
 # --- ranks first among its new equals if it ranked first among its old ones, else last; one that shrank ranks first.
 

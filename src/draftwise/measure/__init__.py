@@ -1,6 +1,6 @@
 """Measures: sends load to servers in paired turns, records every clock reading, and decides.
 
-`decide` and `MeasurementSpec` are imported when they are asked for: a process of the load generator needs neither.
+`MeasurementSpec` is imported when it is asked for: a process of the load generator does not need it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.measure.api import Decided, decide
     from draftwise.measure.spec import Candidate, MeasurementSpec
 
-__all__ = ["Candidate", "Decided", "MeasurementSpec", "decide"]
+__all__ = ["Candidate", "MeasurementSpec"]
 
-__getattr__ = import_on_use(__name__, {"api": "Decided decide", "spec": "Candidate MeasurementSpec"})
+__getattr__ = import_on_use(__name__, {"spec": "Candidate MeasurementSpec"})

@@ -34,10 +34,9 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.measure.context import describe_machine
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.against import find_cell
-from draftwise.plan.forecast.forecast import forecast
-from draftwise.plan.forecast.matching import match_settings
-from draftwise.plan.forecast.screen import accept_everything, find_hopeless, is_config_of
+from draftwise.plan.forecast.calibrated_server import match_settings
+from draftwise.plan.forecast.forecasting import forecast
+from draftwise.plan.forecast.run_cells import accept_everything, find_cell, find_hopeless, is_config_of
 from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length
@@ -73,10 +72,11 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     Raises:
         InvalidSetup: a file cannot be read, or is something else.
     """
-    profile = None if spec.profile is None else read_profile(spec.profile)
-    calibration = None if spec.calibration is None else read_calibration(spec.calibration)
+    profile = read_profile(spec.profile) if isinstance(spec.profile, Path) else spec.profile
+    calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
     if calibration is not None and (differences := list(_compare(calibration, plan, context))):
-        text = f"{spec.calibration} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
+        name = _name(spec.calibration, "the calibration")
+        text = f"{name} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
         progress.notice(Finding.warning("not-screened", text))
         return Screened(plan=plan)
     if calibration is None:
@@ -90,8 +90,16 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     return found if profile is not None else replace(found, expected=())
 
 
+def _name(given: object, noun: str) -> str:
+    return str(given) if isinstance(given, Path) else noun
+
+
 def _leave_out(plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, progress: Progress) -> Screened:
-    evidence = " and ".join(str(path) for path in (spec.profile, spec.calibration) if path is not None)
+    evidence = " and ".join(
+        _name(given, f"the {noun}")
+        for given, noun in ((spec.profile, "profile"), (spec.calibration, "calibration"))
+        if given is not None
+    )
     names = [arm.name for arm in plan.arms[1:]]
     cells = len(plan.workloads) * len(plan.conditions)
     hopeless = find_hopeless(

@@ -24,6 +24,7 @@ from draftwise.core import (
     Severity,
     Stopped,
 )
+from draftwise.core.documents import to_json
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.servers import find_differences
@@ -71,6 +72,9 @@ class _TrackedProgress:
 
     def notice(self, finding: Finding) -> None:
         self._progress.notice(finding)
+
+    def update(self, result: object) -> None:
+        self._progress.update(result)
 
     @property
     def stop_requested(self) -> bool:
@@ -367,9 +371,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _identify(plan: RunPlan, context: RunContext) -> dict[str, Any]:
     """Return what must stay the same for the whole of a run: not addresses, nor how a start went."""
     return {
-        "hardware": context.hardware.to_dict(),
-        "software": context.software.to_dict(),
-        "model": context.model.to_dict(),
+        "hardware": to_json(context.hardware),
+        "software": to_json(context.software),
+        "model": to_json(context.model),
         "servers": {arm: (server.model, dict(server.version)) for arm, server in context.servers.items()},
         "setups": {arm.name: arm.setup for arm in plan.arms},
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from draftwise.core import Condition, InvalidSetup, LaunchOptions, SpecConfig
+from draftwise.core import Calibration, Condition, InvalidSetup, LaunchOptions, Profile, SpecConfig
 from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
@@ -92,9 +92,9 @@ class MeasurementSpec:
     repeats: int = 5
     warmup: int = 3
     seed: int = 0
-    calibration: Path | None = None
+    calibration: Calibration | Path | None = None
     """That `draftwise calibrate` wrote of these servers: candidates that cannot come out best are left out."""
-    profile: Path | None = None
+    profile: Profile | Path | None = None
     """That `draftwise replay` wrote of this traffic: the same."""
     places_loads: bool = False
     """Whether loads may be chosen around the forecast crossover, instead of `conditions`."""

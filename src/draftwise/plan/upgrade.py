@@ -11,7 +11,7 @@ from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading
 
-__all__ = ["Change", "Choice", "Upgrade", "compare_releases"]
+__all__ = ["AcceptedChoice", "Upgrade", "ValueChange", "compare_releases"]
 
 _HARD = (Effect.REJECTED, Effect.FAILS_LATER)
 _RULE_FIELDS = "fields"
@@ -31,7 +31,7 @@ _DEFAULTS_THAT_MATTER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ValueChange:
     """A value that differs although the setup does not set it."""
 
     what: str
@@ -40,7 +40,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AcceptedChoice:
     """Something that one of the two releases accepts in a speculative config, and the other does not."""
 
     kind: str
@@ -69,11 +69,11 @@ class Upgrade:
     """New findings that do not stop the server: ignored, changed, deprecated, for information."""
     gone: tuple[Finding, ...]
     """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
-    possible: tuple[Choice, ...]
+    possible: tuple[AcceptedChoice, ...]
     """Methods, keys and choices that only the new release has."""
-    removed: tuple[Choice, ...]
+    removed: tuple[AcceptedChoice, ...]
     """Methods, keys and choices that only the old release has."""
 
     @property
@@ -141,7 +141,7 @@ def _identity(finding: Finding) -> tuple[str, str, str]:
     return finding.code, finding.where, finding.effect if isinstance(finding, Ruling) else ""
 
 
-def _resolved_changes(before: Report, after: Report) -> Iterator[Change]:
+def _resolved_changes(before: Report, after: Report) -> Iterator[ValueChange]:
     if before.resolved is None or after.resolved is None:
         return
     left, right = asdict(before.resolved), asdict(after.resolved)
@@ -149,17 +149,17 @@ def _resolved_changes(before: Report, after: Report) -> Iterator[Change]:
     right |= right.pop(_RULE_FIELDS)
     for name in sorted(left.keys() & right.keys()):
         if left[name] != right[name]:
-            yield Change(what=name, before=left[name], after=right[name])
+            yield ValueChange(what=name, before=left[name], after=right[name])
 
 
-def _default_changes(setup: Setup, old: Release, new: Release) -> Iterator[Change]:
+def _default_changes(setup: Setup, old: Release, new: Release) -> Iterator[ValueChange]:
     left, right = old.table("engine_defaults"), new.table("engine_defaults")
     for name in _DEFAULTS_THAT_MATTER:
         if name not in setup.args and name in left and name in right and left[name] != right[name]:
-            yield Change(what=f"default of --{name.replace('_', '-')}", before=left[name], after=right[name])
+            yield ValueChange(what=f"default of --{name.replace('_', '-')}", before=left[name], after=right[name])
 
 
-def _additions(old: Release, new: Release) -> Iterator[Choice]:
+def _additions(old: Release, new: Release) -> Iterator[AcceptedChoice]:
     """Yield what `new` accepts in a speculative config and `old` does not."""
     for topic, kind in (("methods", "method"), ("spec_fields", "key")):
         known = old.table(topic)
@@ -174,9 +174,9 @@ def _additions(old: Release, new: Release) -> Iterator[Choice]:
                     yield _choice(name, str(value), spans)
 
 
-def _choice(kind: str, name: str, spans: Sequence[Span]) -> Choice:
+def _choice(kind: str, name: str, spans: Sequence[Span]) -> AcceptedChoice:
     until = spans[-1].until
-    return Choice(
+    return AcceptedChoice(
         kind=kind,
         name=name,
         since=str(spans[0].since),

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError
+from draftwise.core.documents import to_json
 from draftwise.machine.files import write_whole
 from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
 from draftwise.replaying.replayer import DraftRows, ReplayedRequest
@@ -111,7 +112,7 @@ class ReplayDirectory:
             write_anchors(self.path, anchors)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
-        self.write(PROFILE, json.dumps(profile.to_dict(), indent=1) + "\n")
+        self.write(PROFILE, json.dumps(to_json(profile), indent=1) + "\n")
 
     def write(self, name: str, text: str) -> None:
         """Write a file that is made from what was found, whole or not at all.

@@ -104,7 +104,7 @@ class SuffixReplayer:
 
     def __post_init__(self) -> None:
         try:
-            import draftwise.lookup.suffix_cache  # noqa: F401 - to fail before anything is replayed
+            from draftwise.lookup import suffix_cache as _  # noqa: F401 - to fail before anything is replayed
         except ModuleNotFoundError as error:
             raise InvalidSetup.because(
                 "suffix-needs-numba",

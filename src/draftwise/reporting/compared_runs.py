@@ -1,10 +1,9 @@
-"""Two compared measurements in words: one sentence, Markdown, JSON."""
+"""Two compared measurements in words: one sentence, tables, Markdown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from draftwise.core import Interval
@@ -13,8 +12,6 @@ from draftwise.deciding.compare.compared import Compared, Side
 from draftwise.deciding.compare.context import ContextDifference
 from draftwise.deciding.compare.readings import TOKENS_PER_S, CellChange, Change
 from draftwise.reporting.markdown import escape, fold, format_table
-from draftwise.reporting.sentences import describe_decision
-from draftwise.reporting.summary import replace_non_finite
 from draftwise.reporting.units import format_ratio
 
 __all__ = [
@@ -25,7 +22,6 @@ __all__ = [
     "list_difference_rows",
     "list_notes",
     "list_verdict_rows",
-    "to_dict",
     "to_markdown",
 ]
 
@@ -170,38 +166,3 @@ def _title(side: Side) -> str:
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = format_table(header, rows[:_MOST_ROWS])
     return text if len(rows) <= _MOST_ROWS else f"{text}\n\n{len(rows) - _MOST_ROWS} more rows with --json."
-
-
-def to_dict(compared: Compared) -> dict[str, Any]:
-    """Return everything as JSON values; unbounded ends of intervals are null."""
-    document = {
-        "sentence": describe_comparison(compared),
-        "like_for_like": compared.is_like_for_like,
-        "still_true": compared.is_still_true,
-        "before": _side(compared.before),
-        "after": _side(compared.after),
-        "differences": [asdict(each) for each in compared.differences],
-        "verdicts": [_verdict(each) for each in compared.verdicts],
-        "cells": [asdict(each) for each in compared.cells],
-        "notes": list_notes(compared),
-    }
-    found: dict[str, Any] = replace_non_finite(document)
-    return found
-
-
-def _side(side: Side) -> dict[str, Any]:
-    results = side.results
-    decision = None if side.decision is None else describe_decision(side.decision)
-    return {"source": results.source, "tool": results.tool, "context": dict(results.context), "decision": decision}
-
-
-def _verdict(each: VerdictChange) -> dict[str, Any]:
-    return {
-        "workload": each.workload,
-        "condition": each.condition,
-        "candidate": each.candidate,
-        "before": {"verdict": str(each.before.verdict), "speedup": asdict(each.before.deciding)},
-        "after": {"verdict": str(each.after.verdict), "speedup": asdict(each.after.deciding)},
-        "change": asdict(each.change),
-        "kept": str(each.kept),
-    }

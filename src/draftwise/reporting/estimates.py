@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import ClassVar
 
 from draftwise.core import Estimate, Run
 
@@ -15,6 +15,7 @@ __all__ = ["HeldEstimate", "Undisturbed", "describe_estimates", "find_undisturbe
 class Undisturbed:
     """The turns that count, as far as it is known how long each was expected to take before the first request."""
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error",)
     turns: int
     expected_s: float
     took_s: float
@@ -24,16 +25,12 @@ class Undisturbed:
         """Seconds expected over those taken, minus 1."""
         return self.expected_s / self.took_s - 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {**asdict(self), "error": self.error}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldEstimate:
-    """An estimate of a session that has ended, beside what came after it."""
+class HeldEstimate(Estimate):
+    """An estimate of a session that has ended, compared with what came after it."""
 
-    estimate: Estimate
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error",)
     turns: int
     """Measured after it: fewer than were ahead where verdicts settled early or the time was short, more where
     disturbed ones were taken again."""
@@ -43,11 +40,7 @@ class HeldEstimate:
     @property
     def error(self) -> float:
         """Seconds expected of a turn over those that a turn took, minus 1."""
-        return (self.estimate.left_s / self.estimate.ahead) / (self.took_s / self.turns) - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {**asdict(self.estimate), "turns": self.turns, "took_s": self.took_s, "error": self.error}
+        return (self.left_s / self.ahead) / (self.took_s / self.turns) - 1
 
 
 def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
@@ -57,7 +50,7 @@ def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
         last = session[-1]
         for each in session if not last.ahead else ():
             if each.ahead and last.done > each.done:
-                held = HeldEstimate(estimate=each, turns=last.done - each.done, took_s=last.at_s - each.at_s)
+                held = HeldEstimate(**asdict(each), turns=last.done - each.done, took_s=last.at_s - each.at_s)
                 found.append(held)
     return found
 
@@ -87,10 +80,10 @@ def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
 def describe_estimates(held: Iterable[HeldEstimate], undisturbed: Undisturbed | None = None) -> str:
     """Return in words how long each session was expected to take and took; empty where none ended by itself."""
     sessions = [
-        f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.estimate.left_s / 60:.1f} min were expected for "
-        f"{each.estimate.ahead}, {_tell_error(each.error)} for each"
+        f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.left_s / 60:.1f} min were expected for "
+        f"{each.ahead}, {_tell_error(each.error)} for each"
         for each in held
-        if not each.estimate.done
+        if not each.done
     ]
     if sessions and undisturbed is not None:
         sessions.append(f"{_tell_error(undisturbed.error)} for the {undisturbed.turns} that count")

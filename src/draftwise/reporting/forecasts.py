@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import ClassVar
 
 from draftwise.core import Comparison, Expectation, Interval
+from draftwise.core.documents import json_form
 
-__all__ = ["Held", "describe_forecasts", "hold_forecasts"]
+__all__ = ["MeasuredForecast", "describe_forecasts", "hold_forecasts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A forecast beside the measurement of the same cell."""
+class MeasuredForecast:
+    """A forecast compared with the measurement of the same cell."""
 
-    expected: Expectation
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("is_inside",)
+    candidate: str
+    workload: str
+    load: str
+    """Label of the condition, e.g. `c=8`."""
+    expected: Interval = field(metadata=json_form(key="forecast"))
+    """Forecast speed-up, with its 90 % interval."""
     measured: Interval
 
     @property
@@ -29,27 +36,24 @@ class Held:
         """Whether the measured value lies in the forecast's interval."""
         return self.expected.low <= self.measured.value <= self.expected.high
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        expected = self.expected
-        return {
-            "candidate": expected.candidate,
-            "workload": expected.workload,
-            "load": expected.load,
-            "forecast": {"value": expected.value, "low": expected.low, "high": expected.high},
-            "measured": {"value": self.measured.value, "low": self.measured.low, "high": self.measured.high},
-            "is_inside": self.is_inside,
-        }
 
-
-def hold_forecasts(expected: Iterable[Expectation], comparisons: Sequence[Comparison]) -> list[Held]:
+def hold_forecasts(expected: Iterable[Expectation], comparisons: Sequence[Comparison]) -> list[MeasuredForecast]:
     """Return the forecasts of cells that were measured."""
     measured = {(each.candidate, each.workload, each.condition.label): each.deciding for each in comparisons}
-    places = ((each, (each.candidate, each.workload, each.load)) for each in expected)
-    return [Held(expected=each, measured=measured[place]) for each, place in places if place in measured]
+    return [
+        MeasuredForecast(
+            candidate=each.candidate,
+            workload=each.workload,
+            load=each.load,
+            expected=Interval(value=each.value, low=each.low, high=each.high),
+            measured=measured[place],
+        )
+        for each in expected
+        if (place := (each.candidate, each.workload, each.load)) in measured
+    ]
 
 
-def describe_forecasts(held: Sequence[Held]) -> str:
+def describe_forecasts(held: Sequence[MeasuredForecast]) -> str:
     """Return in a sentence how good the forecasts were; empty where there are none."""
     if not held:
         return ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from draftwise.core import Decision
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.knowledge.signals import TOKENS_PER_STEP
 from draftwise.reporting.actions import describe_way_back, list_actions
@@ -37,7 +37,7 @@ from draftwise.reporting.page_tables import (
 from draftwise.reporting.plots import VERDICT_COLOURS, draw_plots
 from draftwise.reporting.promql import ALERTS, write_alerts
 from draftwise.reporting.sentences import list_clauses
-from draftwise.reporting.summary import summarise
+from draftwise.reporting.summary import Summary, summarise
 from draftwise.reporting.tables import (
     group_findings,
     list_band_rows,
@@ -58,7 +58,7 @@ _LONGEST = 280
 """Characters of a sentence up to which it reads well as one."""
 
 
-def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
+def write_report(directory: RunDirectory) -> tuple[Decision, Summary]:
     """Write page, summary and alerts, and return the decision and the summary.
 
     Raises:
@@ -68,10 +68,10 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
     return write_conclusions(directory, conclude_run(directory.read()))
 
 
-def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, dict[str, Any]]:
+def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, Summary]:
     """Write all files of a run whose conclusions are there already."""
     summary = summarise(found)
-    directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    directory.write("summary.json", json.dumps(to_json(summary), indent=2) + "\n")
     directory.write("report.html", render_page(found))
     directory.write(ALERTS, write_alerts(found.decision.rollback))
     return found.decision, summary

@@ -10,7 +10,7 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.deciding.comparison.latency import QUANTILES, Latencies
 from draftwise.deciding.validity.texts import TextQuality
-from draftwise.reporting.forecasts import Held
+from draftwise.reporting.forecasts import MeasuredForecast
 from draftwise.reporting.reasons import describe_reason
 from draftwise.reporting.tables import Grid, list_crossover_rows, name_workload
 from draftwise.reporting.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points
@@ -225,11 +225,11 @@ def _temperature(temperature: float) -> str:
     return f" T={temperature:g}" if temperature else ""
 
 
-def tabulate_forecasts(held: Iterable[Held]) -> Table:
+def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> Table:
     """Return forecasts that were made before the run, beside what it measured."""
     rows = (
         Row(
-            name=f"{name_workload(each.expected.workload)} · {each.expected.load} · {each.expected.candidate}",
+            name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",
             cells=(
                 Cell(text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"),
                 Cell(text=f"{each.measured.value:.2f}x", small=each.measured.span),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, Severity
 from draftwise.core.comparison import ALL
+from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.reporting.estimates import describe_estimates, find_undisturbed, hold_estimates
 from draftwise.reporting.units import LOAD_UNITS, format_load
@@ -140,7 +141,7 @@ def list_context_rows(run: Run) -> list[tuple[str, str]]:
     """Return what the numbers depend on, name by name: what is not known says so."""
     context, plan = run.context, run.plan
     described = (("Hardware", context.hardware), ("Software", context.software), ("Model", context.model))
-    rows = [(name, _told(each.to_dict())) for name, each in described]
+    rows = [(name, _told(to_json(each))) for name, each in described]
     rows.append(("Loads", ", ".join(condition.label for condition in run.conditions)))
     rows.append(
         (

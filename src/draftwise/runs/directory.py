@@ -19,10 +19,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from draftwise.core import (
     Answer,
@@ -40,14 +41,15 @@ from draftwise.core import (
     TurnRecord,
     Workload,
 )
+from draftwise.core.documents import from_json, to_json
 from draftwise.machine.files import write_whole
-from draftwise.runs.manifest import make_manifest, read_manifest, to_plan
+from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
-from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_turn, turn_to_row
 from draftwise.workloads import read_prompts
 
 __all__ = ["RunDirectory"]
 
+T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
@@ -69,8 +71,8 @@ class RunDirectory:
         self.is_full = False
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
-        self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
-        self._turns = RowFile(path / _TURNS, row_to_turn)
+        self._answers = RowFile(path / _REQUESTS, partial(from_json, Answer))
+        self._turns = RowFile(path / _TURNS, partial(from_json, TurnRecord))
         self._workloads: dict[tuple[str, str], Workload] = {}
         """Those that were read, by name and hash."""
 
@@ -122,7 +124,7 @@ class RunDirectory:
             for workload in plan.workloads:
                 lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
                 write_whole(self._workload_path(workload.name), lines)
-            manifest = make_manifest(plan, context)
+            manifest = to_json(Manifest.of(plan, context))
             write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -144,17 +146,17 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written, not even into the reserved space.
         """
-        self._append(_REQUESTS, answer_to_row(answer), sync=False)
+        self._append(_REQUESTS, to_json(answer), sync=False)
 
     def finish_turn(self, turn: TurnRecord) -> None:
         """Append a turn whose requests are all written: from now on they count."""
         if _REQUESTS in self._open:
             os.fsync(self._open[_REQUESTS].fileno())
-        self._append(_TURNS, turn_to_row(turn))
+        self._append(_TURNS, to_json(turn))
 
     def add_condition(self, condition: Condition) -> None:
         """Append a load that was not planned."""
-        self._append(_CONDITIONS, condition.to_dict())
+        self._append(_CONDITIONS, to_json(condition))
 
     def add_asked(self, arm: str, workload: str, prompt_ids: Sequence[str]) -> None:
         """Append prompts that a server that could remember them is about to be asked."""
@@ -167,19 +169,19 @@ class RunDirectory:
 
     def add_settled(self, cell: Settled) -> None:
         """Append a cell that was stopped early."""
-        self._append(_SETTLED, asdict(cell))
+        self._append(_SETTLED, to_json(cell))
 
     def add_omission(self, omission: Omission) -> None:
         """Append what is left out."""
-        self._append(_OMISSIONS, asdict(omission))
+        self._append(_OMISSIONS, to_json(omission))
 
     def add_expected(self, expected: Expectation) -> None:
         """Append what is forecast of a cell that is not measured yet."""
-        self._append(_EXPECTED, asdict(expected))
+        self._append(_EXPECTED, to_json(expected))
 
     def add_estimate(self, estimate: Estimate) -> None:
         """Append how long the rest is expected to take."""
-        self._append(_ESTIMATES, asdict(estimate))
+        self._append(_ESTIMATES, to_json(estimate))
 
     def strike_omissions(self, what: str | None = None) -> None:
         """Append that what was left out so far is going to be measured.
@@ -192,7 +194,7 @@ class RunDirectory:
     def read_omissions(self) -> tuple[Omission, ...]:
         """Return what is left out still."""
         left: list[Omission] = []
-        for row in RowFile(self.path / _OMISSIONS, lambda row: row.get("struck") or Omission(**row)).read():
+        for row in RowFile(self.path / _OMISSIONS, lambda row: row.get("struck") or from_json(Omission, row)).read():
             if isinstance(row, Omission):
                 left.append(row)
             else:
@@ -201,7 +203,7 @@ class RunDirectory:
 
     def add_divergence(self, divergence: Divergence) -> None:
         """Append two servers' log-probabilities where their outputs diverge."""
-        self._append(_DIVERGENCES, asdict(divergence))
+        self._append(_DIVERGENCES, to_json(divergence))
 
     def write(self, name: str, text: str) -> None:
         """Write a file that is made from what was measured, whole or not at all.
@@ -235,21 +237,21 @@ class RunDirectory:
         """
         manifest = read_manifest(self.path / _MANIFEST)
         with blame(str(self.path / _MANIFEST)):
-            plan, context = to_plan(manifest, self._read_workload), RunContext.from_dict(manifest["context"])
+            plan, context = Manifest.read(manifest, self._read_workload)
         turns = {turn.turn: turn for turn in self._turns.read()}
         answers = self._answers.read()
-        finished = [answer for turn, answer in answers if turn in turns]
+        finished = [answer for answer in answers if answer.turn in turns]
         run = Run(
             plan=plan,
             context=context,
             answers=tuple(finished),
             turns=tuple(turns.values()),
-            divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
-            added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
+            divergences=tuple(self._read_rows(_DIVERGENCES, Divergence)),
+            added=tuple(self._read_rows(_CONDITIONS, Condition)),
             settled=self.read_settled(),
             omissions=self.read_omissions(),
-            expected=tuple(RowFile(self.path / _EXPECTED, lambda row: Expectation(**row)).read()),
-            estimates=tuple(RowFile(self.path / _ESTIMATES, lambda row: Estimate(**row)).read()),
+            expected=tuple(self._read_rows(_EXPECTED, Expectation)),
+            estimates=tuple(self._read_rows(_ESTIMATES, Estimate)),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)
@@ -270,27 +272,32 @@ class RunDirectory:
 
     def read_settled(self) -> tuple[Settled, ...]:
         """Return the cells that needed no more passes."""
-        return tuple(RowFile(self.path / _SETTLED, lambda row: Settled(**row)).read())
+        return tuple(self._read_rows(_SETTLED, Settled))
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
-        used = chain((turn for turn, _ in self._answers.read()), (turn.turn for turn in self._turns.read()))
+        used = (row.turn for row in chain[Answer | TurnRecord](self._answers.read(), self._turns.read()))
         return max(used, default=-1) + 1
 
-    def _read_workload(self, row: Mapping[str, Any]) -> Workload:
-        described = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
-        if (known := self._workloads.get((row["name"], row["sha256"]))) is not None:
+    def _read_rows(self, name: str, kind: type[T]) -> Sequence[T]:
+        return RowFile(self.path / name, partial(from_json, kind)).read()
+
+    def _read_workload(self, row: WorkloadRow) -> Workload:
+        described: dict[str, Any] = {
+            name: getattr(row, name) for name in ("name", "source", "description", "random_tokens")
+        }
+        if (known := self._workloads.get((row.name, row.sha256))) is not None:
             return replace(known, **described)
-        path = self._workload_path(row["name"])
+        path = self._workload_path(row.name)
         workload = Workload(prompts=read_prompts(path), **described)
-        if workload.sha256 != row["sha256"]:
+        if workload.sha256 != row.sha256:
             raise InvalidSetup.because(
                 "workload-changed",
                 f"{path} is not what was measured: its hash differs from the one in {_MANIFEST}.",
                 where=str(path),
                 fix="Restore the file or start a new run.",
             )
-        self._workloads[row["name"], row["sha256"]] = workload
+        self._workloads[row.name, row.sha256] = workload
         return workload
 
     def _workload_path(self, name: str) -> Path:

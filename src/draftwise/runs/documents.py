@@ -1,57 +1,46 @@
-"""Documents that one verb writes and another reads: the profile of a replay, calibrations and forecasts."""
+"""Documents that one verb writes and another reads: profiles, calibrations, forecasts and baselines."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from draftwise.core import Calibration, Profile, StorageError, UnreadableSource
+from draftwise.core import Baseline, Calibration, Profile, StorageError, UnreadableSource
+from draftwise.core.documents import read_document, to_json
 from draftwise.machine.files import write_whole
 
-__all__ = ["read_calibration", "read_document", "read_profile", "write_document"]
+__all__ = ["read_baseline", "read_calibration", "read_file", "read_profile", "write_document"]
 
 T = TypeVar("T")
 _PROFILE = "profile.json"
 
 
-class Document(Protocol):
-    """What can be written as JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-
-
 def read_profile(path: Path) -> Profile:
-    """Return the profile of a replay, given as its folder or its file.
-
-    Raises:
-        UnreadableSource: there is none that can be read.
-        InvalidSetup: it is something else.
-    """
-    return read_document(path / _PROFILE if path.is_dir() else path, Profile.from_dict)
+    """Return the profile of a replay, given as its folder or its file; raises as `read_file` does."""
+    return read_file(Profile, path / _PROFILE if path.is_dir() else path)
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return a calibration.
-
-    Raises:
-        UnreadableSource: there is none that can be read.
-        InvalidSetup: it is something else.
-    """
-    return read_document(path, Calibration.from_dict)
+    """Return a calibration; raises as `read_file` does."""
+    return read_file(Calibration, path)
 
 
-def read_document(path: Path, parse: Callable[[Any, str], T]) -> T:
-    """Return the value of a JSON file.
+def read_baseline(path: Path) -> Baseline:
+    """Return what a deployed service was measured to do; raises as `read_file` does."""
+    return read_file(Baseline, path)
+
+
+def read_file(kind: type[T], path: Path) -> T:
+    """Return the value of a document's file.
 
     Args:
+        kind: class of the document, which has a `JSON_FORMAT`.
         path: of the file.
-        parse: makes the value of its object; the name of the file goes into its complaints.
 
     Raises:
         UnreadableSource: the file is not there, or holds no JSON.
+        InvalidSetup: it holds another document, another version, or damage.
     """
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -60,10 +49,10 @@ def read_document(path: Path, parse: Callable[[Any, str], T]) -> T:
         raise UnreadableSource.because(
             "unreadable-file", f"{path} cannot be read: {reason}.", where=str(path), fix="Check the path."
         ) from None
-    return parse(row, str(path))
+    return read_document(kind, row, str(path))
 
 
-def write_document(path: Path, document: Document) -> None:
+def write_document(path: Path, document: Any) -> None:
     """Write a document, whole or not at all.
 
     Raises:
@@ -71,6 +60,6 @@ def write_document(path: Path, document: Document) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(document.to_dict(), indent=1) + "\n")
+        write_whole(path, json.dumps(to_json(document), indent=1) + "\n")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}. Give another --out.") from None

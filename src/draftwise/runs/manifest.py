@@ -4,48 +4,186 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Workload
+from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Setup, SpecConfig, Workload
+from draftwise.core.documents import from_json
 from draftwise.knowledge.remembering import find_remembering
-from draftwise.runs.arm_rows import arm_to_row, row_to_arm
 
-__all__ = ["make_manifest", "read_manifest", "to_plan"]
+__all__ = ["ArmRow", "Manifest", "WorkloadRow", "read_manifest"]
 
 _FORMAT = 2
-_SETTINGS = ("repeats", "warmup", "seed", "turn_s", "adaptive")
 
 
-def make_manifest(plan: RunPlan, context: RunContext) -> dict[str, Any]:
-    """Return the document; of prompts it has number and hash."""
-    return {
-        "format": _FORMAT,
-        "arms": [arm_to_row(arm) for arm in plan.arms],
-        "workloads": [
-            {
-                "name": each.name,
-                "source": each.source,
-                "description": each.description,
-                "random_tokens": each.random_tokens,
-                "prompts": len(each.prompts),
-                "sha256": each.sha256,
-            }
-            for each in plan.workloads
-        ],
-        "conditions": [condition.to_dict() for condition in plan.conditions],
-        **{name: getattr(plan, name) for name in _SETTINGS},
-        "one_at_a_time": plan.one_at_a_time,
-        "remembering": dict(plan.remembering),
-        "context": context.to_dict(),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupRow:
+    """A setup without its speculative config."""
+
+    target: str
+    engine: str
+    engine_version: str
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+    extra_args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow:
+    """An arm of the plan."""
+
+    name: str
+    url: str | None
+    metrics_url: str | None = None
+    header_names: tuple[str, ...] = ()
+    spec: SpecConfig | None
+    setup: SetupRow | None = None
+    """None in runs from before arms held setups."""
+
+    @classmethod
+    def of(cls, arm: Arm) -> ArmRow:
+        """Return the row of an arm."""
+        setup = SetupRow(**{each.name: getattr(arm.setup, each.name) for each in fields(SetupRow)})
+        return cls(
+            name=arm.name,
+            url=arm.url,
+            metrics_url=arm.metrics_url,
+            header_names=arm.header_names,
+            spec=arm.spec,
+            setup=setup,
+        )
+
+    def to_arm(self, context: Mapping[str, Any]) -> Arm:
+        """Return the arm.
+
+        Args:
+            context: JSON of the run's, from which the setups of earlier runs are made.
+        """
+        if self.setup is None:
+            setup = _setup_of_earlier_run(self.name, context)
+        else:
+            setup = Setup(**{each.name: getattr(self.setup, each.name) for each in fields(SetupRow)})
+        return Arm(
+            name=self.name,
+            setup=replace(setup, spec=self.spec),
+            url=self.url,
+            metrics_url=self.metrics_url,
+            header_names=self.header_names,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRow:
+    """A workload of the plan; its prompts are in a file of their own."""
+
+    name: str
+    source: str
+    description: str
+    random_tokens: bool
+    prompts: int
+    """Number of them."""
+    sha256: str
+
+    @classmethod
+    def of(cls, workload: Workload) -> WorkloadRow:
+        """Return the row of a workload."""
+        return cls(
+            name=workload.name,
+            source=workload.source,
+            description=workload.description,
+            random_tokens=workload.random_tokens,
+            prompts=len(workload.prompts),
+            sha256=workload.sha256,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The document manifest.json."""
+
+    format: int = _FORMAT
+    arms: tuple[ArmRow, ...]
+    workloads: tuple[WorkloadRow, ...]
+    conditions: tuple[Condition, ...]
+    repeats: int
+    warmup: int
+    seed: int
+    turn_s: float
+    adaptive: bool
+    one_at_a_time: bool = False
+    remembering: Mapping[str, str] | None = None
+    """None in runs from before candidates that could remember answers were asked each prompt once."""
+    context: RunContext
+
+    def __post_init__(self) -> None:
+        for name in ("arms", "workloads", "conditions"):
+            if not getattr(self, name):
+                raise ValueError(f"it plans no {name}")
+
+    @classmethod
+    def of(cls, plan: RunPlan, context: RunContext) -> Manifest:
+        """Return the manifest of a plan."""
+        return cls(
+            arms=tuple(map(ArmRow.of, plan.arms)),
+            workloads=tuple(map(WorkloadRow.of, plan.workloads)),
+            conditions=plan.conditions,
+            repeats=plan.repeats,
+            warmup=plan.warmup,
+            seed=plan.seed,
+            turn_s=plan.turn_s,
+            adaptive=plan.adaptive,
+            one_at_a_time=plan.one_at_a_time,
+            remembering=plan.remembering,
+            context=context,
+        )
+
+    @classmethod
+    def read(
+        cls, row: Mapping[str, Any], read_workload: Callable[[WorkloadRow], Workload]
+    ) -> tuple[RunPlan, RunContext]:
+        """Return the plan and the context of a manifest.
+
+        Args:
+            row: the document.
+            read_workload: returns a workload with its prompts.
+
+        Raises:
+            ValueError: the document was changed by hand.
+            InvalidSetup: a workload is not what was measured.
+        """
+        found = from_json(cls, row)
+        arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)
+        plan = RunPlan(
+            arms=arms,
+            workloads=tuple(map(read_workload, found.workloads)),
+            conditions=found.conditions,
+            remembering=found._find_remembering(arms),
+            repeats=found.repeats,
+            warmup=found.warmup,
+            seed=found.seed,
+            turn_s=found.turn_s,
+            adaptive=found.adaptive,
+            one_at_a_time=found.one_at_a_time,
+            asks_once=found.remembering is not None,
+        )
+        return plan, found.context
+
+    def _find_remembering(self, arms: Sequence[Arm]) -> Mapping[str, str]:
+        """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
+        if self.remembering is None:
+            return find_remembering(arms)
+        if strange := set(self.remembering) - {arm.name for arm in arms[1:]}:
+            raise ValueError(f"it has no candidate {min(strange)!r}")
+        return self.remembering
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the document of a file.
 
     Raises:
-        InvalidSetup: it is none, or was written by another version of the format.
+        InvalidSetup: it is not a manifest, or was written by another version of the format.
     """
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
@@ -68,39 +206,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, Any]], Workload]) -> RunPlan:
-    """Return the plan of a manifest.
+def _setup_of_earlier_run(arm: str, context: Mapping[str, Any]) -> Setup:
+    """Return the setup that the operator's options led to, or that the operator's note of a command tells."""
+    # Only here: processes that only send load import this package, too.
+    from draftwise.setups.read import read_setups, read_words
 
-    Args:
-        manifest: the document.
-        read_workload: returns the workload of a row of it, with its prompts.
-
-    Raises:
-        KeyError, TypeError, ValueError: the document was changed by hand.
-        InvalidSetup: a config in it is none, or a workload is not what was measured.
-    """
-    for name in _SETTINGS:
-        if not isinstance(manifest[name], int | float):
-            raise TypeError(f"{name} is {manifest[name]!r}")
-    for name in ("arms", "workloads", "conditions"):
-        if not manifest[name]:
-            raise ValueError(f"it plans no {name}")
-    arms = tuple(row_to_arm(row, manifest["context"]) for row in manifest["arms"])
-    return RunPlan(
-        arms=arms,
-        workloads=tuple(map(read_workload, manifest["workloads"])),
-        conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
-        remembering=_read_remembering(manifest, arms),
-        one_at_a_time=bool(manifest.get("one_at_a_time")),
-        asks_once="remembering" in manifest,
-        **{name: manifest[name] for name in _SETTINGS},
-    )
-
-
-def _read_remembering(manifest: Mapping[str, Any], arms: Sequence[Arm]) -> dict[str, str]:
-    """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
-    if (told := manifest.get("remembering")) is None:
-        return find_remembering(arms)
-    if strange := set(told) - {arm.name for arm in arms[1:]}:
-        raise ValueError(f"it has no candidate {min(strange)!r}")
-    return {name: str(reason) for name, reason in told.items()}
+    options = context.get("wish") or {}
+    server = (context.get("servers") or {}).get(arm) or {}
+    version = (server.get("version") or {}).get("version") or ""
+    if target := options.get("target"):
+        engine, words = options["engine"], ["vllm", "serve", target, *options["serve_args"]]
+        reading = read_words(words, engine_version=version if engine == "vllm" and version else None)
+        return replace(reading.setup, engine=engine, engine_version=version)
+    with suppress(InvalidSetup):
+        return read_setups(server.get("command") or "", engine_version=version or None)[0].setup
+    return Setup(engine="")

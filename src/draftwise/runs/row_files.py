@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from draftwise.core import InvalidSetup
+from draftwise.core.documents import DocumentError
 
 __all__ = ["RowFile", "blame", "cut_unfinished", "damaged"]
 
@@ -53,6 +54,8 @@ def blame(where: str) -> Iterator[None]:
         yield
     except InvalidSetup:
         raise
+    except DocumentError as error:
+        raise damaged(where, f"is not what a run writes ({error}).") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(where, f"is not what a run writes ({type(error).__name__}: {error}).") from None
 

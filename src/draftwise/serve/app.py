@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from draftwise import __version__
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import EngineStats
 from draftwise.engine.text.tokenizer import Tokenizer
@@ -24,6 +23,7 @@ from draftwise.serve.errors import EXCEPTION_HANDLERS
 from draftwise.serve.fields import parse_body
 from draftwise.serve.generation import make_answer
 from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
 
 __all__ = ["StatsLog", "create_app", "format_spec_line"]
 

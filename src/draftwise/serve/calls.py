@@ -16,7 +16,7 @@ from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
-from draftwise.serve.formats import ChatFormat, CompletionFormat, Format
+from draftwise.serve.formats import AnswerFormat, ChatFormat, CompletionFormat
 from draftwise.serve.generation import Call
 from draftwise.serve.tools import read_tools
 
@@ -73,7 +73,7 @@ async def encode_prompts(prompt: Any, tokenizer: Tokenizer, *, add_special_token
     """Return token ids for a `prompt` field: a string, token ids, or a list of either.
 
     Raises:
-        RequestError: 400, it is none of these.
+        RequestError: 400, it has another form.
     """
     prompts = _as_list(prompt)
     return [await _encode(each, tokenizer, add_special_tokens) if isinstance(each, str) else each for each in prompts]
@@ -171,7 +171,7 @@ class ServedModel:
     max_model_len: int
     defaults: Defaults
     tool_call_parser: str | None = None
-    """For calls at the model's own choice; None: there are none."""
+    """For calls at the model's own choice; None: such calls are refused."""
 
 
 async def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, list[EngineRequest]]:
@@ -275,7 +275,7 @@ def _call(
     fields: Mapping[str, Any],
     model: ServedModel,
     prompts: list[list[int]],
-    answer: Format,
+    answer: AnswerFormat,
     structured: StructuredOutputsParams | None,
     *,
     logprobs: int | None,

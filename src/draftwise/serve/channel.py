@@ -20,13 +20,13 @@ from draftwise.engine.step.sequence import EngineRequest
 __all__ = [
     "Abort",
     "Add",
-    "Broke",
     "Channel",
     "ChannelProtocol",
-    "Invalid",
+    "EngineFailure",
     "Ready",
     "RequestsAccepted",
     "RequestsRefused",
+    "SetupRefusal",
     "StartupPhase",
     "StepResult",
 ]
@@ -69,13 +69,13 @@ class Ready(NamedTuple):
     stats: EngineStats
 
 
-class Invalid(NamedTuple):
+class SetupRefusal(NamedTuple):
     """The engine cannot be built: the user's mistakes."""
 
     findings: Sequence[Finding]
 
 
-class Broke(NamedTuple):
+class EngineFailure(NamedTuple):
     """The engine failed, during start-up or later; no more messages follow."""
 
     reason: str

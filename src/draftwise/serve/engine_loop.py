@@ -14,12 +14,12 @@ from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.serve.channel import (
     Abort,
     Add,
-    Broke,
     Channel,
-    Invalid,
+    EngineFailure,
     Ready,
     RequestsAccepted,
     RequestsRefused,
+    SetupRefusal,
     StartupPhase,
     StepResult,
 )
@@ -32,7 +32,7 @@ __all__ = ["Build", "run_engine"]
 logger = logging.getLogger("draftwise.serve")
 
 _COMPILERS = 2
-"""Grammars that are compiled at once, beside the steps."""
+"""Grammars that are compiled at once, while steps run."""
 _POLL_S = 0.001
 """How often an idle engine looks whether a grammar is compiled."""
 
@@ -48,13 +48,13 @@ def run_engine(build: Build, channel: Channel) -> None:
     except (EOFError, ConnectionError):
         return  # the server is gone
     except InvalidSetup as error:
-        _send_last(Invalid(error.findings), channel)
+        _send_last(SetupRefusal(error.findings), channel)
     except Exception as error:
         logger.exception("The engine failed; all further requests are refused.")
-        _send_last(Broke(repr(error)), channel)
+        _send_last(EngineFailure(repr(error)), channel)
 
 
-def _send_last(message: Invalid | Broke, channel: Channel) -> None:
+def _send_last(message: SetupRefusal | EngineFailure, channel: Channel) -> None:
     with suppress(ConnectionError):
         channel.send(message)
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import InvalidSetup, SpecConfig
@@ -37,7 +37,7 @@ from draftwise.serve.engine_loop import Build, run_engine
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["EngineHandle", "build_engine", "main", "start_process", "start_thread", "unpack"]
+__all__ = ["EngineProcess", "build_engine", "main", "start_process", "unpack"]
 
 logger = logging.getLogger("draftwise.serve")
 
@@ -50,16 +50,22 @@ _BOOT = (
 """Code for the new interpreter: it has the same module search path as this one."""
 
 
-class EngineHandle(Protocol):
-    """An engine in another process or thread."""
+@dataclass(slots=True)
+class EngineProcess:
+    """An engine in another process."""
 
     channel: Channel
+    process: subprocess.Popen[bytes]
 
     def join(self, *, patient: bool = True) -> str:
         """Wait until it has ended, which it does when the channel is closed; return how it ended, as text.
 
-        Without `patient` a process is killed instead.
+        Without `patient` it is killed instead.
         """
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S if patient else 0)
+        self.process.kill()
+        return f"its process ended with status {self.process.wait()}"
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
@@ -113,7 +119,7 @@ def _open_kernels(config: EngineConfig) -> KernelCache | None:
     folder = os.environ.get(KERNEL_CACHE)
     if not folder:
         return None
-    from draftwise.engine.models.loading import find_device
+    from draftwise.engine.models.weight_loading import find_device
 
     return KernelCache.open(folder, describe_platform(find_device(config.device).type))
 
@@ -127,7 +133,7 @@ def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig,
     """
     if not any(model and is_gguf(model) for model in (config.model, spec.model if spec else None)):
         return config, spec
-    from draftwise.engine.models.gguf import unpack_models
+    from draftwise.engine.models.gguf_unpacking import unpack_models
 
     return unpack_models(config, spec, logger.info)
 
@@ -141,12 +147,12 @@ def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     )
 
 
-def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineHandle:
+def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineProcess:
     """Start an engine in a new process.
 
     Args:
         build: picklable (a function of a module, or a partial of one).
-        environment: variables of the process, beside those of this one.
+        environment: variables of the process, in addition to those of this one.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -156,42 +162,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
     channel = Channel(ours)
     with suppress(ConnectionError):  # waiting for the engine reports that it ended
         channel.send(build)
-    return _Process(channel, process)
-
-
-def start_thread(build: Build) -> EngineHandle:
-    """Start an engine in a thread of this process."""
-    ours, theirs = socket.socketpair()
-
-    def run() -> None:
-        with theirs:
-            run_engine(build, Channel(theirs))
-
-    thread = threading.Thread(target=run, name="draftwise-engine", daemon=True)
-    thread.start()
-    return _Thread(Channel(ours), thread)
-
-
-@dataclass
-class _Process:
-    channel: Channel
-    process: subprocess.Popen[bytes]
-
-    def join(self, *, patient: bool = True) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_END_S if patient else 0)
-        self.process.kill()
-        return f"its process ended with status {self.process.wait()}"
-
-
-@dataclass
-class _Thread:
-    channel: Channel
-    thread: threading.Thread
-
-    def join(self, *, patient: bool = True) -> str:  # noqa: ARG002  (a thread cannot be killed)
-        self.thread.join()
-        return "its thread ended"
+    return EngineProcess(channel, process)
 
 
 def main(descriptor: int) -> None:

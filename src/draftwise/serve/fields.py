@@ -14,10 +14,15 @@ __all__ = ["CHAT_FIELDS", "COMPLETION_FIELDS", "SAMPLING_FIELDS", "parse_body", 
 logger = logging.getLogger("draftwise.serve")
 
 _WRONG = object()
+Check = Callable[[Any], Any]
+"""Returns a value, converted if need be, or `_WRONG`."""
 
 
-def _boolean(value: Any) -> Any:
-    return value if isinstance(value, bool) else _WRONG
+def _of_type(kind: type) -> Check:
+    return lambda value: value if isinstance(value, kind) else _WRONG
+
+
+_boolean, _string, _object, _list = _of_type(bool), _of_type(str), _of_type(dict), _of_type(list)
 
 
 def _number(value: Any) -> Any:
@@ -30,18 +35,6 @@ def _integer(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
         return _WRONG
     return int(value) if value == int(value) else _WRONG
-
-
-def _string(value: Any) -> Any:
-    return value if isinstance(value, str) else _WRONG
-
-
-def _object(value: Any) -> Any:
-    return value if isinstance(value, dict) else _WRONG
-
-
-def _list(value: Any) -> Any:
-    return value if isinstance(value, list) else _WRONG
 
 
 def _strings(value: Any) -> Any:
@@ -67,7 +60,6 @@ def _any(value: Any) -> Any:
     return value
 
 
-Check = Callable[[Any], Any]
 _KINDS: dict[Check, str] = {
     _boolean: "true or false",
     _number: "a finite number",

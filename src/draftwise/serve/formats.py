@@ -11,13 +11,13 @@ from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 
-__all__ = ["ChatFormat", "CompletionFormat", "Format"]
+__all__ = ["AnswerFormat", "ChatFormat", "CompletionFormat"]
 
 _LOWEST = -9999.0
 """JSON has no minus infinity."""
 
 
-class Format(Protocol):
+class AnswerFormat(Protocol):
     """How increments become choices; one object per HTTP call."""
 
     id_prefix: str

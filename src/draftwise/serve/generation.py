@@ -14,7 +14,7 @@ from typing import Any
 from draftwise.engine.outputs import Delta
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.errors import RequestError, make_error_body
-from draftwise.serve.formats import Format
+from draftwise.serve.formats import AnswerFormat
 
 __all__ = ["Call", "Generation", "make_answer", "stream_events"]
 
@@ -82,7 +82,7 @@ class Call:
 
     call_id: str
     model: str
-    format: Format
+    format: AnswerFormat
     prompt_lengths: list[int]
     n: int
     stream: bool = False

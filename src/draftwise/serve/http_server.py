@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
@@ -26,6 +25,7 @@ from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.worker import EngineWorker
+from draftwise.version import __version__
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
@@ -53,7 +53,7 @@ class ServerOptions:
     """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
-    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: there are none."""
+    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: such calls are refused."""
     allow_remote: bool = False
     max_waiting: int = 1024
     """Maximum number of sequences that wait while the engine is full."""

@@ -16,21 +16,6 @@ from draftwise.knowledge.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_PO
 __all__ = ["ServerMetrics", "Timeline"]
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-_READINGS: dict[str, Callable[[EngineStats], float]] = {
-    "vllm:num_requests_running": lambda stats: stats.num_running,
-    "vllm:num_requests_waiting": lambda stats: stats.num_waiting,
-    "vllm:kv_cache_usage_perc": lambda stats: stats.kv_cache_usage,
-    "vllm:prompt_tokens": lambda stats: stats.prompt_tokens,
-    "vllm:generation_tokens": lambda stats: stats.generation_tokens,
-    "vllm:prefix_cache_queries": lambda stats: stats.prefix_cache_queries,
-    "vllm:prefix_cache_hits": lambda stats: stats.prefix_cache_hits,
-    "vllm:num_preemptions": lambda stats: stats.num_preemptions,
-}
-_SPEC_READINGS: dict[str, Callable[[EngineStats], float]] = {
-    "vllm:spec_decode_num_drafts": lambda stats: stats.spec.num_drafts,
-    "vllm:spec_decode_num_draft_tokens": lambda stats: stats.spec.num_draft_tokens,
-    "vllm:spec_decode_num_accepted_tokens": lambda stats: stats.spec.num_accepted_tokens,
-}
 
 
 class ServerMetrics:
@@ -94,16 +79,15 @@ class _EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         stats = self._read_stats()
-        readings = _READINGS if self._k is None else _READINGS | _SPEC_READINGS
-        for name, read in readings.items():
+        for name, value in stats.readings(speculates=self._k is not None).items():
             row = get_metric(name)
             if row.kind == "gauge":
                 gauge = GaugeMetricFamily(row.name, row.help, labels=row.labels)
-                gauge.add_metric(self._labels, read(stats))
+                gauge.add_metric(self._labels, value)
                 yield gauge
             else:
                 counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
-                counter.add_metric(self._labels, read(stats), created=self._created)
+                counter.add_metric(self._labels, value, created=self._created)
                 yield counter
         if self._k is not None:
             yield self._per_position(self._k, stats.spec.accepted_per_pos)

@@ -41,14 +41,14 @@ class ToolParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What a request's tools and tool_choice come to."""
+    """The use of tools that a request allows or demands."""
 
     tools: list[Any]
     """For the chat template."""
     make_parser: Callable[[], ToolParser] | None = None
     """A parser for each choice of the answer; None: the answer is text whatever it says."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the output must match so that the calls are made that are demanded."""
+    """A form of the output in which the demanded calls are made."""
     ends_in_calls: bool = True
     """Whether the finish_reason is `tool_calls` after a call (OpenAI says `stop` where the request names the tool)."""
     parallel: bool = True
@@ -236,7 +236,7 @@ class _TaggedCalls:
         return "" if self._num_calls and not text.strip() else text
 
     def _take(self, block: str, calls: list[CallPart]) -> str:
-        """Add the call of a block; return the block as content if it is none."""
+        """Add the call of a block; return the block as content if it is no call."""
         try:
             call = _as_call(json.loads(block), self._num_calls)
         except ValueError:
@@ -249,7 +249,7 @@ class _TaggedCalls:
 
 
 def _as_call(found: Any, index: int) -> CallPart | None:
-    """Return the call that a JSON value describes; None if it is none."""
+    """Return the call that a JSON value describes; None if it describes no call."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", found.get("parameters", {}))

@@ -19,16 +19,16 @@ from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.channel import (
     Abort,
     Add,
-    Broke,
     ChannelProtocol,
-    Invalid,
+    EngineFailure,
     Ready,
     RequestsAccepted,
     RequestsRefused,
+    SetupRefusal,
     StartupPhase,
     StepResult,
 )
-from draftwise.serve.engine_process import EngineHandle, build_engine, start_process, unpack
+from draftwise.serve.engine_process import EngineProcess, build_engine, start_process, unpack
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
@@ -53,7 +53,7 @@ class EngineWorker:
     request fails, `failure` holds the reason, and later requests are refused.
     """
 
-    def __init__(self, launched: EngineHandle, *, max_waiting: int) -> None:
+    def __init__(self, launched: EngineProcess, *, max_waiting: int) -> None:
         self.failure: str | None = None
         self.about: Ready
         self.metrics: ServerMetrics
@@ -77,9 +77,9 @@ class EngineWorker:
         while not isinstance(message := self._receive(), Ready):
             if isinstance(message, StartupPhase):
                 on_phase(message)
-            elif isinstance(message, Invalid):
+            elif isinstance(message, SetupRefusal):
                 raise InvalidSetup(message.findings)
-            elif isinstance(message, Broke):
+            elif isinstance(message, EngineFailure):
                 raise BackendError(f"The engine could not be built: {message.reason}. See the log above.")
         self.about, self.stats, self._is_built = message, message.stats, True
         self.metrics = ServerMetrics(
@@ -165,7 +165,7 @@ class EngineWorker:
             generation = self._unanswered.pop(message.number)
             self._forget(generation)
             generation.fail(InvalidSetup(message.findings))
-        elif isinstance(message, Broke):
+        elif isinstance(message, EngineFailure):
             self._break(message.reason)
 
     def _deal_out(self, delta: Delta, step: StepResult) -> None:
@@ -208,7 +208,7 @@ class EngineWorker:
 
 
 class FilledKernels(NamedTuple):
-    """What a folder holds."""
+    """The size of a folder of kernels."""
 
     num_kernels: int
     num_bytes: int

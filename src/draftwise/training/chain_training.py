@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.training.blueprint import Blueprint
+from draftwise.training.draft_losses import Answers, align, answer_as_target, compute_vocabulary_loss, score, weigh
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
-from draftwise.training.losses import Answers, align, answer_as_target, compute_vocabulary_loss, score, weigh
 from draftwise.training.method import DrafterTraining, DraftLoss
 
 __all__ = ["ChainNetwork", "ChainTraining", "UnrolledStep"]
@@ -104,9 +104,9 @@ class ChainTraining(DrafterTraining):
 
     Args:
         network: to train.
-        target: whose distributions are learnt.
+        target: whose distributions are learned.
         blueprint: of the network's layers.
-        options: its own; of these `num_speculative_tokens`, the draft positions that are learnt, and `discount`, the
+        options: its own; of these `num_speculative_tokens`, the draft positions that are learned, and `discount`, the
             weight of a position's loss relative to the position before.
     """
 
@@ -172,8 +172,8 @@ class ChainTraining(DrafterTraining):
         return weigh(self._learnable(batch), self.steps, self.discount)
 
     def _learnable(self, batch: TokenBatch) -> Tensor:
-        """Return which labels are learnt, bool [B, L]."""
-        return batch.learnt_BT[:, 2:]
+        """Return which labels are learned, bool [B, L]."""
+        return batch.learned_BT[:, 2:]
 
     def _cross_entropy(self, batch: TokenBatch, states: States, hidden_JBLH: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the cross entropy with the answers, and the most probable tokens [J, B, L]."""

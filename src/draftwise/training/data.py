@@ -1,4 +1,4 @@
-"""Samples as flat arrays, and the endless, reproducible order in which they are learnt.
+"""Samples as flat arrays, and the endless, reproducible order in which they are learned.
 
 Shape letters: N tokens of all samples, S samples, B rows of a batch, T tokens of a row.
 """
@@ -20,7 +20,7 @@ from draftwise.training.samples import TextSample
 
 __all__ = ["BatchRows", "Corpus", "Feed", "Position", "SampleOrder", "bucket_lengths", "split"]
 
-_FIRST_LEARNT = 2
+_FIRST_LEARNED = 2
 """A draft needs a known token and a state before it: no method can predict an earlier one."""
 _NUM_BUCKETS = 3
 _SHORTEST_ROW = 32
@@ -29,7 +29,7 @@ _SHORTEST_ROW = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Sample i is tokens_N[offsets_S[i] : offsets_S[i + 1]]; what comes from starts_S[i] on is learnt."""
+    """Sample i is tokens_N[offsets_S[i] : offsets_S[i + 1]]; what comes from starts_S[i] on is learned."""
 
     tokens_N: NDArray[np.int32]
     offsets_S: NDArray[np.int64]
@@ -38,10 +38,10 @@ class Corpus:
     @classmethod
     def from_samples(cls, samples: Iterable[TextSample]) -> Corpus:
         """Return the corpus of samples, without those that have nothing to learn."""
-        kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNT)]
+        kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNED)]
         lengths = np.array([0, *(len(each.tokens) for each in kept)], np.int64)
         tokens_N = np.concatenate([each.tokens for each in kept]) if kept else np.zeros(0, np.int32)
-        starts_S = np.array([max(each.num_prompt, _FIRST_LEARNT) for each in kept], np.int64)
+        starts_S = np.array([max(each.num_prompt, _FIRST_LEARNED) for each in kept], np.int64)
         return cls(tokens_N, lengths.cumsum(), starts_S)
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Corpus:
             hashed.update(np.ascontiguousarray(array).tobytes())
         return hashed.hexdigest()[:16]
 
-    def count_learnt(self, vocab_size: int) -> NDArray[np.int64]:
-        """Return how often each token occurs in what is learnt, [V]."""
+    def count_learned(self, vocab_size: int) -> NDArray[np.int64]:
+        """Return how often each token occurs in what is learned, [V]."""
         places_N = np.arange(self.num_tokens) - np.repeat(self.offsets_S[:-1], self.lengths)
-        learnt_N = places_N >= np.repeat(self.starts_S, self.lengths)
-        return np.bincount(self.tokens_N[learnt_N], minlength=vocab_size)
+        learned_N = places_N >= np.repeat(self.starts_S, self.lengths)
+        return np.bincount(self.tokens_N[learned_N], minlength=vocab_size)
 
 
 def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple[list[TextSample], list[TextSample]]:
@@ -83,18 +83,18 @@ def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple
     """
     places = [_place(each) for each in samples]
     limit = max(share, min(places, default=0.0))
-    learnt = [each for each, place in zip(samples, places, strict=True) if place > limit]
+    learned = [each for each, place in zip(samples, places, strict=True) if place > limit]
     chosen = sorted((place, i) for i, place in enumerate(places) if place <= limit)
     ends = np.cumsum([len(samples[i].tokens) for _, i in chosen])
     held_out = [samples[i] for (_, i), end in zip(chosen, ends, strict=True) if end <= most_tokens or end == ends[0]]
-    if not learnt:
+    if not learned:
         raise InvalidSetup.because(
             "too-little-data",
             f"There are {len(samples)} samples and none is left to learn from.",
             where="data",
             fix="Give more data, or a smaller --heldout.",
         )
-    return learnt, held_out
+    return learned, held_out
 
 
 def _place(sample: TextSample) -> float:
@@ -127,7 +127,7 @@ class BatchRows:
     """-1: an empty row."""
     length: int
     """T."""
-    num_learnt: int
+    num_learned: int
     num_tokens: int
     """Without padding."""
 
@@ -142,13 +142,13 @@ class Position:
 
 
 class SampleOrder:
-    """The order in which samples are learnt: a function of the seed and the position, and of nothing else.
+    """The order in which samples are learned: a function of the seed and the position, and of nothing else.
 
     Samples of about the same length share batches of `batch_tokens` tokens. Each step takes its batches from one bucket
     of lengths; each bucket is shuffled anew whenever it has been used up.
 
     Args:
-        corpus: what is learnt.
+        corpus: what is learned.
         batch_tokens: tokens of one batch, padding included; at least one sample.
         accumulate: batches of one step.
         seed: of the shuffles.
@@ -171,7 +171,7 @@ class SampleOrder:
         self.lengths = best if lengths is None else sorted({*lengths, max(*lengths, *best)})
         bucket_S = np.searchsorted(self.lengths, lengths_S)
         self._members = [np.flatnonzero(bucket_S == i) for i in range(len(self.lengths))]
-        self._lengths_S, self._num_learnt_S = lengths_S, lengths_S - corpus.starts_S
+        self._lengths_S, self._num_learned_S = lengths_S, lengths_S - corpus.starts_S
         self._seed, self._accumulate = seed, accumulate
         self._sizes = [max(batch_tokens // length, 1) * accumulate for length in self.lengths]
         if lengths is None:  # no sample twice in a batch
@@ -215,8 +215,8 @@ class SampleOrder:
 
     def _rows(self, samples_B: NDArray[np.int64], bucket: int) -> BatchRows:
         used = samples_B[samples_B >= 0]
-        num_learnt, num_tokens = self._num_learnt_S[used].sum(), self._lengths_S[used].sum()
-        return BatchRows(samples_B, self.lengths[bucket], int(num_learnt), int(num_tokens))
+        num_learned, num_tokens = self._num_learned_S[used].sum(), self._lengths_S[used].sum()
+        return BatchRows(samples_B, self.lengths[bucket], int(num_learned), int(num_tokens))
 
 
 class Feed:
@@ -243,9 +243,9 @@ class Feed:
         valid_BT = (places_T < self._lengths_S[chosen_B][:, None]) & used_B[:, None]
         places_BT = (self._firsts_S[chosen_B][:, None] + places_T).clamp(max=len(self._tokens_N) - 1)
         tokens_BT = torch.where(valid_BT, self._tokens_N[places_BT].long(), 0)
-        learnt_BT = valid_BT & (places_T >= self._starts_S[chosen_B][:, None])
-        parts = (_send(part, self._device) for part in (tokens_BT, valid_BT, learnt_BT))
-        return TokenBatch(**dict(zip(("tokens_BT", "valid_BT", "learnt_BT"), parts, strict=True)))
+        learned_BT = valid_BT & (places_T >= self._starts_S[chosen_B][:, None])
+        parts = (_send(part, self._device) for part in (tokens_BT, valid_BT, learned_BT))
+        return TokenBatch(**dict(zip(("tokens_BT", "valid_BT", "learned_BT"), parts, strict=True)))
 
 
 def _fits(corpus: Corpus, device: torch.device) -> bool:

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, even_aux_layers
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
-from draftwise.training.losses import Answers, compute_vocabulary_loss
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
 __all__ = ["DFlashTraining"]
@@ -38,9 +38,9 @@ class _Blocks:
     places_BNK: Tensor
     """int64 position of each mask; may be past the end of the sequence."""
     sizes_BN: Tensor
-    """int64 masks of each block; those behind are not seen, and not learnt."""
-    learnt_BNK: Tensor
-    """bool: the masks whose tokens exist and are learnt, in blocks that count."""
+    """int64 masks of each block; those behind are not seen, and not learned."""
+    learned_BNK: Tensor
+    """bool: the masks whose tokens exist and are learned, in blocks that count."""
 
 
 class _Network(nn.Module):
@@ -108,7 +108,7 @@ class DFlashTraining(DrafterTraining):
         Option(
             name="shorter_blocks",
             default=False,
-            help="Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learnt.",
+            help="Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learned.",
         ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
         learn_from("the text as in the paper"),
@@ -140,7 +140,7 @@ class DFlashTraining(DrafterTraining):
         hidden_BNKH = self.fill_in(batch, states, blocks)
         places_BNK = blocks.places_BNK.clamp(max=batch.tokens_BT.shape[1] - 1)
         labels_BNK = _gather(batch.tokens_BT, places_BNK)
-        weights_BNK = self._weights(blocks.learnt_BNK)
+        weights_BNK = self._weights(blocks.learned_BNK)
         loss, picks_JM = compute_vocabulary_loss(
             [hidden_BNKH.flatten(0, 2)],
             self._target.head_VH,
@@ -151,14 +151,14 @@ class DFlashTraining(DrafterTraining):
         hits_BNK = picks_JM.view(labels_BNK.shape) == labels_BNK
         return DraftLoss(
             loss=loss,
-            hits=_spread(hits_BNK & blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
-            counted=_spread(blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
+            hits=_spread(hits_BNK & blocks.learned_BNK, blocks.anchors_BN, batch.tokens_BT),
+            counted=_spread(blocks.learned_BNK, blocks.anchors_BN, batch.tokens_BT),
         )
 
     def draw_blocks(self, batch: TokenBatch) -> _Blocks:
-        """Choose anchors whose next token is learnt: at random, or evenly where nothing is learnt."""
+        """Choose anchors whose next token is learned: at random, or evenly where nothing is learned."""
         num_tokens, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
-        fits_BT = F.pad(batch.learnt_BT[:, 2:], (1, 1))
+        fits_BT = F.pad(batch.learned_BT[:, 2:], (1, 1))
         if torch.is_grad_enabled():
             order_BT = torch.rand(fits_BT.shape, device=device)
         else:
@@ -172,12 +172,12 @@ class DFlashTraining(DrafterTraining):
             drawn_BN = torch.randint_like(sizes_BN, 1, self._num_masks + 1)
             sizes_BN = torch.where(torch.rand(sizes_BN.shape, device=device) < 0.5, drawn_BN, sizes_BN)
         exists_BNK = (places_BNK < num_tokens) & (places_BNK - anchors_BN.unsqueeze(-1) <= sizes_BN.unsqueeze(-1))
-        learnt_BNK = _gather(batch.learnt_BT, places_BNK.clamp(max=num_tokens - 1)) & exists_BNK
+        learned_BNK = _gather(batch.learned_BT, places_BNK.clamp(max=num_tokens - 1)) & exists_BNK
         return _Blocks(
             anchors_BN=anchors_BN,
             places_BNK=places_BNK,
             sizes_BN=sizes_BN,
-            learnt_BNK=learnt_BNK & fits_BT.gather(1, anchors_BN).unsqueeze(-1),
+            learned_BNK=learned_BNK & fits_BT.gather(1, anchors_BN).unsqueeze(-1),
         )
 
     def fill_in(self, batch: TokenBatch, states: States, blocks: _Blocks) -> Tensor:
@@ -207,10 +207,10 @@ class DFlashTraining(DrafterTraining):
         context_BQT = context_BNT.repeat_interleave(size, dim=1)
         return torch.cat((context_BQT, own_BQQ), dim=-1)
 
-    def _weights(self, learnt_BNK: Tensor) -> Tensor:
+    def _weights(self, learned_BNK: Tensor) -> Tensor:
         """Return the weight of each mask; the weights sum to 1."""
-        decay_K = torch.arange(self._num_masks, device=learnt_BNK.device).div(-self._decay).exp()
-        weights_BNK = learnt_BNK * decay_K
+        decay_K = torch.arange(self._num_masks, device=learned_BNK.device).div(-self._decay).exp()
+        weights_BNK = learned_BNK * decay_K
         return weights_BNK / weights_BNK.sum().clamp(min=1e-6)
 
     def _answers(self, states: States, places_BNK: Tensor, labels_BNK: Tensor) -> Answers:

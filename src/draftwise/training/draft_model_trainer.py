@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
+from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.losses import Answers, compute_vocabulary_loss
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
 
 __all__ = ["DraftModelTraining"]
@@ -63,7 +63,7 @@ class DraftModelTraining(DrafterTraining):
             name="num_speculative_tokens",
             default=5,
             least=1,
-            help="Draft tokens that are evaluated; if parallel, also learnt.",
+            help="Draft tokens that are evaluated; if parallel, also learned.",
         ),
         Option(
             name="token_weight",
@@ -166,7 +166,7 @@ class DraftModelTraining(DrafterTraining):
         num_tokens = batch.tokens_BT.shape[1]
         places_R = (rows.positions + 1).clamp(max=num_tokens - 1)
         inside_R = rows.positions + 1 < num_tokens
-        counts_BR = (batch.learnt_BT[:, places_R] & inside_R).float()
+        counts_BR = (batch.learned_BT[:, places_R] & inside_R).float()
         weights_BR = torch.zeros_like(counts_BR)
         num_depths = self._options["num_speculative_tokens"] if rows.mask_RR is not None else 1
         for depth in range(num_depths):
@@ -178,8 +178,8 @@ class DraftModelTraining(DrafterTraining):
     def _score(self, loss: Tensor, batch: TokenBatch, rows: _Rows, right_BR: Tensor) -> DraftLoss:
         """Return hits and counts: of all positions, or of the anchors that have masks."""
         num_tokens, steps = batch.tokens_BT.shape[1], self._options["num_speculative_tokens"]
-        learnt_BT = F.pad(batch.learnt_BT, (0, steps))
-        counted = tuple(learnt_BT[:, 1 + j : 1 + j + num_tokens] for j in range(steps))
+        learned_BT = F.pad(batch.learned_BT, (0, steps))
+        counted = tuple(learned_BT[:, 1 + j : 1 + j + num_tokens] for j in range(steps))
         right_BT = right_BR[:, :num_tokens]
         if rows.mask_RR is None:
             right_BT = F.pad(right_BT, (0, steps))

@@ -1,4 +1,4 @@
-"""Converts a drafter to the format that a server needs, and loads the result before it is moved into place.
+"""Writes trained drafters, converts them to the format that a server needs, and loads the result before use.
 
 MTP modules are joined with the target they were trained for: the whole checkpoint that vLLM serves with method `mtp`.
 Of vLLM's architectures with such modules, MiMo is the simplest: Qwen2, whose q, k and v have biases. A target without
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -23,13 +24,28 @@ from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
 from draftwise.checkpoints.recognize import recognize
 from draftwise.checkpoints.speculators_format import from_plain, to_plain
-from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
-from draftwise.engine.models.families import get_family
+from draftwise.core import InvalidSetup, ModelShape, SpecConfig
+from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.models import load_model
+from draftwise.engine.models.checkpoint import CheckpointReader, write_tensors
+from draftwise.engine.models.weight_loading import get_family
+from draftwise.engine.proposers import make_proposer
+from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.knowledge.methods import Method
-from draftwise.training.drafter_files import load_back, new_folder, read_tensor, save_drafter
 
-__all__ = ["FORMATS", "Exported", "assemble_mtp", "check_expressible", "export_drafter", "join_mtp", "write_shards"]
+__all__ = [
+    "FORMATS",
+    "Exported",
+    "assemble_mtp",
+    "check_expressible",
+    "export_drafter",
+    "join_mtp",
+    "load_back",
+    "new_folder",
+    "read_tensor",
+    "save_drafter",
+    "write_shards",
+]
 
 FORMATS = ("vllm", "speculators")
 _NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
@@ -70,7 +86,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` exists.
     """
     check_identity(drafter, target)
-    checkpoint = Checkpoint(drafter)
+    checkpoint = CheckpointReader(drafter)
     where = str(drafter / "config.json")
     config = to_plain(checkpoint.config, where=where)
     method = _find_method(config, checkpoint.files, where)
@@ -142,11 +158,13 @@ def _refuse_speculators(layout: str, where: str) -> None:
         )
 
 
-def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout: str, target: Path, k: int) -> None:
+def _write(
+    checkpoint: CheckpointReader, config: dict[str, Any], folder: Path, layout: str, target: Path, k: int
+) -> None:
     """Write config.json, tensors and identity."""
     tensors = {name: read_tensor(checkpoint, name) for name in checkpoint.files}
     if layout == "speculators":
-        tensors |= _companions(tensors, Checkpoint(target))
+        tensors |= _companions(tensors, CheckpointReader(target))
         written = from_plain(config, verifier=str(target), k=k, where=str(checkpoint.path / "config.json"))
     else:
         written = config
@@ -157,7 +175,7 @@ def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout:
         shutil.copyfile(identity, folder / identity.name)
 
 
-def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, Tensor]:
+def _companions(tensors: Mapping[str, Tensor], target: CheckpointReader) -> dict[str, Tensor]:
     """Return what the speculators library stores in addition to a drafter's own tensors."""
     added: dict[str, Tensor] = {}
     if "embed_tokens.weight" not in tensors:
@@ -216,7 +234,7 @@ def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | P
 
 def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) -> None:
     """Do the same in an existing folder."""
-    target, modules = Checkpoint(target_path), Checkpoint(modules_path)
+    target, modules = CheckpointReader(target_path), CheckpointReader(modules_path)
     check_expressible(target.config, where=str(target.path / "config.json"))
     check_identity(modules.path, target.path)
     write_shards(_tensors(target, modules), folder, _SHARD_BYTES)
@@ -227,7 +245,7 @@ def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) ->
             shutil.copyfile(file, folder / file.name)
 
 
-def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
+def _join_configs(target: CheckpointReader, modules: CheckpointReader) -> dict[str, Any]:
     return {
         **{
             key: value
@@ -245,7 +263,7 @@ def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _tensors(target: Checkpoint, modules: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+def _tensors(target: CheckpointReader, modules: CheckpointReader) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors of the joint checkpoint, one in memory at a time."""
     for name in sorted(target.files):
         tensor = read_tensor(target, name)
@@ -285,3 +303,58 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path, most_bytes
         file_of |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write config.json and model.safetensors.
+
+    Args:
+        folder: an existing directory.
+        config: becomes config.json.
+        tensors: floating-point ones are stored in `dtype`, others unchanged.
+        dtype: the target's.
+    """
+    stored = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+        for name, tensor in tensors.items()
+    }
+    write_tensors(folder / "model.safetensors", stored)
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Provide a folder to write to, which becomes `out` if the block completes.
+
+    Raises:
+        InvalidSetup: `out` exists.
+    """
+    if out.exists():
+        raise InvalidSetup.because(
+            "output-exists", "The directory already exists.", where=str(out), fix="Name a new directory."
+        )
+    partial = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
+    """Load a model and its drafter in the same way as a serving engine.
+
+    Raises:
+        InvalidSetup: the files are incomplete or inconsistent.
+    """
+    spec = resolve_spec(SpecConfig.parse(speculative_config))
+    config = EngineConfig.from_settings(model=str(model), device="cpu")
+    make_proposer(spec, config, load_model(model, device="cpu"))
+
+
+def read_tensor(checkpoint: CheckpointReader, name: str) -> Tensor:
+    """Return a tensor of a checkpoint in the shape that it has there."""
+    shape = checkpoint.shape_of(name)
+    assert shape is not None, name
+    return checkpoint.read(name, shape)

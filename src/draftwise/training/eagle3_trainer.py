@@ -19,10 +19,10 @@ from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import InvalidSetup
 from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import Answers, answer_as_target
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.training.losses import Answers, answer_as_target
 from draftwise.training.method import Option
 
 __all__ = ["Eagle3Training"]
@@ -77,12 +77,12 @@ class Eagle3Training(ChainTraining):
     """Learns the target's distributions on its own draft tokens ("training-time test").
 
     The loss is the cross entropy against the target's distribution over the draft vocabulary, for each of its
-    draft tokens; labels outside that vocabulary are not learnt.
+    draft tokens; labels outside that vocabulary are not learned.
     """
 
     name: ClassVar[str] = "eagle3"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=5, least=1, help="Draft tokens that are learnt; paper: 7."),
+        Option(name="num_speculative_tokens", default=5, least=1, help="Draft tokens that are learned; paper: 7."),
         Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(name="target_layers", default=(), least=0, help="Layers whose inputs are read; none: 2, L/2 and L - 3."),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
@@ -106,7 +106,7 @@ class Eagle3Training(ChainTraining):
         Option(
             name="parallel",
             default=False,
-            help="All draft tokens in one pass (P-EAGLE), from a learnt mask; with 2 to 4 layers.",
+            help="All draft tokens in one pass (P-EAGLE), from a learned mask; with 2 to 4 layers.",
         ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
     )

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining, UnrolledStep
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import align
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, make_linear
-from draftwise.training.losses import align
 from draftwise.training.method import Option
 
 __all__ = ["EagleTraining"]
@@ -57,7 +57,7 @@ class EagleTraining(ChainTraining):
             name="num_speculative_tokens",
             default=1,
             least=1,
-            help="Draft tokens that are learnt; the paper's 1 does not train chains of them.",
+            help="Draft tokens that are learned; the paper's 1 does not train chains of them.",
         ),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.families import get_family
+from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.engine.models.weight_loading import get_family
 
 __all__ = ["FrozenTarget", "States", "TokenBatch"]
 
@@ -31,8 +31,8 @@ class TokenBatch:
     """int64, padded on the right."""
     valid_BT: Tensor
     """bool: not padding."""
-    learnt_BT: Tensor
-    """bool: tokens of answers; only predictions of these are learnt and counted."""
+    learned_BT: Tensor
+    """bool: tokens of answers; only predictions of these are learned and counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class FrozenTarget:
         Raises:
             InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
         """
-        checkpoint = Checkpoint(path)
+        checkpoint = CheckpointReader(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
         model_class = _import_model_class()
         chosen = {} if num_layers is None else {"num_hidden_layers": num_layers}

@@ -28,8 +28,8 @@ from draftwise.core import BackendError, InvalidSetup
 from draftwise.machine.files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.progress import Reporter
 from draftwise.training.ranks import Ranks
+from draftwise.training.training_progress import Reporter
 
 __all__ = [
     "DiskStates",
@@ -149,7 +149,7 @@ def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_l
 
 
 class GatheredStates(ABC):
-    """Puts batches together from the states of samples, the next batches while the current ones are learnt.
+    """Puts batches together from the states of samples, the next batches while the current ones are learned.
 
     Args:
         corpus: the samples.
@@ -267,7 +267,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
     tokens_BT = torch.tensor([tokens], device=target.device)
     given_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     wanted = _served_layers(aux_layers, target)
-    batch = TokenBatch(tokens_BT=tokens_BT, valid_BT=given_BT, learnt_BT=given_BT)
+    batch = TokenBatch(tokens_BT=tokens_BT, valid_BT=given_BT, learned_BT=given_BT)
     expected_TNH = torch.stack(target.compute_states(batch, wanted).aux_BTH, dim=2)[0].float().cpu()
     served_TNH = _ask(Asker(url), tokens, len(wanted)).float()
     sizes_N = expected_TNH.norm(dim=-1).median(0).values

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import learn_labels
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.losses import learn_labels
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
 __all__ = ["MedusaTraining"]

@@ -27,7 +27,7 @@ class DraftLoss:
     """Loss and correct predictions of one batch."""
 
     loss: Tensor
-    """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
+    """Scalar with gradient, a mean over the learned tokens (accumulated batches are weighted by their number)."""
     hits: tuple[Tensor, ...]
     """For each draft position j: bool [B, T], whether the drafter, given the tokens up to t, predicts token t + 1 + j
     correctly, whether or not the earlier draft positions are correct. Teacher forcing along the batch's own text, which
@@ -36,7 +36,7 @@ class DraftLoss:
 
     Only read without gradient: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
     counted: tuple[Tensor, ...]
-    """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""
+    """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def learn_from(text: str) -> Option:
         name="learn_from",
         default="distribution",
         choices=("distribution", "tokens"),
-        help=f"What is learnt: the target's distribution, or {text}.",
+        help=f"What is learned: the target's distribution, or {text}.",
     )
 
 
@@ -127,7 +127,7 @@ class DrafterTraining(ABC):
     """vLLM's name of the method."""
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
     """Its settings; each becomes a flag of `draftwise train METHOD`, in addition to those of the run (`TrainSettings`:
-    steps, lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
+    steps, lr, seed ...), whose names are taken. `num_speculative_tokens` is how many draft tokens are learned."""
     learning_rate: ClassVar[float] = 1e-3
     """Peak learning rate if the user gives none."""
     aux_layers: tuple[int, ...] = ()

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.engine.proposers.mlp_speculator import token_weight
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import learn_labels
+from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import make_linear
-from draftwise.training.losses import learn_labels
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
 __all__ = ["MlpSpeculatorTraining"]

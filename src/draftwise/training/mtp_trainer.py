@@ -17,11 +17,10 @@ from torch import Tensor
 
 from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
-from draftwise.training.drafter_export import check_expressible
-from draftwise.training.drafter_files import save_drafter
+from draftwise.training.draft_losses import Answers, answer_as_text
+from draftwise.training.drafter_export import check_expressible, save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
-from draftwise.training.losses import Answers, answer_as_text
 from draftwise.training.method import Option, learn_from
 
 __all__ = ["MtpTraining"]
@@ -65,7 +64,7 @@ class MtpTraining(ChainTraining):
 
     name: ClassVar[str] = "mtp"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learnt; papers: 1."),
+        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learned; papers: 1."),
         Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
         learn_from("the text as in the papers"),
     )

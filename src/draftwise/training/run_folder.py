@@ -144,14 +144,14 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     held_out = [row for row in rows if "heldout_loss" in row]
     figure = Figure(layout="constrained", figsize=(8.4, 3.2))
     left, right = figure.subplots(1, 2)
-    left.plot([row["step"] for row in losses], [row["loss"] for row in losses], color=PALETTE[0], label="learnt")
+    left.plot([row["step"] for row in losses], [row["loss"] for row in losses], color=PALETTE[0], label="learned")
     steps = [row["step"] for row in held_out]
     left.plot(steps, [row["heldout_loss"] for row in held_out], "o-", color=PALETTE[1], ms=3, label="held out")
     left.set_ylabel("loss")
     for position in range(max((len(row["acceptance"]) for row in held_out), default=0)):
         rates = [row["acceptance"][position] for row in held_out]
-        colour = PALETTE[position % len(PALETTE)]
-        right.plot(steps, rates, "o-", color=colour, ms=3, label=f"draft position {position + 1}")
+        color = PALETTE[position % len(PALETTE)]
+        right.plot(steps, rates, "o-", color=color, ms=3, label=f"draft position {position + 1}")
     right.set_ylabel("accepted up to there, held out")
     right.set_ylim(0, 1)
     for axes in (left, right):

@@ -56,7 +56,7 @@ class TrainSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own."""
     answers: str = "target"
-    """`target`: the target's own answers to the data's prompts are learnt; `given`: the data's texts."""
+    """`target`: the target's own answers to the data's prompts are learned; `given`: the data's texts."""
     temperature: float = 0.0
     """Of those answers."""
     answer_tokens: int = 256

@@ -22,8 +22,8 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
-from draftwise.training.progress import Bar, Reporter
 from draftwise.training.ranks import ALONE, Ranks
+from draftwise.training.training_progress import Bar, Reporter
 from draftwise.workloads.rows import open_plain, read_objects
 
 __all__ = ["AnswerSettings", "TextSample", "answer", "cut_prompts", "read_samples"]
@@ -38,7 +38,7 @@ class TextSample:
 
     tokens: NDArray[np.int32]
     num_prompt: int
-    """0: no prompt, all is learnt; as many as there are tokens: a prompt without an answer."""
+    """0: no prompt, all is learned; as many as there are tokens: a prompt without an answer."""
 
 
 def read_samples(
@@ -48,7 +48,7 @@ def read_samples(
 
     - .txt: one running text, cut into windows of `window` tokens.
     - .jsonl, a JSON object a line: `text` (cut into windows), `prompt` with or without `completion`, `messages`
-      (rendered with the chat template; the last one is learnt if it is the assistant's), or `token_ids` with or
+      (rendered with the chat template; the last one is learned if it is the assistant's), or `token_ids` with or
       without `num_prompt`. A sample that is too long loses its end; a prompt without an answer loses its start.
 
     Raises:

@@ -16,26 +16,22 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from draftwise.core import InvalidSetup, SpecStats
+from draftwise.core import InvalidSetup, SpecStats, Stopped
 from draftwise.training.data import BatchRows, Feed, Position, SampleOrder
 from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.hidden_states import StateSource
 from draftwise.training.method import DrafterTraining, DraftLoss
-from draftwise.training.progress import Bar, Reporter
 from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.run_folder import RunFolder, draw_curves
 from draftwise.training.run_settings import TrainSettings
+from draftwise.training.training_progress import Bar, Reporter
 
-__all__ = ["DataSource", "Evaluation", "Optimizers", "Stopped", "TrainingRun", "compute_schedule_factor"]
+__all__ = ["DataSource", "Evaluation", "Optimizers", "TrainingRun", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
-    """A signal ended the run; the message says how to resume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +68,7 @@ class TrainingRun:
     Args:
         method: the drafter in training.
         settings: resolved ones.
-        learnt: the data to learn.
+        learned: the data to learn.
         held_out: the data to evaluate on.
         folder: of checkpoints and log.
         reporter: shows the progress.
@@ -84,7 +80,7 @@ class TrainingRun:
         method: DrafterTraining,
         settings: TrainSettings,
         *,
-        learnt: DataSource,
+        learned: DataSource,
         held_out: DataSource,
         folder: RunFolder,
         reporter: Reporter,
@@ -93,7 +89,7 @@ class TrainingRun:
         assert settings.lr is not None
         assert settings.optimizer is not None
         self._method, self._settings, self._folder, self._reporter = method, settings, folder, reporter
-        self._learnt, self._held_out, self._ranks = learnt, held_out, ranks
+        self._learned, self._held_out, self._ranks = learned, held_out, ranks
         self._loss = ranks.spread(_Loss(method), shard=bool(settings.shard))
         self._optimizers = Optimizers(
             method.network,
@@ -102,7 +98,7 @@ class TrainingRun:
             weight_decay=settings.weight_decay,
             clip=settings.clip,
         )
-        self._position = self._learnt.order.get_start()
+        self._position = self._learned.order.get_start()
         self._loss_sum, self._loss_count = torch.zeros((), device=settings.device), 0
         self._seconds, self._num_tokens = 0.0, 0
         self._log_every = max(1, min(25, settings.steps // 40))
@@ -148,7 +144,8 @@ class TrainingRun:
                 self._log_evaluation(evaluation)
             is_due = time.monotonic() - saved > settings.save_minutes * 60
             # The ranks' clocks differ, and so do the steps at which a signal reaches them: all do the same.
-            stops, saves = (any(each) for each in zip(*self._ranks.gather((is_stopped(), is_due)), strict=True))
+            wants_stop = is_stopped() or self._reporter.stop_requested
+            stops, saves = (any(each) for each in zip(*self._ranks.gather((wants_stop, is_due)), strict=True))
             if stops or saves or (settings.save_every and step % settings.save_every == 0):
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
                 self._save()
@@ -160,17 +157,17 @@ class TrainingRun:
         return evaluation
 
     def _step(self) -> None:
-        settings, source = self._settings, self._learnt
+        settings, source = self._settings, self._learned
         step = self._position.step
         parts, self._position = source.order.take_step(self._position)
         source.states.prefetch(self._ranks.share(source.order.take_step(self._position)[0]))
-        num_learnt = sum(part.num_learnt for part in parts)
+        num_learned = sum(part.num_learned for part in parts)
         self._method.network.train()
         mine = self._ranks.share(list(enumerate(parts)))
         for place, part in mine:
             # What a batch draws depends on the batch alone, whichever rank learns it, before or after a resumption.
             torch.manual_seed(hash((settings.seed, step, place)))
-            share = part.num_learnt / num_learnt * self._ranks.size  # gradients are averaged over the ranks
+            share = part.num_learned / num_learned * self._ranks.size  # gradients are averaged over the ranks
             with self._ranks.summing(self._loss, now=place == mine[-1][0]):
                 loss = self._compute_loss(source, part)[0] * share
                 loss.backward()
@@ -199,7 +196,7 @@ class TrainingRun:
         """Measure loss and acceptance on held-out samples."""
         self._method.network.eval()
         counts: Tensor | None = None
-        loss_sum, num_learnt = torch.zeros((), device=self._settings.device), 0
+        loss_sum, num_learned = torch.zeros((), device=self._settings.device), 0
         batches = list(self._held_out.order.iterate_once())
         # Every rank computes as often: where nothing is left for one, its first batch again, which does not count.
         for turn in range(0, len(batches), self._ranks.size):
@@ -208,14 +205,14 @@ class TrainingRun:
             if counts is None:
                 counts = torch.zeros_like(_count(result))
             if mine < len(batches):
-                loss_sum += loss * batches[mine].num_learnt
+                loss_sum += loss * batches[mine].num_learned
                 counts += _count(result)
-                num_learnt += batches[mine].num_learnt
+                num_learned += batches[mine].num_learned
         assert counts is not None
         if isinstance(self._loss, FSDPModule):
             self._loss.reshard()  # what a forward pass without a backward pass has left whole
-        of_ranks = self._ranks.gather((float(loss_sum), num_learnt, counts.cpu()))
-        loss_total, num_learnt = sum(each[0] for each in of_ranks), sum(each[1] for each in of_ranks)
+        of_ranks = self._ranks.gather((float(loss_sum), num_learned, counts.cpu()))
+        loss_total, num_learned = sum(each[0] for each in of_ranks), sum(each[1] for each in of_ranks)
         drafted, accepted = torch.stack([each[2] for each in of_ranks]).sum(0).tolist()
         stats = SpecStats(
             num_drafts=drafted[0],
@@ -224,7 +221,7 @@ class TrainingRun:
             accepted_per_pos=tuple(accepted),
             drafted_per_pos=tuple(drafted),
         )
-        return Evaluation(loss=loss_total / num_learnt, stats=stats)
+        return Evaluation(loss=loss_total / num_learned, stats=stats)
 
     def _log_loss(self, bar: Bar) -> None:
         loss = sum(self._ranks.gather(float(self._loss_sum))) / self._loss_count

@@ -19,15 +19,14 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from draftwise import __version__
 from draftwise.backends.address import check_url
 from draftwise.checkpoints.identity import target_identity, write_identity
-from draftwise.core import Finding, InvalidSetup, Severity, StorageError
-from draftwise.engine.models.gguf import checkpoint_of
+from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
+from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import get_training
 from draftwise.training.data import Corpus, Feed, SampleOrder, split
-from draftwise.training.drafter_files import load_back
+from draftwise.training.drafter_export import load_back
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.hidden_states import (
     DiskStates,
@@ -38,13 +37,14 @@ from draftwise.training.hidden_states import (
     write_states,
 )
 from draftwise.training.method import DrafterTraining, resolve_options
-from draftwise.training.progress import Reporter
 from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
-from draftwise.training.training_loop import DataSource, Evaluation, Stopped, TrainingRun
+from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
+from draftwise.training.training_progress import Reporter
+from draftwise.version import __version__
 
 __all__ = ["TrainResult", "train", "train_on_gpus"]
 
@@ -118,16 +118,16 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         num_layers=0 if settings.states_url else None,
     )
     samples = _gather(target, settings, cache, reporter, ranks)
-    learnt, held_out = (
+    learned, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
-    fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
+    fixed = {"method": method, "target": identity, "data": learned.digest, "heldout_data": held_out.digest}
     folder.open(fixed | settings.fixed())
-    trained = _build(kind, target, settings, learnt)
+    trained = _build(kind, target, settings, learned)
     if settings.states_url and ranks.is_first:
         reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
-        check_served(settings.states_url, learnt, FrozenTarget.load(settings.target), trained.aux_layers)
-    reporter.print_line(_describe(trained, learnt, held_out, settings))
+        check_served(settings.states_url, learned, FrozenTarget.load(settings.target), trained.aux_layers)
+    reporter.print_line(_describe(trained, learned, held_out, settings))
     memory = TrainingMemory.of(trained, target, settings, ranks)
     reporter.print_line(str(memory))
     memory.check()
@@ -135,7 +135,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         method=trained,
         target=target,
         settings=settings,
-        learnt=learnt,
+        learned=learned,
         held_out=held_out,
         cache=cache,
         folder=folder,
@@ -144,18 +144,18 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     )
     evaluation = _learn(job)
     if settings.shard:
-        trained = _make_whole(trained, _build(kind, target, settings, learnt))
+        trained = _make_whole(trained, _build(kind, target, settings, learned))
     result = _finish(trained, target, fixed | settings.fixed(), evaluation, folder) if ranks.is_first else None
     return next(each for each in ranks.gather(result) if each is not None)
 
 
 def _build(
-    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learnt: Corpus
+    kind: type[DrafterTraining], target: FrozenTarget, settings: TrainSettings, learned: Corpus
 ) -> DrafterTraining:
     """Return an untrained drafter, the same on every rank."""
     torch.manual_seed(settings.seed)
     trained = kind.build(target, settings.options)
-    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    trained.prepare(torch.from_numpy(learned.count_learned(target.vocab_size)))
     return trained
 
 
@@ -175,7 +175,7 @@ class _Job:
     method: DrafterTraining
     target: FrozenTarget
     settings: TrainSettings
-    learnt: Corpus
+    learned: Corpus
     held_out: Corpus
     cache: Path
     folder: RunFolder
@@ -186,7 +186,7 @@ class _Job:
 def _gather(
     target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
 ) -> list[TextSample]:
-    """Return the samples, with answers of the target unless the data's own are to be learnt."""
+    """Return the samples, with answers of the target unless the data's own are to be learned."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
     given = settings.answers == "given"
@@ -204,10 +204,10 @@ def _gather(
     return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
 
 
-def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
+def _describe(method: DrafterTraining, learned: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
     return (
         f"{method.name}: {_num_parameters(method) / 1e6:.1f} M parameters, "
-        f"{len(learnt)} samples of {learnt.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
+        f"{len(learned)} samples of {learned.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
         f"{settings.accumulate} x {settings.batch_tokens} tokens, {settings.optimizer}, peak rate {settings.lr:g}, "
         f"{settings.precision} on {settings.device}"
     )
@@ -221,11 +221,11 @@ def _learn(job: _Job) -> Evaluation:
     """Take the run's steps; return what the drafter is worth in the end."""
     if job.settings.compile:
         _compile(job.method, job.target)
-    learnt, held_out = _make_sources(job)
+    learned, held_out = _make_sources(job)
     return TrainingRun(
         job.method,
         job.settings,
-        learnt=learnt,
+        learned=learned,
         held_out=held_out,
         folder=job.folder,
         reporter=job.reporter,
@@ -246,10 +246,12 @@ def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
     settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
     assert batch_tokens is not None
     assert settings.accumulate is not None
-    order = SampleOrder(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
+    order = SampleOrder(job.learned, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
     held_out = SampleOrder(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
     return (
-        DataSource(feed=Feed(job.learnt, device), states=_choose_states(job, job.learnt, may_store=True), order=order),
+        DataSource(
+            feed=Feed(job.learned, device), states=_choose_states(job, job.learned, may_store=True), order=order
+        ),
         DataSource(
             feed=Feed(job.held_out, device), states=_choose_states(job, job.held_out, may_store=False), order=held_out
         ),
@@ -268,9 +270,9 @@ def _choose_states(job: _Job, corpus: Corpus, *, may_store: bool) -> StateSource
 def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
     layers = "-".join(map(str, job.method.aux_layers)) or "final"
-    folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learnt, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
-    return DiskStates(job.learnt, job.target, job.method.aux_layers, folder)
+    folder = job.cache / f"states-{job.learned.digest}-{job.settings.precision}-{layers}"
+    write_states(job.learned, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    return DiskStates(job.learned, job.target, job.method.aux_layers, folder)
 
 
 def _finish(

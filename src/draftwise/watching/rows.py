@@ -1,99 +1,166 @@
-"""What was seen, as JSON: one object a look, one a pool, one an engine."""
+"""The document of one look at a service: an object per look, per pool, and per engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from draftwise.core import Window
-from draftwise.watching.watcher import Sight
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = ["sight_to_dict"]
+__all__ = ["CountRow", "EngineRow", "ExpectedRow", "PoolRow", "WindowRow", "describe_expected", "describe_pool"]
 
-_READINGS = (
-    "tokens_per_step",
-    "tokens_per_decode_step",
-    "coverage",
-    "acceptance_length",
-    "mean_k",
-    "wasted_per_token",
-    "seconds_per_token",
-    "step_s",
-    "output_tokens_per_s",
-    "engine_steps_per_s",
-    "finished_per_s",
-    "preemptions_per_s",
-    "prefix_hit_rate",
-    "prefill_s_per_token",
-    "decode_share",
-    "mean_queue_s",
-    "mean_first_token_s",
-    "mean_prompt_tokens",
-    "mean_output_tokens",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedRow:
+    """What the baseline says; null where it does not say."""
+
+    tokens_per_step: float | None
+    """As measured."""
+    break_even: float | None
+    """Tokens per step below which speculation does not pay."""
+    crossover: float | None
+    """Requests in flight beyond which speculation does not pay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRow:
+    """How much the readings rest on."""
+
+    output_tokens: float | None
+    """Generated tokens."""
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    finished: float | None
+    """Requests that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRow:
+    """What one engine, or several pooled ones, did in a window."""
+
+    engines: int
+    """Engines that are pooled in it."""
+    start_s: float
+    """Seconds since the epoch."""
+    duration_s: float
+    """Seconds; the mean of pooled engines."""
+    counts_drafts: bool | None
+    """Whether counters of drafts exist; null where their absence means nothing."""
+    restarted: bool
+    """Whether an engine began anew within the window: its counters grew only since then."""
+    sleeping: bool | None
+    """Whether an engine is asleep; null if unknown."""
+    adapters: frozenset[str]
+    """LoRA adapters that requests ran with."""
+    uptime_s: float | None
+    """Seconds since the process started; of pooled engines the shortest."""
+    cache_dtype: str | None
+    """Type of the KV cache; null if unknown, or if it differs."""
+    running: float | None
+    """Requests being decoded, of all engines."""
+    waiting: float | None
+    """Requests in the queue, of all engines."""
+    kv_usage: float | None
+    """Share of the KV cache in use, of the fullest engine."""
+    counted: CountRow
+    tokens_per_step: float | None
+    """Generated / (generated - accepted): tokens per step of a sequence."""
+    tokens_per_decode_step: float | None
+    """The same without the first tokens of answers, which prefill emits."""
+    coverage: float | None
+    """Share of the steps that verified a draft."""
+    acceptance_length: float | None
+    """1 + accepted / drafts: tokens per step with a draft."""
+    mean_k: float | None
+    """Draft tokens per draft."""
+    wasted_per_token: float | None
+    """Rejected draft tokens per output token."""
+    seconds_per_token: float | None
+    """Between tokens of a stream, over finished requests."""
+    step_s: float | None
+    """Seconds per token x tokens per step."""
+    output_tokens_per_s: float | None
+    """Of all engines."""
+    engine_steps_per_s: float | None
+    """Forward passes, of all engines."""
+    finished_per_s: float | None
+    """Requests that ended, of all engines."""
+    preemptions_per_s: float | None
+    """Of all engines."""
+    prefix_hit_rate: float | None
+    """Share of the prompt tokens looked up in the prefix cache that were there."""
+    prefill_s_per_token: float | None
+    """Prefill time per computed prompt token."""
+    decode_share: float | None
+    """Decode time / (queue + prefill + decode time)."""
+    mean_queue_s: float | None
+    """Of a finished request."""
+    mean_first_token_s: float | None
+    """From arrival to the first token."""
+    mean_prompt_tokens: float | None
+    """Of a finished request."""
+    mean_output_tokens: float | None
+    """Of a finished request."""
+    rate_per_pos: tuple[float, ...]
+    """By draft position: share of all drafts accepted up to it."""
+    conditional_rate_per_pos: tuple[float, ...]
+    """By draft position: share accepted of those accepted up to the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow(WindowRow):
+    """One engine."""
+
+    instance: str
+    """URL or label of the server."""
+    engine: str
+    """Label of the data-parallel rank; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow(WindowRow):
+    """Servers that are alike, pooled."""
+
+    pool: str
+    """spec, plain, or the label pool."""
+    by_engine: tuple[EngineRow, ...]
+
+
+_NAMES = tuple(
+    each.name for each in fields(WindowRow) if each.name not in ("running", "waiting", "kv_usage", "counted")
 )
-"""Properties of a window, by the names that JSON has for them."""
 
 
-def sight_to_dict(sight: Sight, yardstick: Yardstick, *, unanswered: Sequence[str]) -> dict[str, Any]:
-    """Return what was seen at one time.
-
-    Args:
-        sight: what was seen, with all findings.
-        yardstick: what it was held against.
-        unanswered: what could not be told, a sentence each.
-    """
-    return {
-        "at_s": sight.at_s,
-        "expected": {
-            "tokens_per_step": yardstick.tokens_per_step,
-            "break_even": yardstick.break_even,
-            "crossover": yardstick.crossover,
-        },
-        "pools": [_pool_to_dict(sight.of(pool)) for pool in sight.pools],
-        "findings": [finding.to_dict() for finding in sight.findings],
-        "unanswered": list(unanswered),
-    }
+def describe_expected(yardstick: Yardstick) -> ExpectedRow:
+    """Return what a service is held against."""
+    return ExpectedRow(
+        tokens_per_step=yardstick.tokens_per_step, break_even=yardstick.break_even, crossover=yardstick.crossover
+    )
 
 
-def _pool_to_dict(windows: Sequence[Window]) -> dict[str, Any]:
+def describe_pool(windows: Sequence[Window]) -> PoolRow:
+    """Return the row of a pool, which has at least one window."""
     whole = Window.pooled(windows)
     assert whole is not None, "a pool has windows"
-    return {"pool": whole.pool, **_window_to_dict(whole), "by_engine": [_engine_to_dict(each) for each in windows]}
+    engines = (EngineRow(instance=each.instance, engine=each.engine, **_read(each)) for each in windows)
+    return PoolRow(pool=whole.pool, by_engine=tuple(engines), **_read(whole))
 
 
-def _engine_to_dict(window: Window) -> dict[str, Any]:
-    return {"instance": window.instance, "engine": window.engine, **_window_to_dict(window)}
-
-
-def _window_to_dict(window: Window) -> dict[str, Any]:
+def _read(window: Window) -> dict[str, Any]:
+    load, stats = window.load, window.counters.spec
     return {
-        "engines": window.engines,
-        "start_s": window.start_s,
-        "duration_s": window.duration_s,
-        "counts_drafts": window.counts_drafts,
-        "restarted": window.restarted,
-        "sleeping": window.sleeping,
-        "adapters": sorted(window.adapters),
-        "uptime_s": window.uptime_s,
-        "cache_dtype": window.cache_dtype,
-        "running": window.load.running,
-        "waiting": window.load.waiting,
-        "kv_usage": window.load.kv_usage,
-        "counted": _count(window),
-        **{name: getattr(window, name) for name in _READINGS},
-        "rate_per_pos": list(window.rate_per_pos),
-        "conditional_rate_per_pos": list(window.conditional_rate_per_pos),
-    }
-
-
-def _count(window: Window) -> Mapping[str, float | None]:
-    """Return how much it rests on."""
-    stats = window.counters.spec
-    return {
-        "output_tokens": window.output_tokens,
-        "drafts": stats.num_drafts,
-        "draft_tokens": stats.num_draft_tokens,
-        "accepted_tokens": stats.num_accepted_tokens,
-        "finished": window.sums.finished,
+        **{name: getattr(window, name) for name in _NAMES},
+        "running": load.running,
+        "waiting": load.waiting,
+        "kv_usage": load.kv_usage,
+        "counted": CountRow(
+            output_tokens=window.output_tokens,
+            drafts=stats.num_drafts,
+            draft_tokens=stats.num_draft_tokens,
+            accepted_tokens=stats.num_accepted_tokens,
+            finished=window.sums.finished,
+        ),
     }

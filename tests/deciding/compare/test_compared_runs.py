@@ -13,7 +13,8 @@ from draftwise.deciding.compare import Compared, Side, compare_sides, read_side
 from draftwise.deciding.compare.answers import Kept, divide_ratios
 from draftwise.deciding.compare.native_results import make_results
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.reporting.compared_runs import describe_comparison, to_dict, to_markdown
+from draftwise.reporting.compared_runs import describe_comparison, to_markdown
+from draftwise.verbs.compare import CompareResult
 
 SAMPLES = Path(__file__).parents[1] / "interchange" / "samples"
 
@@ -168,7 +169,7 @@ class TestOtherTools:
 
 def test_json_is_plain_and_complete() -> None:
     compared = compare(measured(), measured(seed=1, context=context("2")))
-    document = json.loads(json.dumps(to_dict(compared)), parse_constant=pytest.fail)
+    document = json.loads(json.dumps(CompareResult.of(compared).to_dict()), parse_constant=pytest.fail)
     assert document["still_true"] is True
     assert document["verdicts"][0]["kept"] == "still true"
     assert document["cells"][0]["changes"][0]["reading"] == "tokens/s"

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.support.made_comparisons import LOADED, around, compared
 from tests.support.made_runs import Truth, closed, make_run, workload
 
-from draftwise.core import Run
-from draftwise.deciding.comparison.acceptance import Acceptance, pool_acceptance
+from draftwise.core import Counters, Run, SpecStats
+from draftwise.core.comparison import ALL
+from draftwise.deciding.comparison.acceptance import Acceptance, pool_acceptance, trace_conversion
 from draftwise.deciding.comparison.cell import make_cells
 from draftwise.deciding.conclusions import gather_evidence
 
@@ -60,3 +62,21 @@ def test_repetitions_that_do_not_count_stay_out() -> None:
     (cell,) = make_cells(run())
     (one,) = pool_acceptance([cell.keep_repetitions([1])])
     assert one.num_requests == 12
+
+
+def test_conversion_follows_a_gain_from_the_drafts_to_the_whole_request() -> None:
+    """100 of 200 steps had a draft, and took 0.875 as long as the baseline's: that is decoding twice as fast."""
+    drafted = SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=150)
+    measured = compared(
+        around(1.5), LOADED, tpot=around(0.5), counters=Counters(spec=drafted, generation_tokens=350), candidate="a"
+    )
+    (one,) = trace_conversion([measured])
+    assert one.levels == (1.5, 2.0, 1.75, 2.5)
+    assert one.step_cost == 0.875
+    assert (one.workload, one.candidate, one.load, one.temperature) == ("code", "a", LOADED.load.label, 0.0)
+
+
+def test_conversion_leaves_out_what_lacks_a_station() -> None:
+    uncounted = Counters(spec=SpecStats(), generation_tokens=350)
+    missing = [compared(workload=ALL), compared(tpot=None), compared(tpot=around(0.0)), compared(counters=uncounted)]
+    assert trace_conversion(missing) == []

@@ -8,6 +8,7 @@ from tests.support.made_runs import with_context
 from tests.support.validity import codes, findings, graded, run_of
 
 from draftwise.core import Run, Severity
+from draftwise.core.documents import to_json
 from draftwise.deciding.scope import find_missing
 
 SERVE = "vllm serve /models/target --max-num-seqs 64 --dtype bfloat16"
@@ -20,7 +21,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_servers(run: Run, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Run:
-    servers = run.context.to_dict()["servers"]
+    servers = to_json(run.context)["servers"]
     changed = {
         name: {**servers[name], **change, "version": {**servers[name]["version"], **change.get("version", {})}}
         for name, change in (("plain", plain), ("candidate 1", candidate))

@@ -20,6 +20,7 @@ from tests.support.validity import (
 )
 
 from draftwise.core import Condition, Counters, Run, Severity, SpecConfig, SpecStats, Timing, TurnRecord
+from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 
 SWEEP = (closed(1), closed(2), closed(4))
@@ -31,7 +32,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_resolved(run: Run, config: dict[str, Any] | None) -> Run:
-    servers = run.context.to_dict()["servers"]
+    servers = to_json(run.context)["servers"]
     version = {**servers["candidate 1"]["version"], "speculative_config": config}
     servers["candidate 1"] = {**servers["candidate 1"], "version": version}
     return with_context(run, servers=servers)
@@ -128,7 +129,7 @@ def test_without_counters_outputs_must_show_the_model(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_count_drafts_is_judged_by_its_stream(good: Run) -> None:
-    servers = good.context.to_dict()["servers"]
+    servers = to_json(good.context)["servers"]
     servers["candidate 1"]["metric_names"] = "SGLang"
     undrafted = bend_turns(good, lambda w: replace(w, counters=replace(w.counters, spec=SpecStats())))
     assert graded(with_context(undrafted, servers=servers)) == {"speculation-unproven": Severity.WARNING}
@@ -143,7 +144,7 @@ def test_counters_that_stand_still_are_those_of_another_server(good: Run) -> Non
 
 
 def test_arms_on_different_hardware_are_not_compared(good: Run) -> None:
-    servers = good.context.to_dict()["servers"]
+    servers = to_json(good.context)["servers"]
     servers["plain"]["hardware"], servers["candidate 1"]["hardware"] = "1x H200", "1x H100"
     assert graded(with_context(good, servers=servers))["arms-differ"] is Severity.ERROR
 

@@ -27,8 +27,8 @@ from draftwise.engine.core import Engine
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels.cuda import CudaKernels, matmul, sampling
 from draftwise.engine.kernels.cuda.compile_ahead import recording
-from draftwise.engine.models import decoder, dflash, draft_head
-from draftwise.engine.proposers import ngram_gpu
+from draftwise.engine.models import causal_lm, draft_head
+from draftwise.engine.proposers import dflash, ngram
 from draftwise.engine.rehearsal import Rehearsal
 from draftwise.engine.sampling import tempering, verify
 from draftwise.engine.step import launched
@@ -54,11 +54,11 @@ def pretend() -> None:
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, major=9, total_memory=0)
     launched.Readback = Readback
     tempering.kernels_for = verify.kernels_for = lambda logits: sampling
-    for module in (decoder, draft_head, dflash):
+    for module in (causal_lm, draft_head, dflash):
         module.make_kernels = lambda shape, rope, *, eps, dtype, device: CudaKernels(shape, rope, eps, dtype)
     library: Any = lambda x, weight, bias, scale: x.new_empty(len(x), len(weight))  # noqa: E731
     matmul._library_matmul = library
-    ngram_gpu.torch = SimpleNamespace(**{**vars(torch), "device": lambda name: SimpleNamespace(type="cuda")})
+    ngram.torch = SimpleNamespace(**{**vars(torch), "device": lambda name: SimpleNamespace(type="cuda")})
 
 
 def run_random_steps(rehearsal: Rehearsal, engine: Engine, rng: random.Random) -> None:

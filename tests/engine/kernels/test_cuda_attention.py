@@ -19,7 +19,7 @@ from draftwise.engine.attention import attend_by_kernel, attend_by_torch
 from draftwise.engine.attention.pass_rows import plan_attention
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted
 from draftwise.engine.kernels.cuda.matmul import has_copy_engine
-from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice
 from draftwise.engine.kernels.cuda.paged_attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.sampling.draft import Draft
@@ -27,7 +27,7 @@ from draftwise.engine.step.prompt_passes import MixedDraft, PromptBatch, PromptS
 from draftwise.engine.step.scheduler import Chunk
 
 NAN = float("nan")
-H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
+H200 = MatmulDevice(num_sms=132, shared_bytes=232_448, hopper=True)
 TILING = Tiling(rows=16, keys=16, warps=4, stages=2, splits=1)
 TILINGS = [
     TILING,
@@ -279,7 +279,7 @@ def test_the_table_may_end_before_the_sequence(tiling: Tiling, device: torch.dev
     assert (out[:2].double() - want).norm() <= 1e-6 * want.norm()
 
 
-def tiling_of(num_seqs: int, width: int, *, gpu: Device = H200, head_dim: int = 128, share: int = 4) -> Tiling:
+def tiling_of(num_seqs: int, width: int, *, gpu: MatmulDevice = H200, head_dim: int = 128, share: int = 4) -> Tiling:
     return choose_tiling(
         num_seqs=num_seqs, num_groups=8, share=share, width=width, head_dim=head_dim, itemsize=2, gpu=gpu
     )

@@ -11,7 +11,7 @@ from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.kernels.cuda import experts as code
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted
-from draftwise.engine.models.decoder import GatedMlp
+from draftwise.engine.models.causal_lm import GatedMlp
 from draftwise.engine.models.linear import make_linear, quantize
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, ExpertsMlp, run_all
 from draftwise.engine.models.rope import Rope

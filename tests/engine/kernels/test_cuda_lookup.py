@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from tests.support.confirming import confirm
 
 from draftwise.engine.kernels.cuda.prompt_lookup import append_and_look_up
-from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
+from draftwise.engine.proposers.ngram import NgramGpuProposer
 
 NUM_SLOTS = 6
 

@@ -13,13 +13,13 @@ pytest.importorskip("triton")
 from draftwise.engine.kernels.cuda import matmul as products
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted
 from draftwise.engine.kernels.cuda.matmul import has_copy_engine
-from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
+from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import quantize_rows
 from draftwise.engine.models.linear import CudaLinear, quantize
 
 NUM_IN = 512
-H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
-SMALLER = Device(num_sms=84, shared_bytes=101_376, hopper=False)
+H200 = MatmulDevice(num_sms=132, shared_bytes=232_448, hopper=True)
+SMALLER = MatmulDevice(num_sms=84, shared_bytes=101_376, hopper=False)
 CUTS = [
     Config(outputs=16, columns=64, fold=4, stages=4),
     Config(outputs=16, columns=128, fold=4, stages=5),

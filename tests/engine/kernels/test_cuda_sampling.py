@@ -22,9 +22,9 @@ from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402
 from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.logits import Penalties, TokenCounts  # noqa: E402
 from draftwise.engine.sampling.logprobs import rank_tokens  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
-from draftwise.engine.sampling.penalties import Penalties, TokenCounts  # noqa: E402
 from draftwise.engine.sampling.random import Lane  # noqa: E402
 from draftwise.engine.sampling.tempering import Tempering  # noqa: E402
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from draftwise import LLM, SamplingParams
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
-from draftwise.engine.models.gguf import checkpoint_of
+from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 
 NAMES = {

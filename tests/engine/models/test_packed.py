@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwise.engine.models import load_model, packed
-from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.causal_lm import CausalLM
+from draftwise.engine.models.checkpoint import CheckpointReader
 
 pytestmark = pytest.mark.skipif(
     not (packed._can_view() and packed.can_pack(torch.device("cpu"), torch.float32)), reason="torch cannot do it here"
@@ -31,13 +31,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of tensors that were read from a checkpoint."""
     names: list[str] = []
-    original = Checkpoint.read
+    original = CheckpointReader.read
 
     def note(self, name, *args, **options):
         names.append(name)
         return original(self, name, *args, **options)
 
-    monkeypatch.setattr(Checkpoint, "read", note)
+    monkeypatch.setattr(CheckpointReader, "read", note)
     return names
 
 

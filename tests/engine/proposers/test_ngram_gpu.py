@@ -7,8 +7,7 @@ from tests.support.lookup_cases import Confirming, drafts, repetitive_texts
 from tests.support.uniform_rows import NoHostRead
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from draftwise.engine.proposers.ngram import NgramProposer
-from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
+from draftwise.engine.proposers.ngram import NgramGpuProposer, NgramProposer
 from draftwise.engine.proposers.proposer import Proposer
 
 

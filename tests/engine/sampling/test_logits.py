@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling import logits as logits_of
-from draftwise.engine.sampling.logits import SamplingRow, check_params, encode_bad_words
+from draftwise.engine.sampling.logits import Penalties, SamplingRow, TokenCounts, check_params, encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.tempering import Tempering, temper_and_truncate
 
 GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
@@ -40,7 +39,7 @@ def count(rows: Sequence[Row], logits: torch.Tensor) -> Penalties | None:
     counts = TokenCounts(len(rows) + 1, vocab_size, logits.device)
     counts.enter([1], [range(vocab_size)], [[0, 0]])
     for slot, row in zip(slots, rows, strict=True):
-        if row.params.penalises:
+        if row.params.penalizes:
             counts.enter([slot], [row.prompt_ids], [row.output_ids])
     return Penalties.of([row.params for row in rows], slots, counts, logits.device)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.engine.sampling.logprobs import Ranked, parse, rank_tokens
+from draftwise.engine.sampling.logprobs import TokenRanks, parse, rank_tokens
 
 GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
 
@@ -67,5 +67,5 @@ def test_half_precision_is_ranked_in_single() -> None:
 def test_a_ranking_can_be_sent_elsewhere_without_its_values() -> None:
     """Meta tensors have no values: reading one, which on a GPU would wait for it, raises."""
     ranked = rank_tokens(torch.empty(4, 30, device="meta"), torch.empty(4, dtype=torch.long, device="meta"), 5)
-    assert isinstance(ranked, Ranked)
+    assert isinstance(ranked, TokenRanks)
     assert ranked.ids_RT.shape == ranked.logprobs_RT.shape == (4, 6)

@@ -34,7 +34,7 @@ def chunks(*spans):
     ],
 )
 def test_the_smallest_size_with_room_for_padding_behind_the_last_prompt(spans, size):
-    assert PromptSize.of(chunks(*spans), SIZES, reach=96) == size
+    assert choose_size(chunks(*spans), SIZES, reach=96) == size
 
 
 def test_sizes_are_no_larger_than_a_step():

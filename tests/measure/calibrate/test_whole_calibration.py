@@ -24,7 +24,7 @@ from draftwise.core import (
     ReplayedTarget,
 )
 from draftwise.measure.calibrate.build import make_calibration
-from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.forecasting import forecast
 from draftwise.runs import RunDirectory
 
 PLAIN = FakeScript(row_s=0.0001, knee=8, first_token_s=0.004, jitter=0.02, seed=1)

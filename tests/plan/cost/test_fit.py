@@ -10,10 +10,18 @@ import pytest
 
 from draftwise.core import ModelShape
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep, covary_noise, fit_machine
-from draftwise.plan.cost.machine import Batch, Drafting, Graph, Machine, Step
-from draftwise.plan.cost.model import fit_cost_model
+from draftwise.plan.cost.cost_model import MeasuredStep, covary_noise, fit_cost_model, fit_machine
+from draftwise.plan.cost.machine import (
+    Constants,
+    DecodeBatch,
+    DecodeStep,
+    Drafting,
+    Graph,
+    Machine,
+    Prior,
+    cpu_prior,
+    gpu_prior,
+)
 from draftwise.plan.cost.work import Work
 
 SHAPE = ModelShape(
@@ -38,12 +46,12 @@ def machine(constants: Constants) -> Machine:
     return Machine(constants=constants, work=TARGET, shape=SHAPE)
 
 
-def step(sequences: float, k: int = 0, **other: object) -> Step:
-    batch = Batch(sequences=sequences, context=640)
-    return Step(batch=batch, drafting=HEAD if k else None, drafted=k, verified=k, **other)  # type: ignore[arg-type]
+def step(sequences: float, k: int = 0, **other: object) -> DecodeStep:
+    batch = DecodeBatch(sequences=sequences, context=640)
+    return DecodeStep(batch=batch, drafting=HEAD if k else None, drafted=k, verified=k, **other)  # type: ignore[arg-type]
 
 
-def measure(truth: Machine, steps: list[Step]) -> list[MeasuredStep]:
+def measure(truth: Machine, steps: list[DecodeStep]) -> list[MeasuredStep]:
     return [MeasuredStep(step=each, seconds=truth.seconds(each)) for each in steps]
 
 
@@ -59,6 +67,18 @@ def test_what_no_step_depends_on_keeps_its_prior(prior: Prior) -> None:
     fitted = fit_machine(machine(prior.constants), prior, measure(machine(prior.constants), [step(1), step(8)]))
     assert fitted.constants.sync_s == prior.constants.sync_s
     assert fitted.constants.uncaptured_s == prior.constants.uncaptured_s
+
+
+@pytest.mark.parametrize(
+    "partial", [{"graph": Graph.PIECEWISE}, {"graph": Graph.NONE, "prefill_tokens": 64}], ids=["piecewise", "prompts"]
+)
+def test_launching_kernels_one_by_one_is_found_in_steps_with_piecewise_graphs_or_uncaptured_prompts(
+    prior: Prior, partial: dict[str, object]
+) -> None:
+    truth = machine(replace(prior.constants, piecewise_s=3 * prior.constants.piecewise_s))
+    measured = measure(truth, [step(1), step(64), step(1, **partial), step(64, **partial)])
+    fitted = fit_machine(machine(prior.constants), prior, measured)
+    assert fitted.constants.piecewise_s == pytest.approx(truth.constants.piecewise_s, rel=0.2)
 
 
 def test_the_process_goes_through_what_the_physics_misses_and_forgets_it_far_away(prior: Prior) -> None:

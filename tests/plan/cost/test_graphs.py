@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwise.core import Device, Setup, SpecConfig
-from draftwise.plan.cost.graphs import GraphPlan, plan_graphs
+from draftwise.plan.cost.calibrated import GraphPlan, plan_graphs
 from draftwise.plan.cost.machine import Graph
 
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
-from draftwise.plan.cost.constants import gpu_prior
-from draftwise.plan.cost.machine import Batch, Drafting, Machine
+from draftwise.plan.cost.machine import DecodeBatch, Drafting, Machine, gpu_prior
 from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
+from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16
 
@@ -60,8 +59,8 @@ def drafting(method: str, k: int) -> Drafting:
     return Drafting(method=method, work=work, asynchronous=method not in ("ngram", "draft_model"))
 
 
-def batch(sequences: int) -> Batch:
-    return Batch(sequences=sequences, context=640)
+def batch(sequences: int) -> DecodeBatch:
+    return DecodeBatch(sequences=sequences, context=640)
 
 
 def test_plain_steps_within_a_tenth(machine: Machine) -> None:
@@ -105,3 +104,17 @@ def test_drafters_that_guess_at_once_cost_one_pass(machine: Machine) -> None:
         machine.drafting_s(batch(1), each, 7) - machine.drafting_s(batch(1), each, 1) for each in (at_once, in_turn)
     ]
     assert more[0] < more[1] / 10
+
+
+def test_only_methods_without_weights_look_up() -> None:
+    assert [drafting(method, 3).is_lookup for method in ("ngram", "ngram_gpu", "eagle3", "draft_model")] == [
+        True, True, False, False
+    ]  # fmt: skip
+
+
+def test_heads_side_by_side_are_no_experts() -> None:
+    """Medusa has a head for each draft token, and each step reads all of them."""
+    work = find_drafter_work("medusa", 4, TARGET, None, BF16)
+    assert work is not None
+    assert work.expert_bytes == 0
+    assert work.bytes_for(1) == work.bytes_for(64) == work.dense_bytes > 0

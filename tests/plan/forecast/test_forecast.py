@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibration, make_profile
 
-from draftwise.core import HeldAgainst, InvalidSetup, Outlook, Severity
+from draftwise.core import Calibration, HeldAgainst, InvalidSetup, Outlook, Severity
+from draftwise.core.documents import to_json
 from draftwise.knowledge.models import find_model
-from draftwise.plan.forecast.crossovers import find_crossovers
-from draftwise.plan.forecast.forecast import forecast
-from draftwise.plan.forecast.matching import match_settings
+from draftwise.plan.forecast.calibrated_server import match_settings
+from draftwise.plan.forecast.forecasting import find_crossovers, forecast
 
 
 def test_speed_up_is_tokens_a_step_over_what_a_step_costs() -> None:
@@ -81,6 +81,22 @@ def test_a_server_that_tells_more_of_its_config_is_the_same_where_its_method_is_
     assert [each.name for each, _ in found] == ["eagle3"]
 
 
+@pytest.mark.parametrize("doubted", ["plain", "eagle3"])
+def test_doubt_about_the_steps_of_either_server_widens_the_interval(doubted: str) -> None:
+    sure = make_calibration()
+    points = (
+        replace(each, low=0.7 * each.step_ms, high=1.3 * each.step_ms) if each.setting == doubted else each
+        for each in sure.points
+    )
+
+    def half_width(calibration: Calibration) -> float:
+        made = forecast(make_profile(EAGLE), calibration, concurrency=(64,))
+        found = next(each.speedup for each in made.cells if each.k == 7)
+        return math.log(found.high / found.low)
+
+    assert half_width(replace(sure, points=tuple(points))) > 1.1 * half_width(sure)
+
+
 def test_errors_of_earlier_forecasts_widen_the_interval_and_good_ones_narrow_it() -> None:
     def half_width(error: float, count: int) -> float:
         held = tuple(
@@ -114,7 +130,7 @@ def test_a_line_that_never_falls_below_one_has_no_crossover() -> None:
 
 def test_the_document_has_the_best_of_every_load_and_no_infinity() -> None:
     made = forecast(make_profile(), make_calibration(), concurrency=(1, 128), prompt_tokens=64)
-    row = made.to_dict()
+    row = to_json(made)
     assert {each["load"] for each in row["best"]} == {1, 128}
     assert row["best"][0]["setting"] in ("eagle3", "ngram")
     assert all(each["high"] is None or math.isfinite(each["high"]) for each in row["crossovers"])

@@ -1,7 +1,7 @@
 """Which candidates a forecast leaves out, and which it must not."""
 
 from draftwise.core import Expectation, SpecConfig
-from draftwise.plan.forecast.screen import find_hopeless, is_config_of
+from draftwise.plan.forecast.run_cells import find_hopeless, is_config_of
 
 
 def expect(candidate: str, low: float, high: float, *, load: str = "c=1") -> Expectation:

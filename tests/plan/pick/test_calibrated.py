@@ -8,15 +8,15 @@ from tests.support.requirements import requirements
 
 from draftwise.core import InvalidSetup, StepPoint
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.plan.cost.machine import Batch
-from draftwise.plan.pick.case import open_case
+from draftwise.plan.cost.machine import DecodeBatch
+from draftwise.plan.pick.requirements import open_case
 
 
 def test_a_calibration_replaces_the_data_sheet_and_has_to_be_of_the_same_deployment() -> None:
     measured = make_calibration()
     slower = replace(measured, points=tuple(_slow_down(each, 1.5) for each in measured.points))
     asked = replace(requirements(), calibration=slower, args=slower.args)
-    batch = Batch(sequences=8, context=640)
+    batch = DecodeBatch(sequences=8, context=640)
     found, assumed = open_case(asked).machine, open_case(replace(asked, calibration=None)).machine
     assert found is not None
     assert assumed is not None

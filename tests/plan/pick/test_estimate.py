@@ -7,14 +7,13 @@ from tests.support.requirements import QWEN, advise, candidate
 
 from draftwise.knowledge.advice import read_temperature_effect
 from draftwise.knowledge.methods import get_method
-from draftwise.plan.forecast.acceptance import compute_acceptance_length, find_acceptance
-from draftwise.plan.pick.estimate import Estimate
-from draftwise.plan.pick.expectation import Expectation
+from draftwise.plan.forecast.acceptance_length import compute_acceptance_length, find_acceptance
+from draftwise.plan.pick.estimates import ExpectedAcceptance, SpeedupEstimate
 
 
-def made(k: int, acceptance: float, break_even: float) -> Estimate:
-    expectation = Expectation(low=0.0, high=1.0, expected=acceptance, cautious=0.0, source="a test")
-    return Estimate(k=k, sequences=1, expectation=expectation, break_even=break_even, baseline_s=0.005)
+def made(k: int, acceptance: float, break_even: float) -> SpeedupEstimate:
+    expectation = ExpectedAcceptance(low=0.0, high=1.0, expected=acceptance, cautious=0.0, source="a test")
+    return SpeedupEstimate(k=k, sequences=1, expectation=expectation, break_even=break_even, baseline_s=0.005)
 
 
 @given(k=st.integers(1, 16), acceptance=st.floats(0.01, 0.99), break_even=st.floats(1.01, 20))
@@ -38,7 +37,7 @@ def test_time_per_token_is_the_plain_one_over_the_gain(k: int, acceptance: float
     assert expected.tpot_s == pytest.approx(0.005 / expected.gain)
 
 
-def expected_of(method: str, **asked: object) -> Expectation:
+def expected_of(method: str, **asked: object) -> ExpectedAcceptance:
     found = candidate(advise(**asked), method).estimate  # type: ignore[arg-type]
     assert found is not None
     return found.expectation

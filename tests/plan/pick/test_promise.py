@@ -13,7 +13,7 @@ from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.models import read_models
 from draftwise.knowledge.vllm import get_release, releases
 from draftwise.plan.check import check
-from draftwise.plan.pick import Advice, Requirements, describe_traffic, pick
+from draftwise.plan.pick import MethodRanking, Requirements, describe_traffic, pick
 from draftwise.plan.size import size
 
 FLAGS: tuple[dict[str, Any], ...] = (
@@ -58,7 +58,7 @@ REQUIREMENTS = st.builds(
 )
 
 
-def keeps_its_promise(advice: Advice) -> None:
+def keeps_its_promise(advice: MethodRanking) -> None:
     for candidate in advice.ranked:
         configs = [candidate.setup.spec, candidate.scheduled and SpecConfig.keep(candidate.scheduled)]
         for spec in filter(None, configs):

@@ -10,7 +10,7 @@ from tests.support.requirements import LLAMA, QWEN, advise, findings
 
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.models import find_model
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Advice, Weight
+from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, Weight
 
 L70 = "meta-llama/Llama-3.3-70B-Instruct"
 CASES: dict[str, dict[str, Any]] = {
@@ -80,7 +80,7 @@ LITTLE_KNOWN = {"acceptance-unknown", "method-not-described"}
 """Rules for methods that are not in the table, or not with advice: `test_makers`."""
 
 
-def codes(advice: Advice) -> set[str]:
+def codes(advice: MethodRanking) -> set[str]:
     return {finding.code for finding in findings(advice)}
 
 
@@ -138,27 +138,27 @@ def copy_of(target: str) -> dict[str, Any]:
     return dict(known.config)
 
 
-def medusa(folder: Path) -> Advice:
+def medusa(folder: Path) -> MethodRanking:
     config = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": 4096, "vocab_size": 128256}
     config |= {"num_heads": 3, "num_hidden_layers": 1}
     return advise(version="0.32.0", drafters=(write(folder / "medusa", config),))
 
 
-def head_without_weights(folder: Path) -> Advice:
+def head_without_weights(folder: Path) -> MethodRanking:
     head = write(folder / "eagle3", {"architectures": ["LlamaForCausalLMEagle3"], **_SHAPE})
     return advise(write(folder / "target", copy_of(LLAMA)), drafters=(head,))
 
 
-def renamed(folder: Path) -> Advice:
+def renamed(folder: Path) -> MethodRanking:
     small = write(folder / "eagle-8b", copy_of("meta-llama/Llama-3.2-1B-Instruct"))
     return advise(version="0.33.0", drafters=(small,))
 
 
-def base_of_the_target(folder: Path) -> Advice:
+def base_of_the_target(folder: Path) -> MethodRanking:
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA)))
 
 
-def quantized(folder: Path) -> Advice:
+def quantized(folder: Path) -> MethodRanking:
     settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA) | {"quantization_config": settings}))
 
@@ -181,5 +181,5 @@ _SHAPE = {
         ("head-for-another", base_of_the_target),
     ],
 )
-def test_the_rule_about_directories_is_met(code: str, made: Callable[[Path], Advice], tmp_path: Path) -> None:
+def test_the_rule_about_directories_is_met(code: str, made: Callable[[Path], MethodRanking], tmp_path: Path) -> None:
     assert code in codes(made(tmp_path))

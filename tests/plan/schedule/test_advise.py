@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.support.made_calibrations import NGRAM, make_calibration, make_profile
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.plan.schedule.advise import Advice, advise_lengths
-from draftwise.plan.schedule.emit import FORMATS, emit
-from draftwise.plan.schedule.ranges import KEY
+from draftwise.plan.schedule.draft_lengths import KEY
+from draftwise.plan.schedule.length_advice import FORMATS, LengthAdvice, advise_lengths, emit
 
 BATCHES = (1, 4, 16, 64, 128)
 
 
-def advise(name: str, version: str, length: float = 2.2) -> Advice:
+def advise(name: str, version: str, length: float = 2.2) -> LengthAdvice:
     found = advise_lengths(make_profile(length=length), make_calibration(), batches=BATCHES, version=version)
     return next(each for each in found if each.setting.name == name)
 
@@ -25,6 +25,13 @@ def test_the_best_fixed_k_comes_first_and_is_the_same_on_every_release() -> None
     assert len({each.choice.fixed_k for each in advice}) == 1
     assert advice[0].fixed.num_speculative_tokens == advice[0].choice.fixed_k
     assert advice[0].choice.fixed_speedup > 1.3
+
+
+def test_the_longest_draft_that_was_calibrated_can_be_the_best_and_none_beyond_it() -> None:
+    """Nearly everything is accepted, so that longer is better; steps of more than 5 tokens were not calibrated."""
+    profile = make_profile(replace(NGRAM, num_speculative_tokens=8), length=3.9)
+    (advice,) = advise_lengths(profile, make_calibration(), batches=(1,), version="0.32.0")
+    assert advice.choice.fixed_k == NGRAM.num_speculative_tokens == 5
 
 
 def test_a_schedule_that_a_release_would_not_start_with_is_not_written() -> None:

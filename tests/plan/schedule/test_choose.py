@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.schedule.choose import choose_lengths
+from draftwise.plan.schedule.draft_lengths import choose_lengths
 
 BATCHES = (1, 8, 64)
 

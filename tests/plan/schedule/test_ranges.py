@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.schedule.ranges import KEY, join_ranges, make_schedule_keys
+from draftwise.plan.schedule.draft_lengths import KEY, join_ranges, make_schedule_keys
 
 
 @given(steps=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8)), min_size=1, max_size=8))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.service.little import NO_WAITING, Traffic, Waiting, serve_concurrency, serve_rate
+from draftwise.plan.service import NO_WAITING, RequestLengths, Waiting, serve_concurrency, serve_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Steady:
         return self.base_s + sequences * self.per_sequence_s + prefill_tokens * self.per_prompt_token_s
 
 
-TRAFFIC = Traffic(prompt_tokens=100, output_tokens=101)
+TRAFFIC = RequestLengths(prompt_tokens=100, output_tokens=101)
 
 
 def test_one_request_at_a_time_takes_its_prompt_and_its_steps() -> None:
@@ -55,7 +55,7 @@ def test_prompts_of_one_step_share_what_it_takes_beyond_them() -> None:
         def step_s(self, sequences: float, prefill_tokens: float = 0.0) -> float:
             return 0.02 if prefill_tokens else 0.01
 
-    found = serve_concurrency(Uncaptured(), Traffic(prompt_tokens=10, output_tokens=4), 1.0, 16)
+    found = serve_concurrency(Uncaptured(), RequestLengths(prompt_tokens=10, output_tokens=4), 1.0, 16)
     assert found.tpot_s == pytest.approx(0.02, rel=0.02)
     assert found.ttft_s == pytest.approx(0.02)
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
+from draftwise.core.documents import to_json
 from draftwise.knowledge.gpus import get_gpu, read_gpus
 from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
 from draftwise.plan.size.memory_budget import CachedLayer, lay_out
-from draftwise.plan.size.view import contexts_of, items, to_dict
+from draftwise.plan.size.view import contexts_of, describe_memory, items
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 EAGLE3 = {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 3}
@@ -328,10 +329,9 @@ def test_every_gpu_is_found_by_its_own_name() -> None:
 
 def test_the_json_holds_the_budget() -> None:
     sizing = sized(spec=EAGLE3, max_model_len=8192)
-    shown = json.loads(json.dumps(to_dict(sizing, contexts_of(sizing))))
-    assert shown["with_drafter"]["kv_bytes"] == sizing.budget.kv_bytes
-    assert shown["with_drafter"]["sequences"]["8192"] == sizing.budget.sequences(8192)
-    assert shown["method"] == "eagle3"
+    shown = json.loads(json.dumps(to_json(describe_memory(sizing.budget, contexts_of(sizing)))))
+    assert shown["kv_bytes"] == sizing.budget.kv_bytes
+    assert shown["sequences"]["8192"] == sizing.budget.sequences(8192)
 
 
 def test_the_plot_follows_the_theme_of_its_reader() -> None:

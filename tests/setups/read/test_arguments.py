@@ -187,6 +187,13 @@ class TestModel:
         assert "served-name-without-model" not in codes(read("--served-model-name", "x", release="0.16.0"))
 
 
+def test_the_flag_without_a_value_is_named_as_it_was_written_and_not_one_of_its_neighbors():
+    found = read("m", "--seed", "1", "--max-model", "--dtype", "auto")
+    (told,) = (each for each in found.findings if each.code == "flag-needs-value")
+    assert told.message.startswith("--max-model has no value")
+    assert told.where == "--max-model"
+
+
 class TestConfigFile:
     @pytest.fixture
     def folder(self, tmp_path):

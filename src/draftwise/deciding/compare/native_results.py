@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Run, SpecStats
+from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.deciding.conclusions import Conclusions
 from draftwise.deciding.interchange import ArmResults, Results
@@ -50,7 +51,7 @@ def _context(run: Run) -> dict[str, Any]:
     plan, context = run.plan, run.context
     found: dict[str, Any] = {}
     for part, described in (("hardware", context.hardware), ("software", context.software), ("model", context.model)):
-        found |= _flat(part, described.to_dict())
+        found |= _flat(part, to_json(described))
     for arm in plan.arms:
         server = context.server(arm.name)
         found |= _flat(f"version.{arm.name}", server.version)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from draftwise.core import Answer, Comparison, SpecStats
 from draftwise.core.comparison import ALL
+from draftwise.core.documents import HIDDEN, json_form
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
+from draftwise.deciding.comparison.latency import name_quantiles
 
 __all__ = [
     "ACCEPTANCE_QUANTILES",
@@ -40,6 +43,7 @@ class Acceptance:
     Load changes what a step costs, not what it accepts, so requests of all loads are pooled.
     """
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("per_position", "mean_acceptance_length")
     workload: str
     candidate: str
     temperature: float
@@ -47,20 +51,37 @@ class Acceptance:
     source: str
     """`server`: counted by the server for each request. `chunks`: tokens per chunk after the first, a chunk taken for
     one step; a server that sends several steps at once looks better than it is. `none`: neither is known."""
-    quantiles: tuple[float, ...]
+    quantiles: tuple[float, ...] = field(
+        metadata=json_form(
+            key="tokens_per_step",
+            wire=Mapping[str, float],
+            to_wire=lambda values: name_quantiles(values, ACCEPTANCE_QUANTILES),
+        )
+    )
     """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty where it is not known."""
-    edges: tuple[float, ...]
+    edges: tuple[float, ...] = field(metadata=json_form(key="histogram.edges"))
     """Of the histogram's bars, in tokens per step."""
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] = field(metadata=json_form(key="histogram.counts"))
     """Requests in each bar."""
-    stats: SpecStats
+    stats: SpecStats = field(metadata=HIDDEN)
     """From the server's counters, over all of these turns: acceptance by position."""
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """Share of all drafts whose token at a position was accepted."""
+        return self.stats.rate_per_pos
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Mean tokens emitted per verified draft; null without drafts."""
+        return self.stats.acceptance_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """The stations of one comparison, all in multiples of the baseline."""
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("step_cost",)
     workload: str
     temperature: float
     load: str

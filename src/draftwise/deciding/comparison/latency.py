@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 import numpy as np
 
 from draftwise.core import Answer, Run, Timing
+from draftwise.core.documents import json_form
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
@@ -20,9 +21,15 @@ __all__ = [
     "ServerOutput",
     "keeps_promise",
     "measure_output",
+    "name_quantiles",
     "summarise_latencies",
 ]
 QUANTILES = (50, 90, 95, 99)
+
+
+def name_quantiles(values: Sequence[float], quantiles: Sequence[int]) -> dict[str, float]:
+    """Return values by `p50` and so on; empty if there are none."""
+    return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
 
 
 def _token_gaps(timing: Timing) -> tuple[float, ...]:
@@ -54,7 +61,12 @@ class Latencies:
     num_requests: int
     num_failed: int
     """Of them, without a complete answer; they have no latency, and break every SLO."""
-    percentiles_ms: Mapping[str, tuple[float, ...]]
+    percentiles_ms: Mapping[str, tuple[float, ...]] = field(
+        metadata=json_form(
+            wire=Mapping[str, Mapping[str, float]],
+            to_wire=lambda rows: {name: name_quantiles(values, QUANTILES) for name, values in rows.items()},
+        )
+    )
     """In the order of QUANTILES, empty where there is no reading: `ttft`; `tpot` (vLLM's: last token minus first over
     tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
     tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus

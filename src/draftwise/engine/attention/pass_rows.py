@@ -23,7 +23,7 @@ from draftwise.engine.memory.transfer import upload
 __all__ = ["AttentionPlan", "DecodeGroup", "PassPart", "PrefillChunk", "RowSelection", "Spans", "plan_attention"]
 
 _LONGEST_DECODE = 32
-"""Sequences with at most so many query tokens are padded and batched; longer ones run one by one."""
+"""Sequences with at most this number of query tokens are padded and batched; longer ones run one by one."""
 _FEW_ROWS = 64
 """Rows up to which a layer takes no longer than for one, so that leaving some out only adds launches."""
 _LARGEST_PART = 0.75
@@ -238,7 +238,7 @@ class AttentionPlan:
     wanted: RowSelection | None = None
     """Rows whose results somebody reads; None: all. Of the others the last layer only stores keys and values."""
     biases: dict[DecodeGroup | PrefillChunk, Tensor] = field(default_factory=dict)
-    """What the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+    """Masks that the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
 
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
         """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where

@@ -18,7 +18,7 @@ __all__ = ["CODE", "ROWS", "compile_kernel"]
 ROWS = 8
 """Rows that a thread takes at a time."""
 
-# numpy's error model, because a check for division by zero would keep loops from being vectorised.
+# numpy's error model, because a check for division by zero would keep loops from being vectorized.
 _inline = njit(error_model="numpy", fastmath={"contract"})
 _reduction = njit(error_model="numpy", fastmath={"contract", "reassoc"})
 
@@ -93,7 +93,7 @@ def _overload_store(values: Any, i: Any, x: Any) -> Any:  # noqa: ARG001
 
 @_inline
 def _exp(x: Any) -> Any:
-    """Return e^x in float32, relative error 1e-7, x clamped to -87..88 (Cephes expf; unlike libm's it vectorises)."""
+    """Return e^x in float32, relative error 1e-7, x clamped to -87..88 (Cephes expf; unlike libm's it vectorizes)."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)

@@ -22,7 +22,7 @@ MIN_TEMPERATURE = 0.01
 """vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
 
 GROUP = 2048
-"""Neighbouring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
+"""Neighboring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
 GROUPS = 2**40
 """Beyond all token ids: group g has the noise of this id plus g."""
 ATTEMPTS = 4

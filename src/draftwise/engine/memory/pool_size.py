@@ -16,7 +16,7 @@ from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
 __all__ = [
     "DeviceMemory",
-    "Loaded",
+    "TargetModel",
     "activation_bytes",
     "graph_budget",
     "kv_bytes_per_value",
@@ -33,8 +33,8 @@ _LOGITS_BYTES = 2 + 4 + 4
 """A logit as the model gives it, in float32, and once more as a probability."""
 
 
-class Loaded(Protocol):
-    """What must be known of a target whose weights are loaded."""
+class TargetModel(Protocol):
+    """The properties of a target that memory depends on, once its weights are loaded."""
 
     shape: ModelShape
 
@@ -49,7 +49,7 @@ class Loaded(Protocol):
 
 def num_pages(
     config: EngineConfig,
-    model: Loaded,
+    model: TargetModel,
     *,
     extra_bytes_per_token: int = 0,
     activation_bytes: int = 0,
@@ -60,7 +60,7 @@ def num_pages(
     Args:
         config: with max_model_len filled in.
         model: the target.
-        extra_bytes_per_token: what a proposer keeps in each page beside the target's keys and values.
+        extra_bytes_per_token: bytes that a proposer keeps in each page in addition to the target's keys and values.
         activation_bytes: work space of the largest step, `activation_bytes` or a measured peak; counts on CUDA.
         graph_bytes: memory set aside for CUDA graphs (`CapturePlan.num_bytes`); counts on CUDA.
 
@@ -84,7 +84,7 @@ def num_pages(
 
 
 def graph_budget(
-    config: EngineConfig, model: Loaded, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
+    config: EngineConfig, model: TargetModel, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
 ) -> int | None:
     """Return the bytes that CUDA graphs may take (`plan_capture`), None without a limit, as on a CPU.
 
@@ -99,7 +99,7 @@ def graph_budget(
     return max(memory.pool_bytes - pool, 0)
 
 
-def _page_bytes(config: EngineConfig, model: Loaded, extra_bytes_per_token: int) -> int:
+def _page_bytes(config: EngineConfig, model: TargetModel, extra_bytes_per_token: int) -> int:
     bytes_per_value = kv_bytes_per_value(config.kv_cache_dtype, model.dtype)
     return config.block_size * (model.shape.kv_bytes_per_token(bytes_per_value) + extra_bytes_per_token)
 
@@ -122,7 +122,7 @@ class DeviceMemory:
     share: float
     """Part of `total` that the engine may use."""
     free: int
-    """What the driver has left: less than the share leaves when other processes hold memory."""
+    """Memory that the driver has left: less than the share leaves when other processes hold memory."""
     weights: int
     """Tensors so far: target and drafter."""
     activations: int
@@ -180,7 +180,7 @@ def activation_bytes(
     num_aux_layers: int = 0,
     mlp_values: int | None = None,
 ) -> int:
-    """Return a bound on what the largest step allocates beside weights and pages.
+    """Return a bound on what the largest step allocates in addition to weights and pages.
 
     The widest moment of a layer holds the residual (also in float32, in the norm), the normed rows and the two
     halves of the MLP with their product, or queries, keys, values and the attention's answer (which reads the pages

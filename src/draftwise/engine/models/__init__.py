@@ -1,6 +1,6 @@
 """Target and draft models: decoders loaded from Hugging Face checkpoints."""
 
-from draftwise.engine.models.decoder import CausalLM
-from draftwise.engine.models.loading import load_model
+from draftwise.engine.models.causal_lm import CausalLM
+from draftwise.engine.models.weight_loading import load_model
 
 __all__ = ["CausalLM", "load_model"]

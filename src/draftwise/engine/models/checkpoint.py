@@ -17,14 +17,14 @@ from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import InvalidSetup
 
-__all__ = ["Checkpoint", "write_tensors"]
+__all__ = ["CheckpointReader", "write_tensors"]
 
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
 
 
-class Checkpoint:
+class CheckpointReader:
     """A checkpoint on disk; tensors are read when asked for and not kept.
 
     Args:

@@ -16,7 +16,7 @@ from draftwise.core import ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.decoder import Layer, decoder_layer
+from draftwise.engine.models.causal_lm import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 

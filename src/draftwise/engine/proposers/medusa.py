@@ -22,7 +22,7 @@ from torch import Tensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
@@ -176,7 +176,7 @@ def _read_head(checkpoint: HeadCheckpoint, name: str, target: CausalLM, target_i
     return make_linear(reader.fused([name], [len(target_ids_U)], hidden))
 
 
-def _check_nothing_lost(checkpoint: Checkpoint, names: _Names, num_heads: int) -> None:
+def _check_nothing_lost(checkpoint: CheckpointReader, names: _Names, num_heads: int) -> None:
     """Refuse layers that config.json does not mention: vLLM drops them silently and then drafts badly."""
     prefixes = tuple(names.block(i) for i in range(num_heads))
     heads = {f"{names.head(i)}.weight" for i in range(num_heads)}

@@ -4,7 +4,7 @@ A drafter is a function of confirmed tokens and of the target's states at them. 
 the target runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if
 each had been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
 
-Where drafts are sampled, the drafter is told the text as its earlier drafts, and a draft token x stands with chance
+Where drafts are sampled, the drafter gets the text as its earlier drafts, and a draft token x stands with chance
 min(1, q(x) / p(x)): of what rejection sampling emits as x, acceptance has the mass min(p, q)(x) of p(x) (Leviathan et
 al. 2023, arXiv 2211.17192). Text is compared nowhere: it would see q(x) instead.
 
@@ -101,7 +101,9 @@ class DenseReplayer:
     def _replay(self, requests: Sequence[Transcript]) -> list[ReplayedRequest]:
         batch = self._compute(requests)
         size = max(len(request.answer_ids) for request in requests)
-        found = {k: _Found(len(requests), size, k, samples=self._samples, device=self._model.device) for k in self._ks}
+        found = {
+            k: _DraftTable(len(requests), size, k, samples=self._samples, device=self._model.device) for k in self._ks
+        }
         for token in range(1, size):
             live = [place for place, request in enumerate(requests) if len(request.answer_ids) > token]
             for k in self._ks:
@@ -245,8 +247,8 @@ class DenseReplayer:
         )
 
 
-class _Found:
-    """What was found at one k, on the device until the batch is done.
+class _DraftTable:
+    """The drafts at one k, on the device until the batch is done.
 
     Args:
         num: B.

@@ -63,13 +63,13 @@ class SyntheticRates:
 
 
 Rule = Standard | Typical | SyntheticRates
-"""What `verify` goes by."""
+"""The rule that `verify` applies."""
 
 
 def place(acceptance: Acceptance, device: torch.device | str) -> Rule:
     """Return the rule for steps on a device; to be made once, since it copies from the host."""
     if isinstance(acceptance, Synthetic):
-        import torch  # the rules themselves are wanted where there is none
+        import torch  # the rules themselves are used without it
 
         return SyntheticRates(conditional_K=torch.tensor(acceptance.conditional_rates, dtype=torch.float64).to(device))
     return acceptance

@@ -1,4 +1,4 @@
-"""What a proposer drafts and `verify` judges.
+"""Draft tokens, between a proposer and `verify`.
 
 Shape letters: B sequences, K draft tokens (padded), V vocabulary.
 """

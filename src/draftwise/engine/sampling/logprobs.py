@@ -16,11 +16,11 @@ from torch import Tensor
 from draftwise.engine.outputs import Logprob, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["Ranked", "parse", "rank_tokens"]
+__all__ = ["TokenRanks", "parse", "rank_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ranked:
+class TokenRanks:
     """The candidates of each row: the chosen token first, then the likeliest in order."""
 
     ids_RT: Tensor
@@ -35,7 +35,7 @@ class Ranked:
         return list(zip(self.ids_RT.tolist(), self.logprobs_RT.tolist(), self.ranks_R.tolist(), strict=True))
 
 
-def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
+def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> TokenRanks:
     """Rank the given token and find the k likeliest ones of each row, without waiting for the device.
 
     Args:
@@ -47,11 +47,11 @@ def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
     ids_R1, k = token_ids_R.clamp(min=0).unsqueeze(1), min(k, logits_RV.shape[1])
     if (kernels := kernels_for(logits_RV)) and k <= kernels.MOST_RANKED:
         ids_RT, logprobs_RT, ranks_R = kernels.rank(logits_RV, ids_R1.squeeze(1), k)
-        return Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
+        return TokenRanks(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
     logprobs_RV = logits_RV.float().log_softmax(-1)
     chosen_R1 = logprobs_RV.gather(1, ids_R1)
     top_RT, top_ids_RT = logprobs_RV.topk(k, dim=1)
-    return Ranked(
+    return TokenRanks(
         ids_RT=torch.cat([ids_R1, top_ids_RT], dim=1),
         logprobs_RT=torch.cat([chosen_R1, top_RT], dim=1),
         ranks_R=(logprobs_RV >= chosen_R1).sum(1),
@@ -64,7 +64,7 @@ def parse(rows: Iterable[RankedRow], k: int, text_of: Callable[[int], str]) -> l
     A candidate's rank is its place in the sorted order; any other token's rank is `ranks_R`.
 
     Args:
-        rows: of `Ranked.rows`.
+        rows: of `TokenRanks.rows`.
         k: candidates of every row; at most those that were asked of `rank_tokens`.
         text_of: a token's text.
     """

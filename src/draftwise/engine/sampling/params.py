@@ -14,7 +14,7 @@ __all__ = ["SamplingParams", "StructuredOutputsParams"]
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _ELSEWHERE = ("disable_additional_properties", "structural_tag")
-"""What vLLM takes too."""
+"""Keys that only vLLM takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +158,14 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     num_speculative_tokens: int | None = None
-    """Draft at most so many tokens a step for this request; 0 decodes it plainly. Not in vLLM."""
+    """Draft at most this number of tokens a step for this request; 0 decodes it plainly. Not in vLLM."""
     forced_token_ids: Sequence[int] | None = None
     """Output tokens to emit whatever the target says: drafts are verified against them. The request ends with the last
     of them. (vLLM's `trace_decode_token_ids` is the same without speculation.)"""
 
     structured_outputs: StructuredOutputsParams | None = None
-    """What the output must match. It ends where nothing more may follow, even with ignore_eos or before min_tokens."""
+    """A form that the output must match. The text ends where nothing more may follow, even with ignore_eos or
+    before min_tokens."""
 
     def __post_init__(self) -> None:
         findings = [
@@ -193,7 +194,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """Whether any penalty applies."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
@@ -205,4 +206,4 @@ class SamplingParams:
     @property
     def needs_adjusting(self) -> bool:
         """Whether the logits change before they are tempered, at this or a later step."""
-        return self.needs_history or self.penalises or bool(self.logit_bias)
+        return self.needs_history or self.penalizes or bool(self.logit_bias)

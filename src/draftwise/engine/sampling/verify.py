@@ -55,7 +55,7 @@ def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedTokens:
-    """What one step makes final."""
+    """The tokens that one step makes final."""
 
     tokens_BS: Tensor
     """int64; row b holds its accepted draft tokens and the token that follows them, then -1."""
@@ -122,7 +122,7 @@ def verify(
 
 
 class _Counters(NamedTuple):
-    """What random numbers are functions of, besides the row."""
+    """The inputs of random numbers, besides the row."""
 
     seeds_B: Tensor
     positions_B: Tensor

@@ -32,7 +32,7 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_bytes: int) -> int:
-    """Return the memory of so many graphs that share one pool.
+    """Return the memory of `num_graphs` graphs that share one pool.
 
     Args:
         num_graphs: captured steps, one for each batch size and number of draft tokens.

@@ -72,7 +72,7 @@ class Confirmations:
 
 
 class _ProposerConfirmations(Confirmations):
-    """What does not depend on where the proposer runs."""
+    """The part that does not depend on where the proposer runs."""
 
     def __init__(self, proposer: Proposer, table: SequenceTable, device: torch.device) -> None:
         self.aux_layers = proposer.aux_layers

@@ -15,10 +15,9 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.engine.sampling.logits import SamplingRow, adjust
-from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
+from draftwise.engine.sampling.logits import Penalties, SamplingRow, TokenCounts, adjust
+from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.sampling.penalties import Penalties, TokenCounts
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens, verify
 from draftwise.engine.step.sequence import Sequence
@@ -54,9 +53,9 @@ class HostSampler:
 
     def sample_first(
         self, sequences: list[Sequence], logits_B1V: Tensor
-    ) -> tuple[Draft, AcceptedTokens, Ranked | None]:
+    ) -> tuple[Draft, AcceptedTokens, TokenRanks | None]:
         """Sample the first token after the prompts of these sequences; return as `verify` does."""
-        if counted := [each for each in sequences if each.params.penalises]:
+        if counted := [each for each in sequences if each.params.penalizes]:
             prompts = [each.request.prompt_token_ids for each in counted]
             self._counts.enter([each.row for each in counted], prompts, [each.output for each in counted])
         return self.verify(
@@ -77,7 +76,7 @@ class HostSampler:
         tempering: Tempering,
         seeds_B: Tensor,
         positions_B: Tensor,
-    ) -> tuple[Draft, AcceptedTokens, Ranked | None]:
+    ) -> tuple[Draft, AcceptedTokens, TokenRanks | None]:
         """Verify a draft; the first rows of all tensors are those of `sequences`, the others are padding.
 
         Args:

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from draftwise.engine.outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.logprobs import Ranked
+from draftwise.engine.sampling.logprobs import TokenRanks
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["Launched", "Outcome", "PromptRanks", "Readback", "pack"]
+__all__ = ["LaunchedStep", "Outcome", "PromptRanks", "Readback", "pack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step says about one sequence."""
+    """The result of a step for one sequence."""
 
     sequence: Sequence
     emitted: list[int]
@@ -38,7 +38,7 @@ class PromptRanks:
     """Log-probabilities of prompt tokens, on the device."""
 
     sequence: Sequence
-    ranked: Ranked
+    ranked: TokenRanks
 
 
 def pack(draft: Draft, accepted: AcceptedTokens) -> Tensor:
@@ -69,7 +69,7 @@ class Readback:
         return self._host
 
 
-class Launched:
+class LaunchedStep:
     """Results on their way to the host.
 
     Args:
@@ -86,7 +86,7 @@ class Launched:
         packed: Tensor,
         *,
         bound: int,
-        ranked: Ranked | None = None,
+        ranked: TokenRanks | None = None,
         prompts: tuple[PromptRanks, ...] = (),
     ) -> None:
         self.bound = bound
@@ -101,7 +101,7 @@ class Launched:
         """Wait for the device; yield the outcome of every sequence that was not preempted or aborted meanwhile."""
         packed_BC, *tensors = self._readback.wait()
         every = [
-            Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
+            TokenRanks(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
             for ids_RT, logprobs_RT, ranks_R in zip(*[iter(tensors)] * 3, strict=True)
         ]
         ranked = every.pop(0).rows() if self._has_ranks else None

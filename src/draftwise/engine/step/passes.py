@@ -20,7 +20,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM
 from draftwise.engine.sampling.acceptance_rules import Rule
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
+from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
 from draftwise.engine.sampling.verify import verify
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.launched import PromptRanks
@@ -123,7 +123,7 @@ class Passes:
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
         )
 
-    def finish(self, output: PassOutput, shape: StepShape) -> tuple[Tensor, Ranked | None]:
+    def finish(self, output: PassOutput, shape: StepShape) -> tuple[Tensor, TokenRanks | None]:
         """Verify the draft and move the table on by what is accepted; return the numbers that the host reads."""
         view, logits_BSV = output.view, output.logits_BSV
         accepted = verify(

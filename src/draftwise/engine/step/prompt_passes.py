@@ -62,34 +62,6 @@ class PromptSize:
         """Rows whose hidden states are read: those of D sequences, then the last one of each prompt."""
         return self.num_decodes * self.width + self.num_seqs
 
-    @staticmethod
-    def of(
-        chunks: Sequence[Chunk],
-        sizes: Sequence[PromptSize],
-        *,
-        reach: int,
-        num_decodes: int = 0,
-        width: int = 0,
-        num_rows: int = 0,
-    ) -> PromptSize | None:
-        """Return the smallest of the ascending `sizes` that holds these prompts; None: they are computed as they are.
-
-        Args:
-            chunks: of the step.
-            sizes: to choose from.
-            reach: positions that the pages of a sequence can have.
-            num_decodes: sequences that decode in the same pass, padding included.
-            width: rows of each of these.
-            num_rows: rows of all of them, without padding.
-        """
-        num_rows += sum(chunk.length for chunk in chunks)
-        room = reach - chunks[-1].end
-        for size in sizes:
-            alike = size.width == width and len(chunks) <= size.num_seqs and num_decodes <= size.num_decodes
-            if alike and 0 <= size.num_rows - num_rows <= room:
-                return size
-        return None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedDecode:
@@ -112,7 +84,7 @@ def choose_size(
     mixed: MixedDecode | None = None,
     max_num_rows: int = 0,
 ) -> PromptSize | None:
-    """Return what a pass over these prompts, and over the sequences that share it, is padded to.
+    """Return the smallest size that holds a pass over these prompts, and over the sequences that share it.
 
     Args:
         chunks: of the step.
@@ -124,18 +96,19 @@ def choose_size(
     Returns:
         None: prompts are computed as they are, and the sequences in a pass of their own.
     """
-    if mixed is None:
-        return PromptSize.of(chunks, sizes, reach=reach)
-    if mixed.padded * mixed.width > _MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
+    num_rows, num_decodes, width = sum(chunk.length for chunk in chunks), 0, 0
+    if mixed is not None:
+        if mixed.padded * mixed.width > _MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
+            return None
+        num_decodes, width = mixed.padded, mixed.width
+        num_rows += mixed.count * width
+    for size in sizes:
+        alike = size.width == width and len(chunks) <= size.num_seqs and num_decodes <= size.num_decodes
+        if alike and 0 <= size.num_rows - num_rows <= reach - chunks[-1].end:
+            return size
+    if mixed is None or not sizes or not sizes[-1].num_rows < num_rows <= max_num_rows:
         return None
-    num_rows = mixed.count * mixed.width
-    place = {"num_decodes": mixed.padded, "width": mixed.width, "num_rows": num_rows}
-    if sizes and (size := PromptSize.of(chunks, sizes, reach=reach, **place)) is not None:
-        return size
-    num_rows += sum(chunk.length for chunk in chunks)
-    if not sizes or not sizes[-1].num_rows < num_rows <= max_num_rows:
-        return None
-    return PromptSize(num_rows, len(chunks), -(-mixed.padded // _ALIGNED) * _ALIGNED, mixed.width)
+    return PromptSize(num_rows, len(chunks), -(-num_decodes // _ALIGNED) * _ALIGNED, width)
 
 
 def prompt_sizes(
@@ -160,7 +133,7 @@ def prompt_sizes(
 
 
 class MixedDraft:
-    """What is drafted before a pass over prompts, and needed again after it: in tensors of no graph, since the graph of
+    """The draft that is made before a mixed pass and needed again after it: in tensors of no graph, since the graph of
     the pass may use the memory of any other graph for its own.
 
     Args:
@@ -186,11 +159,11 @@ class MixedDraft:
         self.draft.tokens_BK[:, : draft.tokens_BK.shape[1]].copy_(draft.tokens_BK)
 
     def starts(self, count: int) -> Tensor:
-        """Return the position of the first row of so many sequences."""
+        """Return the position of the first row of the first `count` sequences."""
         return self._position_B[:count]
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and positions of the rows of so many sequences."""
+        """Return tokens and positions of the rows of the first `count` sequences."""
         tokens_BW = torch.cat((self._last_B.unsqueeze(1), self.draft.tokens_BK), dim=1)[:count]
         offsets_W = torch.arange(tokens_BW.shape[1], device=tokens_BW.device)
         return tokens_BW.flatten(), (self.starts(count).unsqueeze(1) + offsets_W).flatten()
@@ -270,7 +243,7 @@ class PromptBatch:
         self.wanted = self._wanted_rows_R, ends
 
     def _parts(self, count: int) -> tuple[PassPart, ...]:
-        """Return which sequences are taken by themselves, if so many decode: in a graph there may be any number."""
+        """Return the sequences that a kernel takes separately if `count` decode: in a graph there may be any number."""
         size = self.size
         if not size.num_decodes:
             return ()

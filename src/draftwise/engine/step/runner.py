@@ -18,7 +18,7 @@ from torch import Tensor
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.step.capture import Graphs
 from draftwise.engine.step.host_sampler import HostSampler
-from draftwise.engine.step.launched import Launched, PromptRanks, pack
+from draftwise.engine.step.launched import LaunchedStep, PromptRanks, pack
 from draftwise.engine.step.passes import Passes, PassOutput, StepShape, bucket_of, ranks_prompts
 from draftwise.engine.step.prompt_passes import MixedDecode, MixedDraft, PromptBatch, PromptSize, choose_size
 from draftwise.engine.step.scheduler import Chunk, StepSchedule
@@ -69,7 +69,7 @@ class StepRunner:
         """What a captured pass over prompts returns: one place for all sizes."""
 
     @torch.inference_mode()
-    def run(self, schedule: StepSchedule) -> tuple[Launched, ...]:
+    def run(self, schedule: StepSchedule) -> tuple[LaunchedStep, ...]:
         """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
         if self.threads is None:
             return self._launch(schedule)
@@ -83,7 +83,7 @@ class StepRunner:
         shape, mixed = self._draft_for_mixed_pass(schedule.decodes, schedule.k)
         self._finish_mixed_pass(schedule.decodes, shape, mixed)
 
-    def _launch(self, schedule: StepSchedule) -> tuple[Launched, ...]:
+    def _launch(self, schedule: StepSchedule) -> tuple[LaunchedStep, ...]:
         self._enter(schedule)
         chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
         if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
@@ -100,7 +100,7 @@ class StepRunner:
         if schedule.page_changes:
             self.table.give_pages(schedule.page_changes)
 
-    def _decode(self, sequences: list[Sequence], k: int) -> Launched:
+    def _decode(self, sequences: list[Sequence], k: int) -> LaunchedStep:
         """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
         shape, slots_B = self._prepare(sequences, k)
         return self._verify(sequences, shape, partial(self._passes.decode, slots_B, shape), parts=("step", "pass"))
@@ -123,7 +123,7 @@ class StepRunner:
 
     def _verify(
         self, sequences: list[Sequence], shape: StepShape, compute: Callable[[], PassOutput], *, parts: tuple[str, str]
-    ) -> Launched:
+    ) -> LaunchedStep:
         """Verify what a pass computes and move on by what is accepted.
 
         Args:
@@ -135,7 +135,7 @@ class StepRunner:
         passes, bound = self._passes, shape.k + 1
         if not any(sequence.traits.needs_host for sequence in sequences):
             packed, ranked = self._captured(parts[0], shape, lambda: passes.finish(compute(), shape))
-            return Launched(sequences, packed, bound=bound, ranked=ranked)
+            return LaunchedStep(sequences, packed, bound=bound, ranked=ranked)
         output = self._captured(parts[1], replace(shape, num_ranked=None), lambda: self._keep(compute(), shape))
         view = output.view
         draft, accepted, ranked = self._sampler.verify(
@@ -147,7 +147,7 @@ class StepRunner:
             positions_B=view.num_output_B,
         )
         packed = self.table.advance(view, draft, accepted, output.features_BSF)
-        return Launched(sequences, packed, bound=bound, ranked=ranked)
+        return LaunchedStep(sequences, packed, bound=bound, ranked=ranked)
 
     def _captured(self, part: str, shape: StepShape, work: Callable[[], T]) -> T:
         return work() if shape.size is None else self.graphs.run((part, shape), work)
@@ -163,7 +163,7 @@ class StepRunner:
         kept_BSV = self._logits[: logits_BSV.numel()].view_as(logits_BSV)
         return replace(output, logits_BSV=kept_BSV.copy_(logits_BSV))
 
-    def _prefill(self, chunks: list[Chunk]) -> Launched:
+    def _prefill(self, chunks: list[Chunk]) -> LaunchedStep:
         """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
         if (size := self._size_of(chunks, [], 0)) is None:
             return self._end_prompts(chunks, *self._passes.prompts(chunks))
@@ -192,7 +192,7 @@ class StepRunner:
         last_CH: Tensor,
         features_NF: Tensor | None,
         ranks: tuple[PromptRanks, ...] = (),
-    ) -> Launched:
+    ) -> LaunchedStep:
         """Sample after prompts that are complete, let these decode, and notify the proposer of all prompts.
 
         Args:
@@ -207,12 +207,12 @@ class StepRunner:
 
     def _sample_first(
         self, chunks: list[Chunk], last_CH: Tensor, features_NF: Tensor | None, ranks: tuple[PromptRanks, ...]
-    ) -> Launched:
+    ) -> LaunchedStep:
         device = self.model.device
         final = [i for i, chunk in enumerate(chunks) if chunk.is_last]
         sequences = [chunks[i].sequence for i in final]
         if not final:
-            return Launched([], torch.zeros(0, 0, dtype=torch.long, device=device), bound=1, prompts=ranks)
+            return LaunchedStep([], torch.zeros(0, 0, dtype=torch.long, device=device), bound=1, prompts=ranks)
         last_BH = last_CH if len(final) == len(chunks) else last_CH[upload(final, device)]
         features_BF = None
         if features_NF is not None:
@@ -220,7 +220,7 @@ class StepRunner:
             features_BF = features_NF[upload([ends[i] - 1 for i in final], device)]
         draft, accepted, ranked = self._sampler.sample_first(sequences, self.model.logits(last_BH).unsqueeze(1))
         self.table.enter(sequences, accepted.tokens_BS[:, 0], features_BF)
-        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=ranks)
+        return LaunchedStep(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=ranks)
 
     def _batch_of(self, size: PromptSize) -> PromptBatch:
         if size not in self._batches:
@@ -255,7 +255,7 @@ class StepRunner:
 
     def _run_mixed(
         self, chunks: list[Chunk], sequences: list[Sequence], k: int, size: PromptSize
-    ) -> tuple[Launched, Launched]:
+    ) -> tuple[LaunchedStep, LaunchedStep]:
         """Compute prompts, and draft and verify for decoding sequences, in one pass of the target: it reads the
         weights once, and more rows make better use of a GPU. What comes before and after is captured by itself, and the
         pass too if it has few rows."""
@@ -297,7 +297,7 @@ class StepRunner:
                 buffer[:num_kept].copy_(rows[:num_kept])
         return hidden_RH, features_NF
 
-    def _finish_mixed_pass(self, sequences: list[Sequence], shape: StepShape, mixed: MixedDraft) -> Launched:
+    def _finish_mixed_pass(self, sequences: list[Sequence], shape: StepShape, mixed: MixedDraft) -> LaunchedStep:
         """Verify the output of a mixed pass for its decoding sequences."""
 
         def read() -> PassOutput:

@@ -42,7 +42,7 @@ class PageChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSchedule:
-    """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
+    """The work of a step: first the chunks, then one token and a draft for each decoding sequence."""
 
     chunks: list[Chunk]
     decodes: list[Sequence]
@@ -62,7 +62,7 @@ class PrefixUse(Enum):
 
     ALL = "all"
     BUT_LAST = "but last"
-    """What is kept for a page's last token may depend on the token after it, which a shared prefix may not share;
+    """The state kept for a page's last token may depend on the token after it, which a shared prefix may not share;
     so the last page in common is computed again (as vLLM does for EAGLE)."""
     NONE = "none"
 

@@ -79,7 +79,7 @@ class Sequence:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the output must not contain."""
     grammar: Grammar | None = None
-    """What the output must match, where it stands after all of `tokens`."""
+    """Progress in the grammar that the output must match, after all of `tokens`."""
     prompt_ranks: list[RankedRow] = field(default_factory=list)
     """Of prompt tokens 1, 2, ..., as far as computed, if their log-probabilities are asked for."""
 

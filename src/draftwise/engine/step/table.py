@@ -1,4 +1,4 @@
-"""What the device knows of the running sequences, so that a step needs nothing from the host.
+"""The device's table of the running sequences, so that a step needs nothing from the host.
 
 Shape letters: S slots, B sequences of a step, W tokens that a step can confirm at most, P pages of a sequence,
 F features of a token.

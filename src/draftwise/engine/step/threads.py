@@ -41,7 +41,7 @@ _MOST_ROWS = 128
 
 
 class Cores(Protocol):
-    """What the operating system says of this process and its cores: seconds since some time before."""
+    """Readings of the operating system about this process and its cores: seconds since some time before."""
 
     def waits(self) -> Mapping[str, float]:
         """Return for each thread of this process how long it could have run but had no core."""
@@ -132,7 +132,7 @@ class _Window:
         return sum(share for share in shares if share > _WAITS)
 
     def free_cores(self, end: _Window, threads: int) -> float:
-        """Return how many cores were idle, on average, beside those of as many threads, which may have had a rest."""
+        """Return how many cores were idle, on average, less those of `threads` threads, which may have rested."""
         passed_s = end.begun_s - self.begun_s
         rested_s = threads * passed_s - (end._cpu_s - self._cpu_s) - sum(self._grown_waits(end))
         return (end._idle_s - self._idle_s - max(rested_s, 0)) / passed_s

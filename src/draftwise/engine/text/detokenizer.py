@@ -128,7 +128,7 @@ def find_stop(
     end_ids: Set[int],
     end: str | None = None,
 ) -> tuple[str, Stop | None]:
-    """Detokenise `emitted` up to the first reason to stop; return the new text and that reason.
+    """Detokenize `emitted` up to the first reason to stop; return the new text and that reason.
 
     A stop token counts as output but leaves no text unless include_stop_str_in_output is set. Stop strings are looked
     for once min_tokens are there.

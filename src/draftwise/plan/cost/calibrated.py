@@ -1,8 +1,9 @@
-"""What a calibration says of the time of any step of its servers."""
+"""What a calibration says of the time of any step of its servers, and on which CUDA graph a step runs."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,17 +15,89 @@ from draftwise.core import CalibratedSetting, Calibration, Device, FirstPoint, I
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.vllm import get_release
-from draftwise.plan.cost.constants import Constants, Prior, cpu_prior, gpu_prior
-from draftwise.plan.cost.fit import MeasuredStep
-from draftwise.plan.cost.graphs import GraphPlan, plan_graphs
-from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
-from draftwise.plan.cost.model import CostModel, Prediction, fit_cost_model
+from draftwise.plan.check import check_context, get_context
+from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.engine.step_budget import get_limits
+from draftwise.plan.check.serving.cuda_graphs import find_holes, list_captured
+from draftwise.plan.cost.cost_model import CostModel, MeasuredStep, Prediction, fit_cost_model
+from draftwise.plan.cost.machine import (
+    Constants,
+    DecodeBatch,
+    DecodeStep,
+    Drafting,
+    Graph,
+    Machine,
+    Prior,
+    cpu_prior,
+    gpu_prior,
+)
 from draftwise.plan.cost.work import find_drafter_work, find_work
 from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
-__all__ = ["CalibratedCosts", "LeftOut"]
+__all__ = ["CalibratedCosts", "GraphPlan", "LeftOut", "plan_graphs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """The graphs that a server captures."""
+
+    sizes: tuple[int, ...] = ()
+    """Tokens of a step, in order; empty where steps need no graphs, or where they are not known."""
+    holes: frozenset[int] = frozenset()
+    """Numbers of sequences that find no full graph although a larger one is there."""
+    mixed_lengths: bool = False
+    """Whether steps whose sequences verify different numbers of tokens run without a full graph."""
+    full: bool = True
+    """Whether steps are captured as a whole."""
+
+    def place(
+        self, sequences: float, tokens: float, *, prefill_tokens: float = 0.0, uneven: bool = False
+    ) -> tuple[Graph, float | None]:
+        """Return how a step is launched, and the tokens that it is padded to; None where it is not padded.
+
+        Args:
+            sequences: that decode.
+            tokens: that are computed for them.
+            prefill_tokens: of prompts in the same step, which full graphs do not take.
+            uneven: whether sequences verify different numbers of tokens.
+        """
+        if not self.sizes:
+            return Graph.FULL, None
+        if tokens + prefill_tokens > self.sizes[-1]:
+            return Graph.NONE, None
+        if prefill_tokens:
+            return Graph.PIECEWISE, None
+        padded = float(self.sizes[bisect_left(self.sizes, tokens)])
+        whole = self.full and round(sequences) not in self.holes and not (uneven and self.mixed_lengths)
+        return (Graph.FULL if whole else Graph.PIECEWISE), padded
+
+
+def plan_graphs(setup: Setup) -> tuple[GraphPlan, Resolved | None]:
+    """Return the graphs of a vLLM setup and its speculative config as the release resolves it.
+
+    Raises:
+        InvalidSetup: the release is not known.
+    """
+    context = get_context(setup)
+    resolved = check_context(context).resolved
+    if context.platform == "cpu" or context.runs_eagerly:
+        return GraphPlan(), resolved
+    k = (resolved.num_speculative_tokens if resolved is not None else None) or 0
+    limits = get_limits(context)
+    sizes = list_captured(context, k, limits)
+    runner = resolved.runner if resolved is not None else None
+    reach = limits.requests or sizes[-1] // (k + 1)
+    has_holes = k and runner == "V2" and context.rules.holds("graph-holes")
+    plan = GraphPlan(
+        sizes=sizes,
+        holes=frozenset(find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k) if has_holes else ()),
+        mixed_lengths=runner == "V1",
+        full=not context.lacks_full_graphs,
+    )
+    return plan, resolved
+
 
 _HOST_BOUND_NOISE = 0.06
 """Of steps that are not scheduled asynchronously, between two starts of one server on one host (relative)."""
@@ -78,7 +151,7 @@ class CalibratedCosts:
         context: float,
         drafted: float | None = None,
         prefill_tokens: float = 0.0,
-    ) -> Step:
+    ) -> DecodeStep:
         """Return a step of one of the servers.
 
         Args:
@@ -96,8 +169,8 @@ class CalibratedCosts:
         graph, padded = server.graphs(k).place(
             sequences, sequences * (verified + 1), prefill_tokens=prefill_tokens, uneven=uneven
         )
-        return Step(
-            batch=Batch(sequences=sequences, context=context),
+        return DecodeStep(
+            batch=DecodeBatch(sequences=sequences, context=context),
             drafting=drafting,
             drafted=verified,
             verified=verified,
@@ -106,7 +179,7 @@ class CalibratedCosts:
             padded_rows=padded,
         )
 
-    def predict(self, steps: Sequence[Step]) -> Prediction:
+    def predict(self, steps: Sequence[DecodeStep]) -> Prediction:
         """Return how long steps last, and how sure that is."""
         return self.model.predict(steps)
 

@@ -20,10 +20,9 @@ from draftwise.core import (
     SimulatedService,
 )
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.acceptance import find_acceptance
-from draftwise.plan.forecast.matching import match_settings
-from draftwise.plan.forecast.server import Server
-from draftwise.plan.service.events import Limits, Request, simulate
+from draftwise.plan.forecast.acceptance_length import find_acceptance
+from draftwise.plan.forecast.calibrated_server import CalibratedServer, match_settings
+from draftwise.plan.service import ServerLimits, SimulatedRequest, simulate
 
 __all__ = ["REQUESTS", "simulate_services"]
 
@@ -60,11 +59,11 @@ def simulate_services(
                 yield _run(costs, setting, (entry, k), requests, axis=axis, load=load, flight=flight)
 
 
-def _make_requests(lengths: Sequence[tuple[float, float]], rate_per_s: float) -> list[Request]:
+def _make_requests(lengths: Sequence[tuple[float, float]], rate_per_s: float) -> list[SimulatedRequest]:
     draws = random.Random(_SEED)
     times = accumulate(draws.expovariate(rate_per_s) for _ in range(REQUESTS))
     return [
-        Request(at_s=at, prompt_tokens=max(1, round(prompt)), output_tokens=max(1, round(answer)))
+        SimulatedRequest(at_s=at, prompt_tokens=max(1, round(prompt)), output_tokens=max(1, round(answer)))
         for at, (prompt, answer) in zip(times, (lengths[n % len(lengths)] for n in range(REQUESTS)), strict=True)
     ]
 
@@ -73,7 +72,7 @@ def _run(
     costs: CalibratedCosts,
     setting: CalibratedSetting,
     at: tuple[Acceptance, int] | None,
-    requests: Sequence[Request],
+    requests: Sequence[SimulatedRequest],
     *,
     axis: str,
     load: float,
@@ -83,7 +82,7 @@ def _run(
     found = None if at is None else at[0].by_k[k]
     context = float(np.mean([each.prompt_tokens + each.output_tokens / 2 for each in requests]))
     drafted = None if found is None else min(float(k), found.drafted / found.steps)
-    server = Server(costs, setting.name, k, context=context, drafted=drafted)
+    server = CalibratedServer(costs, setting.name, k, context=context, drafted=drafted)
     served = simulate(
         server,
         requests,
@@ -118,10 +117,10 @@ def _find_survival(found: AcceptanceAtK, k: int) -> list[float]:
     return [min(1.0, each * scale) for each in shares]
 
 
-def _find_limits(calibration: Calibration, setting: CalibratedSetting) -> Limits:
+def _find_limits(calibration: Calibration, setting: CalibratedSetting) -> ServerLimits:
     args: dict[str, Any] = dict(calibration.args)
     sequences, tokens = args.get("max_num_seqs"), args.get("max_num_batched_tokens")
-    return Limits(
+    return ServerLimits(
         max_num_seqs=sequences if isinstance(sequences, int) else _MOST_SEQUENCES,
         max_num_batched_tokens=tokens if isinstance(tokens, int) else _MOST_TOKENS,
         kv_tokens=math.inf if setting.kv_tokens is None else setting.kv_tokens,

@@ -1,19 +1,18 @@
 """Recommends methods for a target, hardware and traffic: ranked, checked for the release and sized, or refused."""
 
-from draftwise.plan.pick.advise import Advice, pick
-from draftwise.plan.pick.judge import Candidate
 from draftwise.plan.pick.levers import Lever, Weight
-from draftwise.plan.pick.proposal import Refusal
-from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, Requirements, Traffic, describe_traffic
+from draftwise.plan.pick.proposals import Refusal
+from draftwise.plan.pick.recommend import MethodRanking, RankedMethod, pick
+from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, Requirements, describe_traffic
 
 __all__ = [
     "STRUCTURED_OUTPUT",
-    "Advice",
-    "Candidate",
+    "ExpectedTraffic",
     "Lever",
+    "MethodRanking",
+    "RankedMethod",
     "Refusal",
     "Requirements",
-    "Traffic",
     "Weight",
     "describe_traffic",
     "pick",

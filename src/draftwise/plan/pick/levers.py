@@ -1,18 +1,19 @@
-"""When speculation is the wrong lever, regardless of the method."""
+"""When speculation is the wrong lever, whatever the method, and whether a setup fits into memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from draftwise.core import Finding, Severity
-from draftwise.knowledge.advice import AdviceRule, get_advice
-from draftwise.plan.check import check
-from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.stops import find_stops
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
+from draftwise.knowledge.advice import get_advice, give_advice
+from draftwise.plan.check import Report, check
+from draftwise.plan.pick.requirements import PickCase
+from draftwise.plan.size import Sizing, size
 
-__all__ = ["Lever", "Weight", "find_levers"]
+__all__ = ["Lever", "MemoryCheck", "Weight", "find_levers", "find_stops", "make_lever", "open_memory"]
+
 
 _POOLING = frozenset({
     "embedding", "late_interaction", "reward", "sequence_classification", "token_classification", "cross_encoder",
@@ -39,52 +40,43 @@ class Lever:
     finding: Finding
 
 
-def find_levers(case: Case) -> tuple[Lever, ...]:
+def find_levers(case: PickCase) -> tuple[Lever, ...]:
     """Return every reason against speculation that does not depend on the method, the strongest first."""
     found = [lever for find in _FINDERS for lever in find(case)]
     return tuple(sorted(found, key=lambda lever: list(Weight).index(lever.weight)))
 
 
-def _lever(weight: Weight, rule: AdviceRule, message: str, *, fix: str = "") -> Lever:
-    severity = Severity.WARNING if weight is Weight.DOUBT else Severity.ERROR
-    return Lever(weight=weight, finding=rule.finding(message, severity=severity, fix=fix))
+def make_lever(code: str, **values: object) -> Lever:
+    """Return the lever that a rule stands for; `values` fill in its texts."""
+    return Lever(weight=Weight(get_advice(code).weight), finding=give_advice(code, **values))
 
 
-def _decoding(case: Case) -> Iterator[Lever]:
+def _decoding(case: PickCase) -> Iterator[Lever]:
     table, args = case.release.table("architectures"), case.requirements.args
     groups = {table[name]["group"] for name in case.target.architectures if name in table}
     pooling = args.get("runner") == "pooling" or args.get("task") in ("embed", "classify", "score", "reward")
     if pooling or (groups and groups <= _POOLING):
         what = "is served for pooling" if pooling else f"is a model for {', '.join(sorted(groups)).replace('_', ' ')}"
-        yield _lever(Weight.ENDS, get_advice("no-autoregressive-decode"), f"{case.target.name} {what}.")
+        yield make_lever("no-autoregressive-decode", target=case.target.name, what=what)
 
 
-def _answers(case: Case) -> Iterator[Lever]:
-    rule, tokens = get_advice("single-token-answers"), case.requirements.traffic.output_tokens
-    if tokens <= rule.numbers["max_output_tokens"]:
-        yield _lever(Weight.ENDS, rule, "Answers are one token long, and that token comes from the prefill.")
+def _answers(case: PickCase) -> Iterator[Lever]:
+    most = get_advice("single-token-answers").numbers["max_output_tokens"]
+    if case.requirements.traffic.output_tokens <= most:
+        yield make_lever("single-token-answers")
 
 
-def _first_token(case: Case) -> Iterator[Lever]:
+def _first_token(case: PickCase) -> Iterator[Lever]:
     traffic = case.requirements.traffic
     if traffic.slo_ttft_s is not None and traffic.slo_tpot_s is None:
-        yield _lever(
-            Weight.OFF,
-            get_advice("ttft-bound"),
-            "The objective is for the time to first token only, and speculation speeds up the tokens after it.",
-            fix="Consider prefix caching, chunked prefill and more replicas.",
-        )
-    rule, share = get_advice("prefill-dominated"), _prefill_share(case)
-    if share is not None and share >= rule.numbers["share"]:
-        yield _lever(
-            Weight.DOUBT,
-            rule,
-            f"About {share:.0%} of a request's time is prefill ({traffic.prompt_tokens} tokens in, "
-            f"{traffic.output_tokens} out): twice as fast a decode saves {(1 - share) / 2:.0%} of the request's time.",
-        )
+        yield make_lever("ttft-bound")
+    share = _prefill_share(case)
+    if share is not None and share >= get_advice("prefill-dominated").numbers["share"]:
+        tokens = {"prompt_tokens": traffic.prompt_tokens, "output_tokens": traffic.output_tokens}
+        yield make_lever("prefill-dominated", share=share, saved=(1 - share) / 2, **tokens)
 
 
-def _prefill_share(case: Case) -> float | None:
+def _prefill_share(case: PickCase) -> float | None:
     """Return the share of a request's time that its prompt takes; None if nothing can be estimated."""
     if case.machine is None:
         return None
@@ -95,72 +87,44 @@ def _prefill_share(case: Case) -> float | None:
     return prefill / (prefill + traffic.output_tokens * step)
 
 
-def _target(case: Case) -> Iterator[Lever]:
-    rule, machine = get_advice("small-target"), case.machine
+def _target(case: PickCase) -> Iterator[Lever]:
+    machine = case.machine
     if machine is None:
         return
-    if machine.work.weights < rule.numbers["params"]:
-        size = machine.work.weights / 1e9
-        yield _lever(Weight.DOUBT, rule, f"{case.target.name} has {size:.2f} billion weights.")
-    batch = case.requirements.traffic.concurrency
-    if batch >= machine.balance_rows:
-        yield _lever(
-            Weight.DOUBT,
-            get_advice("compute-bound"),
-            f"From about {machine.balance_rows:.0f} tokens per step on, arithmetic takes longer than reading the "
-            f"weights, and {batch} sequences decode together.",
-            fix="Draft at most one token at this load, or none.",
-        )
+    if machine.work.weights < get_advice("small-target").numbers["params"]:
+        yield make_lever("small-target", target=case.target.name, size=machine.work.weights / 1e9)
+    sequences = case.requirements.traffic.concurrency
+    if sequences >= machine.balance_rows:
+        yield make_lever("compute-bound", rows=machine.balance_rows, sequences=sequences)
 
 
-def _temperature(case: Case) -> Iterator[Lever]:
+def _temperature(case: PickCase) -> Iterator[Lever]:
     if case.requirements.traffic.mixed_temperatures:
-        yield _lever(
-            Weight.DOUBT,
-            get_advice("temperature-mixed"),
-            "Requests of different temperatures share a batch.",
-            fix="Route them to two deployments, one of them with speculation.",
-        )
+        yield make_lever("temperature-mixed")
 
 
-def _parameters(case: Case) -> Iterator[Lever]:
+def _parameters(case: PickCase) -> Iterator[Lever]:
     table = case.release.table("sampling_params")
     for name in sorted(case.requirements.traffic.parameters):
-        outcome = table.get(name)
-        if outcome == "rejected":
-            yield _lever(
-                Weight.OFF,
-                get_advice("sampling-parameter-rejected"),
-                f"vLLM {case.release} rejects requests with {name} when speculation is on.",
-                fix="Serve those requests from a deployment without it.",
-            )
-        elif outcome == "ignored":
-            yield _lever(
-                Weight.DOUBT,
-                get_advice("sampling-parameter-ignored"),
-                f"vLLM {case.release} ignores {name} under speculation.",
-                fix="Serve those requests from a deployment without it.",
-            )
-        elif outcome == "not_speculated":
-            yield _lever(
-                Weight.DOUBT,
-                get_advice("sampling-parameter-not-speculated"),
-                f"vLLM {case.release} does not draft for requests with {name}.",
-            )
+        if name in table and table[name] in _OUTCOMES:
+            yield make_lever(_OUTCOMES[table[name]], release=case.release, name=name)
 
 
-def _baseline(case: Case) -> Iterator[Lever]:
+_OUTCOMES = {
+    "rejected": "sampling-parameter-rejected",
+    "ignored": "sampling-parameter-ignored",
+    "not_speculated": "sampling-parameter-not-speculated",
+}
+"""What a release does with a sampling parameter under speculation -> the rule that says so."""
+
+
+def _baseline(case: PickCase) -> Iterator[Lever]:
     stops = find_stops(check(case.setup(None)))
     if stops:
-        yield _lever(
-            Weight.OFF,
-            get_advice("plain-refused"),
-            f"vLLM {case.release} does not start this target even without speculation: {stops[0].message}",
-            fix=stops[0].fix,
-        )
+        yield make_lever("plain-refused", release=case.release, why=stops[0].message, how=stops[0].fix)
 
 
-_FINDERS: tuple[Callable[[Case], Iterator[Lever]], ...] = (
+_FINDERS: tuple[Callable[[PickCase], Iterator[Lever]], ...] = (
     _decoding,
     _baseline,
     _answers,
@@ -169,3 +133,95 @@ _FINDERS: tuple[Callable[[Case], Iterator[Lever]], ...] = (
     _target,
     _temperature,
 )
+
+
+def find_stops(report: Report) -> tuple[Ruling, ...]:
+    """Return the rulings by which the release rejects a setup, or accepts it and then fails to start."""
+    return tuple(each for each in report.findings if isinstance(each, Ruling) and _stops(each))
+
+
+def _stops(ruling: Ruling) -> bool:
+    fails = ruling.effect is Effect.FAILS_LATER and ruling.severity is Severity.ERROR
+    return fails or ruling.effect is Effect.REJECTED
+
+
+_TARGET_TAKES_MOST, _DOES_NOT_FIT = "target-takes-most", "does-not-fit"
+"""Findings of `size`."""
+_STEP = 1024
+"""Context lengths are cut to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCheck:
+    """The baseline's memory, and the reasons against speculation that follow from it."""
+
+    case: PickCase
+    plain: Sizing | None
+    """None where the target's size cannot be computed."""
+    levers: tuple[Lever, ...]
+
+    def size(self, setup: Setup) -> Sizing | None:
+        """Return the memory that a setup takes; None if it cannot be computed."""
+        return _size(self.case, setup)
+
+    def find_shorter_context(self, sizing: Sizing) -> int | None:
+        """Return a context length that fits if the model's own does not; None if none is needed or one was given.
+
+        A tenth is left free, and the traffic's own length must fit.
+        """
+        if sizing.budget.fits or "max_model_len" in self.case.requirements.args:
+            return None
+        length = sizing.budget.longest_context() * 9 // 10 // _STEP * _STEP
+        return length if length >= self.num_tokens else None
+
+    def describe_shortage(self, sizing: Sizing) -> str:
+        """Return what a setup lacks; empty if it holds the traffic as well as the baseline does."""
+        fault = next((each for each in sizing.findings if each.code == _DOES_NOT_FIT), None)
+        if fault is not None:
+            return str(fault)
+        together, length = self.case.requirements.traffic.concurrency, self.num_tokens
+        room, before = sizing.budget.sequences(length), sizing.plain.sequences(length)
+        if room < together <= before:
+            return f"{room} sequences of {length} tokens fit with it, {before} without; {together} decode together."
+        return ""
+
+    def find_caveats(self, sizing: Sizing) -> Iterator[Finding]:
+        """Yield what `size` warns of because of the drafter, and that the target alone takes most of the memory."""
+        known = {each.code for each in self.plain.findings} if self.plain is not None else set()
+        known.discard(_TARGET_TAKES_MOST)
+        for finding in sizing.findings:
+            if finding.severity is Severity.WARNING and finding.code not in known:
+                yield finding
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one sequence of the traffic when it is complete."""
+        return self.case.requirements.traffic.prompt_tokens + self.case.requirements.traffic.output_tokens
+
+
+def open_memory(case: PickCase) -> MemoryCheck:
+    """Return the baseline's memory, at a context length that fits if none was given."""
+    memory = MemoryCheck(case=case, plain=_size(case, case.setup(None)), levers=())
+    if memory.plain is not None and (length := memory.find_shorter_context(memory.plain)):
+        memory = replace(memory, plain=_size(case, case.setup(None, max_model_len=length)))
+    return replace(memory, levers=tuple(_levers(memory)))
+
+
+def _levers(memory: MemoryCheck) -> Iterator[Lever]:
+    plain, traffic = memory.plain, memory.case.requirements.traffic
+    if plain is None:
+        return
+    fault = next((each for each in plain.findings if each.code == _DOES_NOT_FIT), None)
+    if fault is not None:
+        yield Lever(weight=Weight.OFF, finding=replace(fault, message=f"The target does not fit: {fault.message}"))
+        return
+    room, peak = plain.budget.sequences(memory.num_tokens), traffic.peak_concurrency
+    if room < peak:
+        yield make_lever("no-headroom", room=room, tokens=memory.num_tokens, peak=peak)
+
+
+def _size(case: PickCase, setup: Setup) -> Sizing | None:
+    try:
+        return size(setup, gpu=case.requirements.gpu)
+    except InvalidSetup:
+        return None

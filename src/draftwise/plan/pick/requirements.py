@@ -1,25 +1,45 @@
-"""What an operator requires of a pick: target, hardware, release and traffic."""
+"""Requirements of a pick, and everything that they name looked up once: release, configs, machine, drafters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core import Calibration, InvalidSetup
+from draftwise.checkpoints.config_json import ModelConfig, find_model_config
+from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
+from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.method_advice import Overlap
+from draftwise.knowledge.models import KnownModel, find_model, near_models
+from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
+from draftwise.knowledge.vllm import Release, get_release
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.plan.cost.machine import Constants, DecodeBatch, Machine, gpu_prior
+from draftwise.plan.cost.work import find_work
+from draftwise.plan.size.shapes import read_shape
+from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
-__all__ = ["STRUCTURED_OUTPUT", "Requirements", "Traffic", "describe_traffic"]
+__all__ = [
+    "STRUCTURED_OUTPUT",
+    "ExpectedTraffic",
+    "GivenDrafter",
+    "PickCase",
+    "Requirements",
+    "describe_traffic",
+    "open_case",
+]
+
 
 STRUCTURED_OUTPUT = "structured_outputs"
 """Name under which `Traffic.parameters` says that requests ask for JSON, a grammar or tool calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class ExpectedTraffic:
     """What requests look like."""
 
     kind: str | None = None
@@ -50,7 +70,7 @@ class Traffic:
 
 def describe_traffic(
     kind: str | None = None, *, overlap: Overlap | None = None, peak_concurrency: int | None = None, **known: Any
-) -> Traffic:
+) -> ExpectedTraffic:
     """Return traffic of a named kind, in which known values replace those of the kind.
 
     Args:
@@ -65,7 +85,7 @@ def describe_traffic(
     row = _get_kind(kind) if kind is not None else None
     place = row.place if row else _PLACE_BY_OVERLAP[overlap] if overlap else 0.0
     overlap = overlap or (row.overlap if row else "some")
-    return Traffic(
+    return ExpectedTraffic(
         kind=kind,
         overlap=overlap,
         place=place,
@@ -100,7 +120,7 @@ class Requirements:
     gpus: int = 1
     version: str = "newest"
     """Release of vLLM."""
-    traffic: Traffic
+    traffic: ExpectedTraffic
     args: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags of the deployment, by their long name with underscores."""
     drafters: tuple[str, ...] = ()
@@ -113,3 +133,191 @@ class Requirements:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenDrafter:
+    """A drafter that the operator has."""
+
+    name: str
+    drafter: RecognizedDrafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickCase:
+    """What every rule of `pick` may look at."""
+
+    requirements: Requirements
+    release: Release
+    target: ModelConfig
+    precision: Precision
+    machine: Machine | None
+    """None if the target's shape or the GPU's speed is unknown: then nothing is estimated."""
+    given: tuple[GivenDrafter, ...]
+    published: tuple[PublishedDrafter, ...]
+    similar: tuple[PublishedDrafter, ...]
+    """Made for another checkpoint of the same config: the base of an instruct model, a directory of the same name."""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """GPUs that share every layer."""
+        return _tensor_parallel_size(self.requirements)
+
+    def batch(self, sequences: int | None = None) -> DecodeBatch:
+        """Return a batch of sequences of the traffic's length, as many as the median concurrency by default."""
+        traffic = self.requirements.traffic
+        return DecodeBatch(sequences=sequences or traffic.concurrency, context=traffic.context)
+
+    def setup(self, spec: Mapping[str, Any] | None, **args: Any) -> Setup:
+        """Return the deployment with a speculative config, or without one."""
+        requirements, gpu, size = self.requirements, self.requirements.gpu, self.tensor_parallel_size
+        parallel = {"tensor_parallel_size": size} if size > 1 else {}
+        return Setup(
+            target=requirements.target,
+            engine="vllm",
+            engine_version=str(self.release),
+            device=Device(name=gpu.name, kind="cuda", count=requirements.gpus, memory_bytes=gpu.memory_bytes),
+            spec=None if spec is None else SpecConfig.keep(spec),
+            args={**parallel, **requirements.args, **args},
+        )
+
+
+def open_case(requirements: Requirements) -> PickCase:
+    """Look up everything that the requirements name.
+
+    Raises:
+        InvalidSetup: the target or a drafter is not found, or the release is unknown.
+    """
+    target = _get_target(requirements.target)
+    precision = _precision(requirements, target)
+    exact, similar = _names(target)
+    return PickCase(
+        requirements=requirements,
+        release=get_release(requirements.version),
+        target=target,
+        precision=precision,
+        machine=_machine(requirements, target, precision),
+        given=tuple(_open_drafter(name) for name in requirements.drafters),
+        published=find_published_drafters(exact),
+        similar=find_published_drafters(similar),
+    )
+
+
+def _get_target(name: str) -> ModelConfig:
+    found = find_model_config(name)
+    if found is not None:
+        return found
+    raise InvalidSetup.because(
+        "unknown-target",
+        f"{name!r} is neither a directory nor in the table of well-known models.",
+        where="TARGET",
+        fix=f"{near_models(name)}Otherwise give a directory with its config.json, or the JSON itself.",
+    )
+
+
+def _open_drafter(name: str) -> GivenDrafter:
+    found = find_model_config(name)
+    if found is None:
+        raise InvalidSetup.because(
+            "unknown-drafter",
+            f"{name!r} is neither a directory nor in the table of well-known models.",
+            where="--drafter",
+            fix="Give the directory of the drafter: its config.json says which method it is for.",
+        )
+    return GivenDrafter(name=name, drafter=recognize(found.config, ()))
+
+
+def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names under which a target's drafters are published: its own, and those of similar checkpoints.
+
+    A directory is taken for the well-known model that it is named after, if the shapes agree. It may hold a fine-tuned
+    copy, so no name of it is exact.
+    """
+    if target.origin == "table":
+        row = find_model(target.name)
+        names = row.names if row is not None else ()
+        tail = target.name.lower().rpartition("/")[2]
+        exact = tuple(name for name in names if name.lower().rpartition("/")[2] == tail)
+        return exact, tuple(name for name in names if name not in exact)
+    named = target.config.get("_name_or_path")
+    candidates = [named] if isinstance(named, str) else []
+    if target.directory is not None:
+        candidates.append(Path(target.directory).resolve().name)
+    for name in candidates:
+        row = find_model(name)
+        if row is not None and _same_shape(row, target):
+            return (), row.names
+    return (), ()
+
+
+def _same_shape(row: KnownModel, target: ModelConfig) -> bool:
+    keys = ("hidden_size", "num_hidden_layers", "vocab_size")
+    ours, theirs = target.text_config, row.config.get("text_config", row.config)
+    return all(ours.get(key) == theirs.get(key) for key in keys)
+
+
+def _precision(requirements: Requirements, target: ModelConfig) -> Precision:
+    given = requirements.args.get("quantization")
+    return get_precision(given) if isinstance(given, str) else precision_of(target.config)
+
+
+def _tensor_parallel_size(requirements: Requirements) -> int:
+    given = requirements.args.get("tensor_parallel_size")
+    if isinstance(given, int) and given > 0:
+        return given
+    others = (requirements.args.get(key) for key in ("pipeline_parallel_size", "data_parallel_size"))
+    share = requirements.gpus
+    for size in others:
+        share //= size if isinstance(size, int) and size > 0 else 1
+    return max(1, share)
+
+
+def _machine(requirements: Requirements, target: ModelConfig, precision: Precision) -> Machine | None:
+    size = _tensor_parallel_size(requirements)
+    work = find_work(target.config, precision, size)
+    if work is None or not requirements.gpu.bandwidth_gbs or not requirements.gpu.bf16_tflops:
+        return None
+    return Machine(
+        constants=_find_constants(requirements, target, precision),
+        work=work,
+        shape=read_shape(target.config),
+        tensor_parallel_size=size,
+        kv_bytes_per_value=1 if str(requirements.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
+        asynchronous=_schedules_asynchronously(requirements),
+    )
+
+
+def _find_constants(requirements: Requirements, target: ModelConfig, precision: Precision) -> Constants:
+    """Return the constants of the deployment's machine: measured, else those of its data sheet."""
+    calibration = requirements.calibration
+    if calibration is None:
+        return gpu_prior(requirements.gpu, fast_arithmetic=precision.name.startswith("fp8")).constants
+    if differences := list(_compare(calibration, requirements, target)):
+        raise InvalidSetup.because(
+            "calibration-of-another",
+            f"The calibration is of another deployment: {'; '.join(differences)}.",
+            where="--calibration",
+            fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
+        )
+    return CalibratedCosts(calibration).model.machine.constants
+
+
+def _compare(calibration: Calibration, requirements: Requirements, target: ModelConfig) -> Iterator[str]:
+    """Yield what of a calibration is not the deployment's."""
+    if calibration.gpu != requirements.gpu.name:
+        yield f"it is of {calibration.gpu or calibration.hardware}, not of {requirements.gpu.name}"
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        measured, asked = calibration.config.get(key), target.config.get(key)
+        if measured != asked:
+            yield f"{key} is {measured}, not {asked}"
+    for flag in ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enable_lora"):
+        measured, asked = calibration.args.get(flag), requirements.args.get(flag)
+        if measured != asked:
+            yield f"{flag} is {measured or 'not given'}, not {asked or 'left out'}"
+
+
+def _schedules_asynchronously(requirements: Requirements) -> bool:
+    """Return whether the release schedules asynchronously by default, unless a flag says otherwise."""
+    given = requirements.args.get("async_scheduling")
+    table = get_release(requirements.version).table("async_scheduling")
+    return given if isinstance(given, bool) else bool(table.get("default"))

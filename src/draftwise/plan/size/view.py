@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from draftwise.core.budget import Budget
 from draftwise.plan.size.sizing import Sizing
 
-__all__ = ["CONTEXTS", "Item", "contexts_of", "items", "to_dict"]
+__all__ = ["CONTEXTS", "GpuMemory", "Item", "contexts_of", "describe_memory", "items"]
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Lengths at which concurrency is shown, as far as `max_model_len` allows."""
@@ -44,60 +45,45 @@ def contexts_of(sizing: Sizing, asked: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(sorted(set(asked))) or tuple(sorted({*(each for each in CONTEXTS if each < limit), limit}))
 
 
-def to_dict(sizing: Sizing, contexts: tuple[int, ...]) -> dict[str, Any]:
-    """Return a sizing as JSON: bytes throughout."""
-    request = sizing.request
-    return {
-        "target": request.name,
-        "method": request.drafter.method if request.num_speculative_tokens else None,
-        "num_speculative_tokens": request.num_speculative_tokens or None,
-        "vllm": str(request.release),
-        "runner": request.runner,
-        "gpu": {"name": request.gpu.name, "memory": request.gpu.memory_bytes},
-        "tensor_parallel_size": request.tensor_parallel_size,
-        "pipeline_parallel_size": request.pipeline_parallel_size,
-        "max_model_len": request.max_model_len,
-        "max_num_seqs": request.max_num_seqs,
-        "max_num_batched_tokens": request.max_num_batched_tokens,
-        "with_drafter": _budget_to_dict(sizing.budget, contexts),
-        "without_drafter": _budget_to_dict(sizing.plain, contexts),
-        "findings": [
-            {
-                "code": each.code,
-                "severity": str(each.severity),
-                "message": each.message,
-                "where": each.where,
-                "fix": each.fix,
-                "source": each.source,
-            }
-            for each in sizing.findings
-        ],
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """The memory of one GPU, in bytes unless a field says otherwise."""
+
+    requested: int
+    target: int
+    drafter: int
+    activations: int
+    non_torch: int
+    graphs: int
+    graphs_counted: int
+    buffers: int
+    buffers_counted: bool
+    context: int
+    kv_bytes: int
+    num_blocks: int
+    """KV blocks."""
+    kv_tokens: int
+    """Tokens that fit into the KV cache."""
+    outside: int
+    reserve: int
+    fits: bool
+    """Whether one sequence of `max_model_len` tokens has room."""
+    kv_bytes_per_token: int
+    max_concurrency: float
+    """Sequences of `max_model_len` tokens that fit, as vLLM logs it."""
+    longest_context: int
+    """Tokens of the longest sequence that fits."""
+    sequences: Mapping[str, int]
+    """Sequences that fit, by their length in tokens."""
 
 
-def _budget_to_dict(budget: Budget, contexts: tuple[int, ...]) -> dict[str, Any]:
-    names = (
-        "requested",
-        "target",
-        "drafter",
-        "activations",
-        "non_torch",
-        "graphs",
-        "graphs_counted",
-        "buffers",
-        "buffers_counted",
-        "context",
-        "kv_bytes",
-        "num_blocks",
-        "kv_tokens",
-        "outside",
-        "reserve",
-        "fits",
-    )
-    return {
-        **{name: getattr(budget, name) for name in names},
+def describe_memory(budget: Budget, contexts: tuple[int, ...]) -> GpuMemory:
+    """Return the memory of one GPU as it is written out, with the sequences that fit at each length of `contexts`."""
+    own = {each.name for each in fields(GpuMemory)}
+    computed: dict[str, Any] = {
         "kv_bytes_per_token": budget.kv.bytes_per_token,
         "max_concurrency": round(budget.max_concurrency, 2),
         "longest_context": budget.longest_context(),
         "sequences": {str(context): budget.sequences(context) for context in contexts},
     }
+    return GpuMemory(**{name: getattr(budget, name) for name in own - computed.keys()}, **computed)

@@ -63,7 +63,7 @@ def to_gumbel(bits, EXACT: tl.constexpr):
 
 @triton.jit
 def _mix(bits):
-    """SplitMix64's finaliser."""
+    """SplitMix64's finalizer."""
     bits = (bits ^ (bits >> 30)) * _MIX_1
     bits = (bits ^ (bits >> 27)) * _MIX_2
     return bits ^ (bits >> 31)

@@ -94,7 +94,7 @@ class Kernel:
         if self._interpreted:
             self.jit[grid](*args, **constants)
             return
-        values, key = _specialise(args)
+        values, key = _specialize(args)
         key += (num_warps, num_stages, *constants.values())
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -110,7 +110,7 @@ class Kernel:
         compiled.run(*grid_3, stream, handle, metadata, None, None, None, *values, *constants.values())
 
 
-def _specialise(args: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+def _specialize(args: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the arguments as the driver takes them, and all that Triton compiles different code for."""
     values: list[Any] = []
     key: list[Any] = []

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, pdl
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
-from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
+from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
 __all__ = ["find_config", "find_device", "gated_matmul", "has_copy_engine", "matmul", "run_gated", "run_matmul"]
@@ -68,14 +68,14 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
 
 
 @functools.cache
-def find_device(device: torch.device) -> Device | None:
+def find_device(device: torch.device) -> MatmulDevice | None:
     """Return what is to know of a GPU; None where it has no matrix instruction for bfloat16."""
     if interpreted():
-        return Device(num_sms=4, shared_bytes=1 << 16, hopper=True)
+        return MatmulDevice(num_sms=4, shared_bytes=1 << 16, hopper=True)
     properties = torch.cuda.get_device_properties(device)
     if properties.major < 8:
         return None
-    return Device(
+    return MatmulDevice(
         num_sms=properties.multi_processor_count,
         shared_bytes=triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"],
         hopper=properties.major == 9,

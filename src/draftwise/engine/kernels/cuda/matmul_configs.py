@@ -15,7 +15,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-__all__ = ["MOST_ROWS", "Config", "Device", "choose", "padded"]
+__all__ = ["MOST_ROWS", "Config", "MatmulDevice", "choose", "padded"]
 
 MOST_ROWS = 64
 """Rows up to which reading the weights takes longer than multiplying, and these kernels pay."""
@@ -28,7 +28,7 @@ _EVEN, _NEARLY_EVEN = 0.7, 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class MatmulDevice:
     """What the rule needs to know of a GPU."""
 
     num_sms: int
@@ -68,7 +68,7 @@ def padded(num_rows: int) -> int:
 
 @functools.cache
 def choose(
-    num_rows: int, num_out: int, num_in: int, device: Device, *, gated: bool, weight_bytes: int = 2
+    num_rows: int, num_out: int, num_in: int, device: MatmulDevice, *, gated: bool, weight_bytes: int = 2
 ) -> Config | None:
     """Return how to compute [num_rows, num_in] x [num_out, num_in], or None where cuBLAS is to do it.
 
@@ -114,7 +114,7 @@ def choose(
     return None
 
 
-def _find_load(num_out: int, fold: int, device: Device) -> float:
+def _find_load(num_out: int, fold: int, device: MatmulDevice) -> float:
     """Return how many programs there are for each multiprocessor."""
     return -(-num_out * fold // 64) / device.num_sms
 
@@ -124,7 +124,7 @@ def _evenness(load: float) -> float:
     return load / math.ceil(load)
 
 
-def _find_gated_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) -> list[int]:
+def _find_gated_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_bytes: int) -> list[int]:
     """Return what `_find_folds` does where two products are combined, which have twice the weights to a program."""
     if not device.hopper:
         return [2, 1] if num_rows <= 8 else [1]
@@ -134,7 +134,7 @@ def _find_gated_folds(num_rows: int, num_out: int, device: Device, weight_bytes:
     return [1] if num_rows > 16 or whole else [4, 2, 1]
 
 
-def _find_folds(num_rows: int, num_out: int, device: Device, weight_bytes: int) -> list[int]:
+def _find_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_bytes: int) -> list[int]:
     """Return into how many parts to cut a row of weights, the best number first.
 
     Up to 8 rows it is the same for all, for it decides the order of sums.

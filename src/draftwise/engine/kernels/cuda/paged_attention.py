@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention_kernels
 from draftwise.engine.kernels.cuda.matmul import find_device, has_copy_engine
-from draftwise.engine.kernels.cuda.matmul_configs import Device
+from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice
 
 __all__ = ["Tiling", "can_copy", "choose_tiling", "decode_attention", "find_forms"]
 
@@ -46,11 +46,11 @@ class Tiling:
 
 
 @functools.cache
-def _find_gpu(device: torch.device) -> Device:
+def _find_gpu(device: torch.device) -> MatmulDevice:
     found = find_device(device)
     if found is None:  # before compute capability 8
         properties = torch.cuda.get_device_properties(device)
-        found = Device(num_sms=properties.multi_processor_count, shared_bytes=0, hopper=False)
+        found = MatmulDevice(num_sms=properties.multi_processor_count, shared_bytes=0, hopper=False)
     return found
 
 
@@ -70,7 +70,7 @@ def choose_tiling(
     width: int,
     head_dim: int,
     itemsize: int,
-    gpu: Device,
+    gpu: MatmulDevice,
     kv_itemsize: int | None = None,
     copies: bool = False,
 ) -> Tiling:

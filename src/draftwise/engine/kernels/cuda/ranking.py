@@ -28,7 +28,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def rank(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids_RT, logprobs_RT and ranks_R, see `sampling.logprobs.Ranked`; of equal tokens the first comes first.
+    """Return ids_RT, logprobs_RT and ranks_R, see `logprobs.TokenRanks`; of equal tokens the first comes first.
 
     Args:
         logits_RV: any float type; -inf where a token cannot be.

@@ -7,7 +7,7 @@ differ. A row's result does not depend on the other rows.
 A vocabulary is too long for one program, and rows are few. So `_best_part` takes the best of each part of a row, as a
 key that orders by value and then by lowest index, and `_best_of_parts` takes the best key of each row.
 
-`penalise` changes logits in one pass; torch needs a dozen over tensors of their size.
+`penalize` changes logits in one pass; torch needs a dozen over tensors of their size.
 
 Shape letters: T slots, B sequences, N of them with penalties, S = K+1 rows of logits a sequence, K draft tokens,
 R = B * S, V vocabulary, C parts of a row, U tokens that a drafter can name.
@@ -34,7 +34,7 @@ __all__ = [
     "draw_rows",
     "emit",
     "find_floors",
-    "penalise",
+    "penalize",
     "rank",
     "reject",
     "sample_rows",
@@ -197,7 +197,7 @@ def _emit_sequence(
     tl.store(accepted + seq, first_rejected.to(tl.int64))
 
 
-def penalise(
+def penalize(
     logits_BSV: Tensor,
     draft_BK: Tensor,
     member_B: Tensor,
@@ -206,7 +206,7 @@ def penalise(
     in_prompt_TV: Tensor,
     num_output_TV: Tensor,
 ) -> Tensor:
-    """Return the float32 logits after penalties, see `sampling.penalties`.
+    """Return the float32 logits after penalties, see `logits.Penalties`.
 
     Args:
         logits_BSV: any float type.
@@ -219,7 +219,7 @@ def penalise(
     """
     num_seqs, num_rows, vocab_size = logits_BSV.shape
     changed_BSV = torch.empty(logits_BSV.shape, dtype=torch.float32, device=logits_BSV.device)
-    _penalise[(num_seqs * num_rows, triton.cdiv(vocab_size, _PENALTY_BLOCK))](
+    _penalize[(num_seqs * num_rows, triton.cdiv(vocab_size, _PENALTY_BLOCK))](
         *(logits_BSV.contiguous(), changed_BSV, draft_BK, member_B, slots_N, settings_N3.contiguous()),
         *(in_prompt_TV.view(torch.uint8), num_output_TV, draft_BK.stride(0), draft_BK.stride(1)),
         *(len(member_B), num_rows, vocab_size),
@@ -232,7 +232,7 @@ def penalise(
 
 
 @triton.jit(do_not_specialize=["B"])
-def _penalise(
+def _penalize(
     logits,
     changed,
     drafts,

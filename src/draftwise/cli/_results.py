@@ -1,0 +1,47 @@
+"""How a verb's result leaves the command line: notices to stderr, a table or JSON to stdout, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+from rich.console import Console
+
+from draftwise.cli._console import UNBROKEN, open_console
+from draftwise.verbs.verb import Result
+
+__all__ = ["json_option", "show"]
+
+R = TypeVar("R", bound=Result)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def show(
+    result: R,
+    render: Callable[[Console, R], None],
+    *,
+    as_json: bool,
+    indent: int | None = 1,
+    width: int = UNBROKEN,
+) -> None:
+    """Print a result and end the command with its exit code, unless that is 0.
+
+    Args:
+        result: of the verb.
+        render: prints it as text.
+        as_json: prints the document instead.
+        indent: of the JSON.
+        width: characters of a line where stdout is no terminal.
+    """
+    for notice in result.notices:
+        click.echo(f"{notice.severity}: {notice}", err=True)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=indent))
+    else:
+        render(open_console(stderr=False, width=width), result)
+    if result.exit_code:
+        sys.exit(result.exit_code)

@@ -1,0 +1,316 @@
+"""Turns a checkpoint directory into a model that can run; knows how the decoder families differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
+from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
+from draftwise.engine.models.packed import PackedFile, open_packed
+from draftwise.engine.models.rope import Rope
+
+__all__ = ["FAMILIES", "Family", "WeightReader", "get_family", "load_model"]
+
+_DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+_MOST_DUPLICATED = 512 * 2**20
+"""Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    load_format: str = "auto",
+    quantization: str | None = None,
+) -> CausalLM:
+    """Return the model of a Hugging Face checkpoint directory.
+
+    Args:
+        path: directory with config.json and safetensors, single or sharded.
+        dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
+        device: `auto` is CUDA when there is one, else the CPU.
+        load_format: `auto` reads the weights, `dummy` makes random ones.
+        quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel.
+
+    Raises:
+        InvalidSetup: the checkpoint is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE, is incomplete, or the
+            dtype or device cannot be had.
+    """
+    checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
+    config, where = checkpoint.config, str(Path(path) / "config.json")
+    family = get_family(config, where=where)
+    if config.get("quantization_config"):
+        raise InvalidSetup.because(
+            "quantized",
+            "Quantized checkpoints are not supported.",
+            where=where,
+            fix="Use the bfloat16 checkpoint of the model.",
+        )
+    shape = ModelShape.from_hf_config(config, where=where)
+    rope = Rope.from_hf_config(config, shape, where=where)
+    limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
+    shape = dataclasses.replace(shape, max_position_embeddings=limit)
+    mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
+    kind, place = _resolve_dtype(dtype, config), find_device(device)
+    as_stored = checkpoint.files and quantization is None
+    files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
+    with open_packed(files, kind, place) as packed:
+        reader = WeightReader(checkpoint, shape, family, kind, place, quantization=quantization, packed=packed)
+        weights = _read_weights(reader, shape, mixture)
+        checkpoint.check_complete()
+    rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
+    return CausalLM(config, shape, rope, weights, mixture)
+
+
+def _window(config: Mapping[str, Any], family: Family) -> int | None:
+    """Return the sliding window that some layer really uses; up to its length attention is the full one."""
+    window = config.get("sliding_window")
+    if window is None or (family.window_switch is not None and not config.get(family.window_switch)):
+        return None
+    if family.window_switch is not None:
+        kinds = config.get("layer_types")
+        first_layer = config.get("max_window_layers", 28)
+        active = "sliding_attention" in kinds if kinds else first_layer < config["num_hidden_layers"]
+        return int(window) if active else None
+    return int(window)
+
+
+def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
+        name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InvalidSetup.because(
+            "unknown-dtype", f"{name!r} is not supported.", where="dtype", fix=f"Use one of {', '.join(_DTYPES)}."
+        )
+    return _DTYPES[name]
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """Return the device that a setting means.
+
+    Raises:
+        InvalidSetup: it cannot be had.
+    """
+    if str(device) == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise InvalidSetup.because(
+            "unknown-device", f"{device!r} is not supported.", where="device", fix="Use auto, cpu or cuda."
+        )
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidSetup.because(
+            "no-cuda", "This machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
+        )
+    if resolved.type == "cuda" and find_spec("triton") is None:
+        raise InvalidSetup.because(
+            "no-triton",
+            "Triton is not installed, which the GPU kernels need.",
+            where="device",
+            fix="pip install triton",
+        )
+    return resolved
+
+
+def _read_weights(reader: WeightReader, shape: ModelShape, mixture: MixtureShape | None) -> Weights:
+    def layer(i: int) -> Layer:
+        return reader.layer(f"model.layers.{i}.", mixture=mixture if mixture and i in mixture.layers else None)
+
+    embedding_VH = reader.table("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+    layers = tuple(layer(i) for i in range(shape.num_layers))
+    norm = reader.vector("model.norm.weight", shape.hidden_size)
+    if shape.tie_word_embeddings:
+        head = reader.tied_head(embedding_VH)
+    else:
+        head = reader.linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size)
+    return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
+
+
+class WeightReader:
+    """Reads a checkpoint's tensors into their fused places, in one dtype on one device.
+
+    Missing tensors are noted by the checkpoint; its `check_complete` names them.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointReader,
+        shape: ModelShape,
+        family: Family,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantization: str | None = None,
+        packed: PackedFile | None = None,
+    ) -> None:
+        self._checkpoint, self._shape, self._packed = checkpoint, shape, packed
+        self._quantization = quantization
+        self.dtype, self.device = dtype, device
+        follows_config = family.qkv_bias is None
+        attention_bias = bool(checkpoint.config.get("attention_bias", False))
+        self._qkv_bias = attention_bias if follows_config else bool(family.qkv_bias)
+        self._o_bias = attention_bias and follows_config
+        self._mlp_bias = bool(family.mlp_bias_key and checkpoint.config.get(family.mlp_bias_key, False))
+        self._qk_norm = family.qk_norm
+
+    def layer(
+        self, prefix: str, *, num_in: int | None = None, input_norm: bool = True, mixture: MixtureShape | None = None
+    ) -> Layer:
+        """Return the decoder layer whose tensors' names start with `prefix`.
+
+        Args:
+            prefix: such as `model.layers.0.`.
+            num_in: width of the attention's input; None: the hidden size.
+            input_norm: whether the layer has an input norm.
+            mixture: what its experts are; None: it has an MLP.
+        """
+        shape, attention, mlp, hidden = self._shape, prefix + "self_attn.", prefix + "mlp.", self._shape.hidden_size
+        width = num_in or hidden
+        q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv, how = ["q_proj", "k_proj", "v_proj"], self._quantization
+        return Layer(
+            input_norm=self.vector(prefix + "input_layernorm.weight", hidden) if input_norm else None,
+            qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], width, bias=self._qkv_bias, quantization=how),
+            qk_norms=self._qk_norms(attention) if self._qk_norm else None,
+            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how),
+            post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
+            mlp=self._mlp(mlp, shape.intermediate_size) if mixture is None else self._experts(mlp, mixture),
+        )
+
+    def _mlp(self, prefix: str, inner: int) -> GatedMlp:
+        names, hidden, bias, how = ["gate_proj", "up_proj"], self._shape.hidden_size, self._mlp_bias, self._quantization
+        return GatedMlp(
+            gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how),
+            down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how),
+        )
+
+    def _experts(self, prefix: str, mixture: MixtureShape) -> ExpertsMlp:
+        """Return a router, which is never quantized, and its experts."""
+        hidden, inner, count = self._shape.hidden_size, mixture.inner_size, mixture.num_experts
+        names = [f"{prefix}experts.{expert}." for expert in range(count)]
+        experts: Experts
+        if self.device.type == "cuda":
+            halves = [f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")]
+            gate_up = self.fused(halves, [inner] * len(halves), hidden)
+            down = self.fused([name + "down_proj.weight" for name in names], [hidden] * count, inner)
+            experts = CudaExperts(gate_up, down, count, self._quantization)
+        else:
+            experts = CpuExperts([self._mlp(name, inner) for name in names])
+        return ExpertsMlp(
+            router=self.linear(prefix, ["gate"], [count], hidden),
+            experts=experts,
+            num_chosen=mixture.num_chosen,
+            normalize=mixture.normalize,
+        )
+
+    def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
+        size = self._shape.head_dim
+        return self.vector(attention + "q_norm.weight", size), self.vector(attention + "k_norm.weight", size)
+
+    def linear(
+        self,
+        prefix: str,
+        names: list[str],
+        sizes: list[int],
+        num_in: int,
+        *,
+        bias: bool = False,
+        quantization: str | None = None,
+    ) -> Linear:
+        """Return one product with the matrices [size, num_in] of these names below each other."""
+        weights = [f"{prefix}{name}.weight" for name in names]
+        biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
+        if self._packed is not None:
+            return self._packed.linear(" ".join(weights), lambda: self.fused(weights, sizes, num_in), biases)
+        return make_linear(self.fused(weights, sizes, num_in), biases, quantization=quantization)
+
+    def table(self, name: str, rows: int, width: int) -> Tensor:
+        """Return the matrix `name` [rows, width] as it is, which nobody writes to."""
+        if self._packed is None:
+            return self.fused([name], [rows], width)
+        return self._packed.table(name, (rows, width), self.dtype, lambda: self.fused([name], [rows], width))
+
+    def tied_head(self, embedding_VH: Tensor) -> Linear:
+        """Return the product with the embedding, of which a large one is not held a second time."""
+        copy = embedding_VH.nbytes <= _MOST_DUPLICATED
+        if self._packed is not None and copy:
+            return self._packed.linear("tied head", lambda: embedding_VH, None)
+        return make_linear(embedding_VH, copy=copy)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """Return the tensor `name` [size]."""
+        return self.fused([name], [size])
+
+    def fused(self, names: list[str], sizes: list[int], *rest: int) -> Tensor:
+        """Return the named tensors, [size, *rest] each, below each other in one."""
+        fused = torch.empty(sum(sizes), *rest, dtype=self.dtype, device=self.device)
+        for name, size, part in zip(names, sizes, fused.split(sizes), strict=True):
+            self._checkpoint.read(name, (size, *rest), out=part)
+        return fused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
+
+    architecture: str
+    qkv_bias: bool | None = False
+    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
+    mlp_bias_key: str | None = None
+    qk_norm: bool = False
+    """RMS norm over each head of q and k before the rotation."""
+    window_switch: str | None = None
+    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    has_experts: bool = False
+    """Whether layers have a mixture of experts (`MixtureShape`)."""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
+    "mistral": Family(architecture="MistralForCausalLM"),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch="use_sliding_window",
+        has_experts=True,
+    ),
+}
+
+
+def get_family(config: Mapping[str, Any], *, where: str) -> Family:
+    """Return the family of a config.json, by `architectures` or else by `model_type`.
+
+    Raises:
+        InvalidSetup: it is not one of the families.
+    """
+    named = config.get("architectures") or []
+    for model_type, family in FAMILIES.items():
+        if family.architecture in named or (not named and config.get("model_type") == model_type):
+            return family
+    raise InvalidSetup.because(
+        "unsupported-architecture",
+        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
+        where=where,
+        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
+    )

@@ -1,0 +1,168 @@
+"""The best fixed draft length and the best schedule by batch size, and what a release makes of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core import Effect, Ruling, Setup
+from draftwise.plan.check import check
+
+__all__ = [
+    "KEY",
+    "WORTH_A_CHANGE",
+    "JudgedSchedule",
+    "LengthChoice",
+    "Range",
+    "choose_lengths",
+    "join_ranges",
+    "judge_schedule",
+    "make_schedule_keys",
+]
+
+
+KEY = "num_speculative_tokens_per_batch_size"
+"""Key of the speculative config, from vLLM 0.24.0 on."""
+Range = tuple[int, int, int]
+"""First batch size, last batch size (both included) and k; k = 0 means no drafting."""
+
+
+def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[Range, ...]:
+    """Return the ranges of a schedule, neighbours with the same k joined.
+
+    Args:
+        ends: the largest batch size of each range and its k, in ascending order. Infinity ends the schedule: that range
+            is one batch size wide, as vLLM goes on with the last k for all larger batches.
+        first: where the first range begins.
+    """
+    rows: list[Range] = []
+    for end, k in ends:
+        last = first if isinf(end) else int(end)
+        if rows and rows[-1][2] == k:
+            rows[-1] = (rows[-1][0], last, k)
+        else:
+            rows.append((first, last, k))
+        first = last + 1
+    return tuple(rows)
+
+
+def make_schedule_keys(ranges: Sequence[Range]) -> dict[str, Any]:
+    """Return the keys of a speculative config that follow a schedule: the largest k, and the ranges."""
+    return {"num_speculative_tokens": max(k for _, _, k in ranges), KEY: [list(each) for each in ranges]}
+
+
+WORTH_A_CHANGE = 1.02
+"""Least gain of a schedule over the best fixed k: below it a setting that changes is not worth its risk."""
+_WORTH_A_RANGE = 0.005
+"""Least share of all tokens that one more range has to gain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthChoice:
+    """What to draft at the loads that were looked at."""
+
+    fixed_k: int
+    fixed_speedup: float
+    """Mean speed-up of the best fixed k over plain decoding, over the loads by their weight."""
+    ranges: tuple[Range, ...]
+    """The best schedule of few ranges; one range where a fixed k is best."""
+    schedule_gain: float
+    """Mean speed-up of that schedule over that of the best fixed k."""
+
+    @property
+    def is_schedule_worth_it(self) -> bool:
+        """Whether the schedule gains more than a setting that changes is worth."""
+        return len(self.ranges) > 1 and self.schedule_gain >= WORTH_A_CHANGE
+
+
+def choose_lengths(
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    fixed: Callable[[int, int], float],
+    scheduled: Callable[[int, int], float] | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+) -> LengthChoice:
+    """Return the best fixed k and the best schedule.
+
+    A schedule's k never rises with the batch: in a mixture of experts, where it could, the gain is small.
+
+    Args:
+        batches: ascending numbers of sequences; a range of the schedule ends at one of them.
+        lengths: values of k; 0 among them is no drafting.
+        fixed: speed-up over plain decoding at so many sequences with so many draft tokens, if that k is fixed.
+        scheduled: the same under a schedule that goes up to the largest of `lengths`, which may cost more than a fixed
+            k; None: the same as fixed.
+        weights: of each batch size, e.g. how often it occurs; None for equal ones.
+    """
+    weight = np.array(weights if weights is not None else np.ones(len(batches)), dtype=float)
+    weight /= weight.sum()
+    tried = sorted(set(lengths))
+    table = np.array([[fixed(batch, k) for k in tried] for batch in batches])
+    means = weight @ table
+    best = int(np.argmax(means))
+    own = table if scheduled is None else np.array([[scheduled(batch, k) for k in tried] for batch in batches])
+    path = _find_path(own * weight[:, None], float(means[best]) * _WORTH_A_RANGE)
+    gained = float(sum(weight[row] * own[row, column] for row, column in enumerate(path)))
+    ends = ((float(batch), tried[column]) for batch, column in zip(batches, path, strict=True))
+    return LengthChoice(
+        fixed_k=tried[best],
+        fixed_speedup=float(means[best]),
+        ranges=join_ranges(ends),
+        schedule_gain=gained / float(means[best]),
+    )
+
+
+def _find_path(values: NDArray[np.float64], price: float) -> list[int]:
+    """Return the column of each row, never rising, with the largest sum less a price for each change."""
+    rows, columns = values.shape
+    reached, came = values[0].copy(), np.zeros((rows, columns), dtype=int)
+    for row in range(1, rows):
+        # From any larger column for the price, or on in the same one.
+        options = np.where(np.tri(columns, dtype=bool).T, reached[None, :] - price, -np.inf)
+        options[np.diag_indices(columns)] = reached
+        came[row] = options.argmax(axis=1)
+        reached = options.max(axis=1) + values[row]
+    path = [int(reached.argmax())]
+    for row in range(rows - 1, 0, -1):
+        path.append(int(came[row][path[-1]]))
+    return path[::-1]
+
+
+_NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
+_FULL_DRAFTS = "schedule-drafts-in-full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedSchedule:
+    """A schedule as a release sees it."""
+
+    is_honoured: bool
+    drafts_in_full: bool
+    """Whether the drafter drafts the largest k in every batch, and only fewer tokens are verified."""
+    acts_as_written: bool
+    """Whether it is followed, and costs nothing else: neither drafts in full nor a loss of CUDA graphs."""
+    remarks: tuple[str, ...]
+    """What `check` says of it, with what to do."""
+
+
+def judge_schedule(setup: Setup) -> JudgedSchedule:
+    """Return what the setup's release makes of the schedule in its speculative config.
+
+    Raises:
+        InvalidSetup: the release is not known.
+    """
+    about = [each for each in check(setup).findings if each.where == KEY]
+    rulings = [each for each in about if isinstance(each, Ruling)]
+    lost = any(each.effect in _NOT_HONOURED or each.becomes == "null" for each in rulings)
+    return JudgedSchedule(
+        is_honoured=not lost,
+        acts_as_written=not lost and all(each.effect is not Effect.CHANGED for each in rulings),
+        drafts_in_full=any(each.code == _FULL_DRAFTS for each in about),
+        remarks=tuple(f"{each.message} {each.fix}".strip() for each in about),
+    )

@@ -1,0 +1,340 @@
+"""Throughput and latencies under closed and open loads: in the mean (Little's law), and simulated step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = [
+    "NO_WAITING",
+    "RequestLengths",
+    "ServerLimits",
+    "Service",
+    "SimulatedAnswer",
+    "SimulatedRequest",
+    "Stepping",
+    "Waiting",
+    "serve_concurrency",
+    "serve_rate",
+    "simulate",
+]
+
+
+_MOST_ROUNDS = 200
+_CLOSE_ENOUGH = 1e-4
+_FAR = 4.0
+"""Standard deviations, beyond which a number of prompts in one step is too rare to matter."""
+_LEAST_LEFT = 0.02
+"""Share of its time that a server must have left for decoding, or the rate is more than it can serve."""
+
+
+class Stepping(Protocol):
+    """The steps of one server at one draft length."""
+
+    def step_s(self, sequences: float, prefill_tokens: float = 0.0) -> float:
+        """Return the seconds of a step of so many sequences that decode and so many tokens of prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLengths:
+    """What requests are like, in the mean."""
+
+    prompt_tokens: float
+    """Tokens of a prompt that are computed: without those that the prefix cache holds."""
+    output_tokens: float
+
+    def decode_steps(self, tokens_per_step: float) -> float:
+        """Return the steps of an answer after its first token, which comes with the prompt."""
+        return max(0.0, self.output_tokens - 1) / tokens_per_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long a request waits before a step computes its prompt."""
+
+    seconds: float = 0.0
+    """For the server's front end, whatever else is served."""
+    steps: float = 0.0
+    """For steps that were under way or already prepared when it came; none where nothing else is in flight."""
+
+
+NO_WAITING = Waiting()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a server gives under one load, in the mean."""
+
+    batch: float
+    """Sequences that decode."""
+    step_s: float
+    """Of a step, those with prompts included."""
+    tpot_s: float
+    """Of an output token after the first."""
+    ttft_s: float
+    """To the first token, without waiting for others to finish."""
+    tokens_per_s: float
+    """Of all answers together."""
+
+
+def serve_concurrency(
+    server: Stepping,
+    traffic: RequestLengths,
+    tokens_per_step: float,
+    concurrency: float,
+    *,
+    waiting: Waiting = NO_WAITING,
+) -> Service:
+    """Return the service of a closed loop: so many requests in flight, the next one sent when one is answered.
+
+    A request waits, computes its prompt in one step, and decodes. The others are at all stages of their answers, so
+    that each of them computes its prompt in a step with one chance. Prompts of one step share what such a step takes
+    beyond their tokens: it runs without a full graph once, however many there are.
+
+    Args:
+        server: its steps.
+        traffic: what requests are like.
+        tokens_per_step: that a step gives a sequence.
+        concurrency: requests in flight.
+        waiting: of a request, before the step that computes its prompt.
+    """
+    others, steps = max(0, round(concurrency) - 1), traffic.decode_steps(tokens_per_step)
+    waited = waiting.steps if others else 0.0
+    decode_s = server.step_s(concurrency)
+    for _ in range(_MOST_ROUNDS):
+        stages = 1 + steps + waited + waiting.seconds / decode_s
+        share = steps / (stages - 1) if steps else 0.0  # of those that compute no prompt: the others wait
+        beside = [(n, chance, share * (others - n)) for n, chance in _list_chances(others, 1 / stages)]
+        found = sum(chance * server.step_s(1 + batch, n * traffic.prompt_tokens) for n, chance, batch in beside)
+        settled = abs(found - decode_s) < _CLOSE_ENOUGH * decode_s
+        decode_s = found
+        if settled:
+            break
+    prompt_s = sum(
+        chance * server.step_s(max(1.0, batch), (n + 1) * traffic.prompt_tokens) for n, chance, batch in beside
+    )
+    first_s = waiting.seconds + waited * decode_s + prompt_s
+    stay_s = first_s + steps * decode_s
+    return Service(
+        batch=max(1.0, concurrency * steps * decode_s / stay_s),
+        step_s=(prompt_s + steps * decode_s) / (1 + steps),
+        tpot_s=steps * decode_s / max(1.0, traffic.output_tokens - 1),
+        ttft_s=first_s,
+        tokens_per_s=concurrency * traffic.output_tokens / stay_s,
+    )
+
+
+def _list_chances(trials: int, chance: float) -> list[tuple[int, float]]:
+    """Return how many of some trials succeed, with the chance of each number that is not too rare to matter."""
+    mean, spread = trials * chance, math.sqrt(trials * chance * (1 - chance))
+    numbers = range(max(0, math.floor(mean - _FAR * spread)), min(trials, math.ceil(mean + _FAR * spread + 1)) + 1)
+    if chance >= 1:
+        return [(trials, 1.0)]
+    weights = [
+        math.comb(trials, n) * math.exp(n * math.log(chance) + (trials - n) * math.log1p(-chance)) for n in numbers
+    ]
+    return [(n, weight / sum(weights)) for n, weight in zip(numbers, weights, strict=True)]
+
+
+def serve_rate(
+    server: Stepping, traffic: RequestLengths, tokens_per_step: float, rate_per_s: float, *, most: float
+) -> Service | None:
+    """Return the service of requests that arrive at a rate; None where the server cannot keep up with it.
+
+    Args:
+        server: its steps.
+        traffic: what requests are like.
+        tokens_per_step: that a step gives a sequence.
+        rate_per_s: requests a second.
+        most: sequences that it decodes at once.
+    """
+    steps, batch = traffic.decode_steps(tokens_per_step), 1.0
+    for _ in range(_MOST_ROUNDS):
+        pure_s, prompt_s = _split(server, traffic, max(1.0, batch))
+        left = 1 - rate_per_s * prompt_s
+        if left < _LEAST_LEFT:
+            return None
+        step_s = pure_s / left
+        found = rate_per_s * steps * step_s
+        if found > most:
+            return None
+        if abs(found - batch) < _CLOSE_ENOUGH * max(1.0, batch):
+            break
+        batch += 0.5 * (found - batch)
+    stay_s, first_s = steps * step_s, pure_s / left + prompt_s
+    return Service(
+        batch=batch,
+        step_s=step_s,
+        tpot_s=stay_s / max(1.0, traffic.output_tokens - 1),
+        ttft_s=first_s,
+        tokens_per_s=rate_per_s * traffic.output_tokens,
+    )
+
+
+def _split(server: Stepping, traffic: RequestLengths, batch: float) -> tuple[float, float]:
+    """Return the seconds of a step that only decodes, and those that a prompt adds to one."""
+    pure_s = server.step_s(batch)
+    return pure_s, max(0.0, server.step_s(batch, traffic.prompt_tokens) - pure_s) if traffic.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRequest:
+    """One request of the traffic."""
+
+    at_s: float
+    """When it arrives; in a closed loop it is sent when another one is answered."""
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What a server takes at once."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    """Of a step; what decoding leaves goes to prompts."""
+    kv_tokens: float = math.inf
+    """That its pool of keys and values holds: fewer where a drafter takes memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedAnswer:
+    """How one request fared."""
+
+    ttft_s: float
+    """From its arrival to its first token, waiting included."""
+    tpot_s: float
+    """Of a token after the first; 0 where there is none."""
+    e2e_s: float
+    preemptions: int
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that is in the server."""
+
+    request: SimulatedRequest
+    order: int
+    arrived: float
+    missing: int
+    """Tokens still to be computed before it decodes."""
+    emitted: int = 0
+    first: float = 0.0
+    preemptions: int = 0
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys it holds, or will once its prompt is computed."""
+        return self.request.prompt_tokens + self.emitted
+
+
+def simulate(
+    server: Stepping,
+    requests: Sequence[SimulatedRequest],
+    limits: ServerLimits,
+    *,
+    k: int = 0,
+    survival: Sequence[float] = (),
+    concurrency: int | None = None,
+    seed: int = 0,
+) -> list[SimulatedAnswer]:
+    """Return how each request fares, in their order.
+
+    As in vLLM and the embedded engine: decoding goes first, prompts are computed in the order of arrival with what is
+    left of a step's tokens, and the youngest request gives its keys back when the pool is full, to be computed again.
+
+    Args:
+        server: how long its steps last.
+        requests: in the order of their arrival.
+        limits: of the server.
+        k: draft tokens of a sequence and step.
+        survival: share of steps in which at least 1, 2 ... draft tokens are accepted.
+        concurrency: requests in flight of a closed loop; None where requests arrive at their times.
+        seed: of what stands.
+    """
+    draws, now, place = random.Random(seed), 0.0, 0
+    waiting: deque[_Live] = deque()
+    running: list[_Live] = []
+    found: dict[int, SimulatedAnswer] = {}
+    while len(found) < len(requests):
+        while place < len(requests) and (
+            requests[place].at_s <= now if concurrency is None else place - len(found) < concurrency
+        ):
+            request = requests[place]
+            arrived = request.at_s if concurrency is None else now
+            waiting.append(_Live(request, place, arrived, missing=request.prompt_tokens))
+            place += 1
+        _make_room(running, waiting, limits, k)
+        decoding = [each for each in running if not each.missing]
+        prompts = _schedule_prompts(running, waiting, limits, len(decoding) * (k + 1))
+        computed = sum(prompts.values())
+        if not decoding and not computed:
+            now = requests[place].at_s
+            continue
+        now += server.step_s(max(1, len(decoding)), float(computed))
+        for each in decoding:
+            _emit(each, 1 + _draw_accepted(draws, survival[:k]))
+        for each in running:
+            if size := prompts.get(each.order, 0):
+                each.missing -= size
+                if not each.missing:
+                    each.first = each.first or now
+                    _emit(each, 1)
+        for each in [each for each in running if each.emitted == each.request.output_tokens]:
+            running.remove(each)
+            found[each.order] = _finish(each, now)
+    return [found[order] for order in range(len(requests))]
+
+
+def _draw_accepted(draws: random.Random, survival: Sequence[float]) -> int:
+    """Return how many draft tokens stand in one step of one sequence."""
+    draw = draws.random()
+    return sum(draw < chance for chance in survival)
+
+
+def _emit(live: _Live, tokens: int) -> None:
+    live.emitted = min(live.request.output_tokens, live.emitted + tokens)
+
+
+def _make_room(running: list[_Live], waiting: deque[_Live], limits: ServerLimits, k: int) -> None:
+    """Send the youngest requests back until the keys of the next step fit; one stays whatever it takes."""
+    while len(running) > 1 and sum(each.held + k + 1 for each in running) > limits.kv_tokens:
+        youngest = running.pop()
+        youngest.missing, youngest.preemptions = youngest.held, youngest.preemptions + 1
+        waiting.appendleft(youngest)
+
+
+def _schedule_prompts(
+    running: list[_Live], waiting: deque[_Live], limits: ServerLimits, decoded: int
+) -> dict[int, int]:
+    """Return the tokens of prompts that the next step computes, by request; admits those that fit."""
+    left, taken = max(1, limits.max_num_batched_tokens - decoded), dict[int, int]()
+    for each in running:
+        if each.missing and left > 0:
+            taken[each.order] = min(each.missing, left)
+            left -= taken[each.order]
+    free = limits.kv_tokens - sum(each.held for each in running)
+    while waiting and left > 0 and len(running) < limits.max_num_seqs:
+        if running and waiting[0].held + 1 > free:
+            break
+        each = waiting.popleft()
+        running.append(each)
+        free -= each.held + 1
+        taken[each.order] = min(each.missing, left)
+        left -= taken[each.order]
+    return taken
+
+
+def _finish(live: _Live, now: float) -> SimulatedAnswer:
+    after = live.request.output_tokens - 1
+    return SimulatedAnswer(
+        ttft_s=live.first - live.arrived,
+        tpot_s=(now - live.first) / after if after else 0.0,
+        e2e_s=now - live.arrived,
+        preemptions=live.preemptions,
+    )

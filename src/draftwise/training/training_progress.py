@@ -1,0 +1,99 @@
+"""What a training run reports, and its form on stderr: bars in a terminal, a few lines of text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.progress import TimeRemainingColumn as TimeLeft
+
+from draftwise.core.progress import Progress, Silent
+
+__all__ = ["Bar", "Reporter", "TrainingBars"]
+
+_QUIET_LINES = 10
+"""Number of lines that replace a bar outside a terminal."""
+
+
+class TrainingBars(Silent):
+    """A Progress that draws one bar at a time on stderr."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars: Bars | None = None
+        self._total = self._done = 0
+
+    def status(self, text: str) -> None:
+        """Write one line."""
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002
+        """Begin a bar, and end the one before; 0 steps begin none."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        self._total, self._done = steps, 0
+        if steps and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bars = Bars(
+                *columns, TextColumn("left"), TimeLeft(compact=True), console=self._console, refresh_per_second=2
+            )
+            self._bars.add_task("", total=steps)
+            self._bars.start()
+
+    def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
+        """Move the bar, or write a line for every tenth of the steps."""
+        before, self._done = self._done, done
+        stride = max(1, self._total // _QUIET_LINES)
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], completed=done, description=text)
+        elif before // stride != done // stride or done == self._total:
+            what, _, note = text.partition("  ")
+            self.status(f"{what} {done}/{self._total}  {note}".rstrip())
+
+
+class Reporter:
+    """Reports the tasks of a run, one after another.
+
+    Args:
+        progress: receives them; None draws bars on stderr.
+        quiet: whether to report nothing.
+    """
+
+    def __init__(self, progress: Progress | None = None, *, quiet: bool = False) -> None:
+        self._progress: Progress = Silent() if quiet else progress or TrainingBars()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the run should end after a checkpoint."""
+        return self._progress.stop_requested
+
+    def print_line(self, line: str) -> None:
+        """Report one line."""
+        self._progress.status(line)
+
+    @contextmanager
+    def show_bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
+        """Report the steps of a task while the block runs."""
+        self._progress.plan(total, None)
+        yield Bar(self._progress, what, done)
+        self._progress.plan(0, None)
+
+
+class Bar:
+    """The steps of one task."""
+
+    def __init__(self, progress: Progress, what: str, done: int) -> None:
+        self._progress, self._what, self._done, self._note = progress, what, done, ""
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps as done."""
+        self._done += steps
+        self._progress.step(self._done, text=f"{self._what}  {self._note}".rstrip())
+
+    def set_note(self, text: str) -> None:
+        """Change the text next to the bar."""
+        self._note = text

@@ -1,0 +1,167 @@
+"""`calibrate`: how long the steps of servers last, from a few minutes of load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+from draftwise.core import Calibration, ClosedLoop, Condition, SpecConfig
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.measure import measurement as measurements
+from draftwise.measure.calibrate.build import make_calibration
+from draftwise.measure.measurement import Measurement
+from draftwise.measure.spec import MeasurementSpec
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.runs import RunDirectory
+from draftwise.runs.documents import write_document
+from draftwise.verbs.access import read_headers
+from draftwise.verbs.loads import read_numbers
+from draftwise.verbs.measuring import (
+    Candidate,
+    Ending,
+    ServersRequest,
+    measure,
+    read_candidates,
+    read_launch,
+    refuse_changes,
+    refuse_conflict,
+    split_arguments,
+)
+from draftwise.verbs.notes import read_notes
+from draftwise.verbs.verb import Result, refuse, verb
+
+__all__ = ["CalibrateRequest", "CalibrateResult", "CalibratedCosts", "calibrate"]
+
+_NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.*)")
+_LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)}
+"""Streams by engine: from one sequence to where computing takes as long as reading the weights."""
+_REPEATS = 2
+_WORKLOADS = ("code", "rewrite")
+_UNFINISHED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateRequest(ServersRequest):
+    """Servers whose steps are measured, or a run in which they were."""
+
+    _: KW_ONLY
+    model: str | PathLike[str] | None = None
+    """Model at `url`, if the server does not tell: directory or known id."""
+    concurrency: str | float | Sequence[float] | None = None
+    """Streams at once; None for 1, 8 and 64, or for 1 and 4 of the embedded engine."""
+    minutes: float = 5.0
+    """For all of it, starts of servers included."""
+    run: str | PathLike[str] | None = None
+    """Directory for the raw readings; None for a new one under `runs`."""
+    from_run: str | PathLike[str] | None = None
+    """Finished run whose steps are taken instead of measuring, also one of `decide`."""
+    out: str | PathLike[str] | None = None
+    """File to write the calibration to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateResult(Result):
+    """The steps of servers."""
+
+    VERB: ClassVar[str] = "calibrate"
+    calibration: Calibration = field(metadata=HIDDEN)
+    directory: Path = field(metadata=HIDDEN)
+    """Run directory with the raw readings."""
+    is_finished: bool = field(default=True, metadata=HIDDEN)
+    """Whether the measurement was not stopped; otherwise `resume` goes on with it."""
+
+    @property
+    def exit_code(self) -> int:
+        """130 if the measurement was stopped."""
+        return 0 if self.is_finished else _UNFINISHED
+
+    def to_wire(self) -> Calibration:
+        """Return the calibration, which is the document."""
+        return self.calibration
+
+
+@verb(CalibrateRequest)
+def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
+    """Measure how long the steps of servers last: what `forecast` needs of them.
+
+    Serves a target as a baseline and once per candidate, or takes servers that run already. Gaps between streamed
+    chunks are steps; what is accepted does not matter, so any text calibrates, and so does synthetic acceptance. Steps
+    of the progress are requests. Where a server fails, the result so far goes to `progress.update` before the error is
+    raised.
+    """
+    if request.from_run is None:
+        measurement = _open(request, progress)
+        ending = measure(measurement, progress)
+        ending.require_some(measurement.directory.path)
+        directory = measurement.directory
+    else:
+        directory, ending = RunDirectory(Path(request.from_run)), Ending(is_finished=True)
+    named = request.model or request.target
+    calibration = make_calibration(directory.read(), target=None if named is None else str(named))
+    if request.out is not None:
+        write_document(Path(request.out), calibration)
+    result = CalibrateResult(calibration=calibration, directory=directory.path, is_finished=ending.is_finished)
+    if ending.failure is not None:
+        progress.update(result)
+        raise ending.failure
+    return result
+
+
+def _open(request: CalibrateRequest, progress: Progress) -> Measurement:
+    headers = read_headers(request.headers, request.key_variables)
+    if request.resume is not None:
+        refuse_changes(request, stay=("model", "out"))
+        return measurements.resume(
+            Path(request.resume), headers=headers, minutes=request.minutes, began_s=request.began_s
+        )
+    urls, candidates = _match_candidates(request)
+    loads = request.concurrency or _LOADS[request.engine if request.url is None else "vllm"]
+    spec = MeasurementSpec(
+        target=None if request.target is None else str(request.target),
+        engine=request.engine,
+        launch=read_launch(request),
+        serve_args=split_arguments(request.serve_args),
+        url=request.url,
+        candidate_urls=urls,
+        metrics_urls=tuple(request.metrics_urls),
+        headers=headers,
+        candidates=candidates,
+        workloads=((request.workloads,) if isinstance(request.workloads, str) else tuple(request.workloads))
+        or _WORKLOADS,
+        max_tokens=request.max_tokens,
+        conditions=tuple(
+            Condition(load=ClosedLoop(concurrency=int(load))) for load in read_numbers(loads, least=1, whole=True)
+        ),
+        minutes=request.minutes,
+        repeats=_REPEATS,
+        adaptive=False,  # every server under every load, no load left out or added
+        one_at_a_time=request.one_at_a_time,
+        notes=read_notes(request.notes),
+        out=None if request.run is None else Path(request.run),
+    )
+    refuse_conflict(spec)
+    return measurements.prepare(spec, progress, began_s=request.began_s)
+
+
+def _match_candidates(request: CalibrateRequest) -> tuple[tuple[str, ...], tuple[Candidate, ...]]:
+    """Return the URLs of candidates, and the candidates in their order: by name where URLs have names."""
+    candidates = list(read_candidates(request.candidates))
+    found = [_read_url(text) for text in request.candidate_urls]
+    if not any(name for name, _ in found):
+        return tuple(url for _, url in found), tuple(candidates)
+    specs: dict[str | None, SpecConfig | None] = {each.name: each.spec for each in candidates}
+    if unknown := [str(name) for name in specs if name not in {name for name, _ in found}]:
+        refuse(f"--candidate {', '.join(unknown)}: no --candidate-url has that name.")
+    return tuple(url for _, url in found), tuple(Candidate(name=name, spec=specs.get(name)) for name, _ in found)
+
+
+def _read_url(text: str) -> tuple[str | None, str]:
+    match = _NAMED_URL.fullmatch(text)
+    if match is None:
+        refuse(f"--candidate-url takes [NAME=]http://HOST:PORT, got {text!r}.")
+    return match["name"], match["url"]

@@ -1,0 +1,106 @@
+"""`check`: what a vLLM release makes of a speculative config, before it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
+from typing import ClassVar
+
+from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core.progress import Progress
+from draftwise.knowledge.vllm import releases
+from draftwise.plan.check import judge
+from draftwise.setups.read import SourceText
+from draftwise.verbs.judgements import FailOn, Judgement, Judgements
+from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
+from draftwise.verbs.verb import refuse, verb
+
+__all__ = ["CheckRequest", "CheckResult", "check"]
+
+_PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest(SetupRequest):
+    """Setups to judge, and the releases to judge them by."""
+
+    _: KW_ONLY
+    vllm: str | Sequence[str] = ()
+    """Releases; `all` for every known one. Default: the one that a source names, else the newest."""
+    nearest: bool = False
+    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    installed: Iterable[str] | None = None
+    """Optional packages that the server has, e.g. `arctic-inference`; None if unknown."""
+    fail_on: FailOn = "error"
+    """Least severity that makes the exit code 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult(Judgements):
+    """Every judgement, by release and source."""
+
+    VERB: ClassVar[str] = "check"
+    judgements: tuple[Judgement, ...]
+    skipped: tuple[str, ...] = ()
+    """Files that start no vLLM server."""
+    fail_on: FailOn = "error"
+
+
+@verb(CheckRequest)
+def check(request: CheckRequest, _progress: Progress) -> CheckResult:
+    """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
+
+    Nothing is loaded and nothing is downloaded.
+    """
+    sources = find_sources(request)
+    asked = [request.vllm] if isinstance(request.vllm, str) else list(request.vllm)
+    versions = [str(release) for release in releases()] if "all" in asked else asked
+    for version in versions:
+        open_release(version, nearest=request.nearest)
+    found = [sources.read(version) for version in versions or (None,)]
+    installed = None if request.installed is None else _name_packages(request.installed)
+    first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in found)
+    first += (Judgement.of(report, where=name) for name, report in found[0].unread)
+    first += _judge_objects(sources.texts, first)
+    return CheckResult(
+        judgements=(*first, *chain.from_iterable(others)), skipped=found[0].skipped, fail_on=request.fail_on
+    )
+
+
+def _judge(found: FoundSetups, installed: frozenset[str] | None, *, nearest: bool) -> Iterator[Judgement]:
+    for reading in found.readings:
+        yield Judgement.of(judge(reading, installed=installed, nearest=nearest), where=reading.where)
+
+
+def _name_packages(given: Iterable[str]) -> frozenset[str]:
+    """Return names of packages as the index writes them, without versions."""
+    named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given) if each}
+    if wrong := next((each for each, match in named.items() if match is None), None):
+        refuse(f"{wrong!r} is no package; write name or name==version.", where="--installed")
+    return frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
+
+
+def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judgement]) -> Iterator[Judgement]:
+    """Yield what an API server would refuse or drop of objects, where no finding has said it yet.
+
+    All of it is a warning: which release of Kubernetes or of a project takes the objects is unknown here.
+    """
+    said = " ".join(finding.where or "" for each in judged for finding in each.findings)
+    for text in texts:
+        if "apiVersion" in text.text and (text.is_chosen or text.may_start_vllm):
+            found = [each for each in _find_refused(text) if (each.where or "").rpartition(" ")[2] not in said]
+            if found:
+                from draftwise.deploying.verify.manifests import report_of
+
+                yield Judgement.of(report_of(*found), where=text.name, verdict="may not be taken whole")
+
+
+def _find_refused(text: SourceText) -> Iterator[Finding]:
+    from draftwise.deploying.validate import validate_text
+
+    with suppress(InvalidSetup):  # not YAML: whoever reads it says so
+        for finding in validate_text(text.text, name=text.name):
+            yield replace(finding, severity=Severity.WARNING)

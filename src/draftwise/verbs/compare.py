@@ -1,0 +1,154 @@
+"""`compare`: is the answer still true? Two runs, or results of other load generators, next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+from draftwise.core import Comparison, Interval, Verdict
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.deciding.compare import Compared, compare_sides, read_side
+from draftwise.deciding.compare.answers import Kept, VerdictChange
+from draftwise.deciding.compare.compared import Side
+from draftwise.deciding.compare.context import KINDS, ContextDifference
+from draftwise.deciding.compare.readings import CellChange
+from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
+from draftwise.reporting.sentences import describe_decision
+from draftwise.verbs.verb import Result, refuse, verb
+
+__all__ = ["KINDS", "CompareRequest", "CompareResult", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """Two measurements, and what differs between them on purpose."""
+
+    before: str | PathLike[str]
+    """Run directory, or a result of `vllm bench serve`, guidellm or aiperf."""
+    after: str | PathLike[str]
+    """The same of the later measurement."""
+    _: KW_ONLY
+    changed: str | Sequence[str] = ("version",)
+    """Kinds of differences, of `KINDS`; anything else that differs makes it no like-for-like comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSide:
+    """One measurement."""
+
+    source: str
+    tool: str
+    context: Mapping[str, Any]
+    decision: str | None
+    """The decision in words; null for results of tools that decide nothing."""
+
+    @classmethod
+    def of(cls, side: Side) -> ComparedSide:
+        """Return the row of a measurement."""
+        results = side.results
+        decision = None if side.decision is None else describe_decision(side.decision)
+        return cls(source=results.source, tool=results.tool, context=results.context, decision=decision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedVerdict:
+    """A verdict with the ratio that decided it."""
+
+    verdict: Verdict
+    speedup: Interval
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> ComparedVerdict:
+        """Return the verdict of a comparison."""
+        return cls(verdict=comparison.verdict, speedup=comparison.deciding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow:
+    """One candidate on one workload under one condition, in both measurements."""
+
+    workload: str
+    condition: str
+    candidate: str
+    before: ComparedVerdict
+    after: ComparedVerdict
+    change: Interval
+    """Deciding ratio after over before: above 1 speculation gains more than it did."""
+    kept: Kept
+
+    @classmethod
+    def of(cls, change: VerdictChange) -> VerdictRow:
+        """Return the row of a verdict."""
+        return cls(
+            workload=change.workload,
+            condition=change.condition,
+            candidate=change.candidate,
+            before=ComparedVerdict.of(change.before),
+            after=ComparedVerdict.of(change.after),
+            change=change.change,
+            kept=change.kept,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareResult(Result):
+    """What differs between two measurements, and whether the first answer still holds."""
+
+    VERB: ClassVar[str] = "compare"
+    sentence: str
+    """Answers whether the first answer is still true."""
+    like_for_like: bool
+    """Whether the numbers differ for no other reason than what was changed on purpose."""
+    still_true: bool | None
+    """Whether every verdict of the first still holds; null if it cannot be told."""
+    before: ComparedSide
+    after: ComparedSide
+    differences: tuple[ContextDifference, ...]
+    verdicts: tuple[VerdictRow, ...]
+    cells: tuple[CellChange, ...]
+    notes: tuple[str, ...]
+    """What a reader must know about the numbers."""
+    compared: Compared = field(metadata=HIDDEN)
+
+    @classmethod
+    def of(cls, compared: Compared) -> CompareResult:
+        """Return the result of a comparison."""
+        return cls(
+            sentence=describe_comparison(compared),
+            like_for_like=compared.is_like_for_like,
+            still_true=compared.is_still_true,
+            before=ComparedSide.of(compared.before),
+            after=ComparedSide.of(compared.after),
+            differences=compared.differences,
+            verdicts=tuple(map(VerdictRow.of, compared.verdicts)),
+            cells=compared.cells,
+            notes=tuple(list_notes(compared)),
+            compared=compared,
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a verdict is no longer true, or the two cannot be compared like for like."""
+        return int(not self.like_for_like or self.still_true is False)
+
+    def to_markdown(self) -> str:
+        """Return a comment for a pull request."""
+        return to_markdown(self.compared)
+
+
+@verb(CompareRequest)
+def compare(request: CompareRequest, _progress: Progress) -> CompareResult:
+    """Say whether what one measurement found is still true in another.
+
+    What differs in model, version, hardware and parameters comes first, then the verdicts, then the readings arm by
+    arm.
+    """
+    changed = (request.changed,) if isinstance(request.changed, str) else tuple(request.changed)
+    if unknown := [each for each in changed if each not in KINDS]:
+        refuse(f"There is no kind of difference {unknown[0]!r}: give one of {', '.join(KINDS)}.", where="--changed")
+    compared = compare_sides(read_side(Path(request.before)), read_side(Path(request.after)), changed)
+    return CompareResult.of(compared)

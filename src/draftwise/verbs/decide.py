@@ -1,0 +1,183 @@
+"""`decide`: measure whether speculation pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+from draftwise.core import Arrivals, Calibration, Condition, Phase, Profile
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.measure import measurement as measurements
+from draftwise.measure.measurement import Measurement
+from draftwise.measure.spec import MeasurementSpec
+from draftwise.verbs.access import read_headers
+from draftwise.verbs.conclusions import Concluded, conclude
+from draftwise.verbs.loads import make_conditions, read_numbers
+from draftwise.verbs.measuring import (
+    ServersRequest,
+    measure,
+    read_candidates,
+    read_launch,
+    refuse_changes,
+    refuse_conflict,
+    split_arguments,
+)
+from draftwise.verbs.notes import read_notes
+from draftwise.verbs.verb import verb
+from draftwise.workloads import BUNDLED
+
+__all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
+
+_UNFINISHED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class DecideRequest(ServersRequest):
+    """Servers to compare, the workloads and loads to compare them under, and how long to measure."""
+
+    _: KW_ONLY
+    out: str | PathLike[str] | None = None
+    """Run directory; None for a new one under `runs`."""
+    prompts: int | None = None
+    """Prompts per workload; None for as many as fit in the time."""
+    minutes: float | None = None
+    """For all of it; None for 10, or for as long as it takes where `prompts` are given."""
+    repeats: int = 5
+    """Repetitions of the prompts."""
+    warmup: int = 3
+    """Discarded requests per arm."""
+    seed: int = 0
+    concurrency: str | float | Sequence[float] | None = None
+    """Requests in flight, of closed loops; None for 1 if no other load is given."""
+    rate: str | float | Sequence[float] | None = None
+    """Requests per second, of open loops: sent whether earlier ones are answered or not."""
+    arrivals: Arrivals | str = Arrivals.POISSON
+    """Gaps between the requests of an open loop."""
+    phases: str | Sequence[Phase] | None = None
+    """Ramps and bursts, e.g. `60s:1-8/s,30s:20/s`."""
+    replay: float | None = None
+    """Speed at which recorded arrival times are replayed; None for no replay."""
+    turn_seconds: float = 20.0
+    """How long a turn of a steady rate lasts."""
+    temperatures: str | float | Sequence[float] = (0.0,)
+    lengths: str | int | Sequence[int] | None = None
+    """Values of num_speculative_tokens to try every candidate with."""
+    adaptive: bool = True
+    """Whether what is settled is left out, and the load at which speculation stops paying is searched for."""
+    profile: Profile | str | PathLike[str] | None = None
+    """Of this traffic, from `replay`: candidates that cannot come out best are left out."""
+    calibration: Calibration | str | PathLike[str] | None = None
+    """Of these servers, from `calibrate`: the same; with `profile` also at which loads."""
+    processes: int | None = None
+    """Processes of the load generator; None for as many as the load needs."""
+    margin: float | None = None
+    """Smallest change worth making; None for 0.03."""
+    slo_ttft_ms: float | None = None
+    """Promised time to first token, for goodput."""
+    slo_tpot_ms: float | None = None
+    """Promised time per output token, for goodput."""
+    slo_e2e_ms: float | None = None
+    """Promised time to the last token, for goodput."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecideResult(Concluded):
+    """What a measurement came to."""
+
+    VERB: ClassVar[str] = "decide"
+    is_finished: bool = field(default=True, metadata=HIDDEN)
+    """Whether it was not stopped; otherwise `resume` goes on with it."""
+
+    @property
+    def exit_code(self) -> int:
+        """130 if it was stopped; 1 if there is a finding of severity error, or nothing was compared."""
+        if not self.is_finished:
+            return _UNFINISHED
+        return int(self.decision.has_error or not self.decision.comparisons)
+
+
+@verb(DecideRequest)
+def decide(request: DecideRequest, progress: Progress) -> DecideResult:
+    """Measure whether speculation pays for a target, and say so.
+
+    Serves the target as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
+    report. With URLs it compares servers that run already. Steps are requests. Where a server fails, the result so far
+    goes to `progress.update` before the error is raised.
+    """
+    measurement = _open(request, progress)
+    ending = measure(measurement, progress)
+    ending.require_some(measurement.directory.path)
+    result = replace(conclude(DecideResult, measurement.directory), is_finished=ending.is_finished)
+    if ending.failure is not None:
+        progress.update(result)
+        raise ending.failure
+    return result
+
+
+def _open(request: DecideRequest, progress: Progress) -> Measurement:
+    headers = read_headers(request.headers, request.key_variables)
+    if request.resume is not None:
+        refuse_changes(request, stay=("processes",))
+        return measurements.resume(
+            Path(request.resume),
+            headers=headers,
+            processes=request.processes,
+            minutes=request.minutes,
+            began_s=request.began_s,
+        )
+    spec = MeasurementSpec(
+        target=None if request.target is None else str(request.target),
+        engine=request.engine,
+        launch=read_launch(request),
+        serve_args=split_arguments(request.serve_args),
+        url=request.url,
+        candidate_urls=tuple(request.candidate_urls),
+        metrics_urls=tuple(request.metrics_urls),
+        headers=headers,
+        candidates=tuple(read_candidates(request.candidates)),
+        draft_lengths=tuple(map(int, read_numbers(request.lengths or (), least=1, whole=True))),
+        workloads=((request.workloads,) if isinstance(request.workloads, str) else tuple(request.workloads)) or BUNDLED,
+        max_tokens=request.max_tokens,
+        conditions=read_conditions(request),
+        prompts=request.prompts,
+        minutes=request.minutes,
+        repeats=request.repeats,
+        warmup=request.warmup,
+        seed=request.seed,
+        profile=request.profile if isinstance(request.profile, Profile | None) else Path(request.profile),
+        calibration=(
+            request.calibration if isinstance(request.calibration, Calibration | None) else Path(request.calibration)
+        ),
+        places_loads=not any((request.concurrency, request.rate, request.phases, request.replay)),
+        turn_s=request.turn_seconds,
+        adaptive=request.adaptive,
+        one_at_a_time=request.one_at_a_time,
+        processes=request.processes,
+        notes=read_notes(request.notes),
+        thresholds=_read_thresholds(request),
+        out=None if request.out is None else Path(request.out),
+    )
+    refuse_conflict(spec)
+    return measurements.prepare(spec, progress, began_s=request.began_s)
+
+
+def read_conditions(request: DecideRequest) -> tuple[Condition, ...]:
+    """Return the product of loads and temperatures."""
+    return make_conditions(
+        concurrency=request.concurrency or (),
+        rate=request.rate or (),
+        arrivals=request.arrivals,
+        phases=request.phases or (),
+        replay=request.replay,
+        temperatures=request.temperatures,
+    )
+
+
+def _read_thresholds(request: DecideRequest) -> dict[str, float]:
+    promised = {"slo_ttft_s": request.slo_ttft_ms, "slo_tpot_s": request.slo_tpot_ms, "slo_e2e_s": request.slo_e2e_ms}
+    seconds = {name: value / 1e3 for name, value in promised.items() if value is not None}
+    return seconds if request.margin is None else {"margin": request.margin, **seconds}

@@ -1,0 +1,349 @@
+"""`deploy`: the files that put a setup into production, and its twin without speculation to go back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from draftwise.core import Baseline, Device, Finding, InvalidSetup, Setup, Severity
+from draftwise.core.progress import Progress
+from draftwise.deploying import TARGETS, Evidence, Mode, Platform, make_order, read_layout
+from draftwise.deploying import deploy as write_files
+from draftwise.deploying.files import Folder
+from draftwise.deploying.order import Scale
+from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.deploying.targets import name_targets
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release
+from draftwise.verbs.verb import Result, refuse, verb
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision, Run
+
+__all__ = ["TARGETS", "DeployRequest", "DeployResult", "Mode", "ProxyKind", "deploy"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployRequest(SetupRequest):
+    """A run whose adopted candidate is deployed, or a setup; and where to."""
+
+    _: KW_ONLY
+    to: str | None = None
+    """Platform: one of `TARGETS`."""
+    out: str | PathLike[str] | None = None
+    """New folder for the files."""
+    edit: str | PathLike[str] | None = None
+    """File whose server is to speculate as the source does, instead of `to` and `out`."""
+    write: bool = False
+    """With `edit`: whether to change the file."""
+    candidate: str | None = None
+    """Candidate of the run to deploy; default: the adopted one."""
+    vllm: str | None = None
+    """Release; default: the source's."""
+    nearest: bool = False
+    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    name: str = ""
+    """Name of the service; default: made from the target's name."""
+    owner: str = ""
+    """Who answers for the service."""
+    image: str = ""
+    """Server image; default: vLLM's own, by its tag."""
+    gpu: str | None = None
+    """Name such as H200; default: the source's."""
+    cold_start_s: float | None = None
+    """Seconds that a cold start took; the startup deadline is 1.5 times that."""
+    start_log: str | PathLike[str] | None = None
+    """vLLM's log of a cold start, instead of `cold_start_s`."""
+    kserve: str = ""
+    """Release of KServe; default: the newest known."""
+    mode: Mode = "Standard"
+    """KServe deployment mode."""
+    layout: str | None = None
+    """Where the weights are on KServe: one, storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM."""
+    service_account: str = ""
+    """KServe service account whose secrets give access to the weights."""
+    max_replicas: int | None = None
+    """Scale both twins up to this many replicas, by requests in flight."""
+    requests_per_replica: int | None = None
+    """Requests in flight per replica; default: the highest load at which the run measured a gain."""
+    observe: bool = True
+    """Whether to write rules, alerts, a dashboard and the analysis of a canary."""
+    metrics_prefix: str = ""
+    """Prefix of the metrics' names; default: vllm:, or the platform's."""
+    verifier: str = ""
+    """Image with draftwise: the analysis of a canary runs `draftwise verify` in it."""
+    proxy: ProxyKind | None = None
+    """Proxy in front of both twins, which keeps from each what it must not get."""
+    share: int = 10
+    """Percent of the proxy's requests for the pool that speculates."""
+    spec_address: str = ""
+    """HOST:PORT where the proxy reaches that pool."""
+    plain_address: str = ""
+    """HOST:PORT of its twin; default: the platform's names."""
+    probe: str | None = None
+    """URL of a running server of this setup: its answers to a few prompts go into baseline.json."""
+    headers: Sequence[Header | str] = ()
+    """Headers for that URL; ${VARIABLE} is replaced."""
+    key_variables: Sequence[str] = ()
+    """Variables that hold the key of that URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFolder:
+    """The folder that was written."""
+
+    out: str
+    files: tuple[str, ...]
+    limits: tuple[Finding, ...]
+    """What the platform cannot do."""
+    not_measured: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditedFile:
+    """The file that was, or would be, changed."""
+
+    file: str
+    difference: str
+    """Unified diff; empty if the file starts that already."""
+    written: bool
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployResult(Result):
+    """What was written."""
+
+    VERB: ClassVar[str] = "deploy"
+    answer: WrittenFolder | EditedFile
+
+    def to_wire(self) -> WrittenFolder | EditedFile:
+        """Return the answer, which is the document."""
+        return self.answer
+
+
+@verb(DeployRequest)
+def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
+    """Write the files that serve a setup on a platform, and its twin without speculation.
+
+    What vLLM would refuse is not written. Nothing is applied: MEMO.md in the folder has the commands.
+    """
+    version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
+    run = _find_run(request)
+    if run is not None:
+        setup, evidence = _read_run(run, request, version)
+    else:
+        setup = _with_gpu(find_sources(request).read(version).require_one(), request.gpu)
+        evidence = Evidence()
+    if request.edit is not None:
+        if request.to is not None or request.out is not None:
+            refuse("--edit changes a file that is there; --to and --out write new ones.")
+        return DeployResult(answer=_edit(Path(request.edit), request, setup, version))
+    if request.to is None or request.out is None:
+        refuse("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
+    folder = _make_folder(request, request.to, setup, evidence)
+    if request.probe is not None:
+        folder = _add_probe(folder, setup, request.probe, request)
+    folder.write(Path(request.out))
+    return DeployResult(
+        answer=WrittenFolder(
+            out=str(request.out),
+            files=tuple(folder.files),
+            limits=tuple(folder.limits),
+            not_measured=tuple(evidence.unmeasured),
+        )
+    )
+
+
+def _find_run(request: DeployRequest) -> Path | None:
+    """Return the run directory that is the only source; None where it is something else."""
+    given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
+    if len(given) != 1 or isinstance(given[0], Setup) or not (Path(given[0]) / "manifest.json").is_file():
+        return None
+    if request.speculative_config is not None or request.engine_flags or request.env_files:
+        refuse("A run says what was measured: -sc, --env-file and flags behind -- go with a setup.")
+    return Path(given[0])
+
+
+def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: Evidence) -> Folder:
+    start_s = _find_start(request)
+    order = make_order(setup, name=request.name, image=request.image, cold_start_s=start_s, evidence=evidence)
+    platform = Platform(
+        release=request.kserve,
+        mode=request.mode,
+        service_account=request.service_account,
+        layout=None if request.layout is None else read_layout(request.layout),
+    )
+    if not TARGETS[to].options and platform != Platform():
+        refuse(f"--kserve, --mode, --layout and --service-account go with --to {name_targets('options')}.")
+    platform = replace(platform, verifier=request.verifier, scale=_read_scale(request))
+    proxy = (
+        None
+        if request.proxy is None
+        else Wanted(kind=request.proxy, share=request.share, spec=request.spec_address, plain=request.plain_address)
+    )
+    return write_files(
+        replace(order, platform=platform, owner=request.owner),
+        to,
+        metrics_prefix=request.metrics_prefix if request.observe else None,
+        proxy=proxy,
+    )
+
+
+def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -> Folder:
+    """Return the folder with the answers of a server that runs the setup in its baseline."""
+    import asyncio
+
+    from draftwise.backends.backend import ProbedPair
+    from draftwise.deploying.record import BASELINE
+    from draftwise.deploying.verify.server import verify_server
+    from draftwise.verbs.probing import ask_again, load_prompts
+    from draftwise.watching.fingerprint import take_answers
+    from draftwise.watching.recording import record_baseline
+
+    headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
+    repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
+    found = verify_server(setup, ProbedPair(server=repeats[0]), where=url)
+    if errors := [each for each in found if each.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    known = Baseline.from_json(folder.files[BASELINE], where=BASELINE)
+    baseline = record_baseline(None, list(map(take_answers, repeats)), known)
+    return replace(folder, files={**folder.files, BASELINE: baseline.to_json()})
+
+
+def _read_scale(request: DeployRequest) -> Scale | None:
+    if request.max_replicas is None:
+        if request.requests_per_replica is not None:
+            refuse("--requests-per-replica says when to scale: give --max-replicas, too.")
+        return None
+    return Scale(most=request.max_replicas, per_replica=request.requests_per_replica)
+
+
+def _find_start(request: DeployRequest) -> float | None:
+    """Return the seconds of a cold start, as given or by the log of one; None where nobody says."""
+    if request.start_log is None:
+        return request.cold_start_s
+    if request.cold_start_s is not None:
+        refuse("--cold-start-s and --start-log say the same: give one of them.")
+    from draftwise.backends.vllm_log import find_start_s
+    from draftwise.setups.read import find_texts
+
+    (source,) = find_texts(Path(request.start_log))
+    seconds = find_start_s(source.text.splitlines())
+    if not seconds:
+        raise InvalidSetup.because(
+            "start-not-told",
+            f"{request.start_log} does not tell how long the start took: it lacks times, or the line that the server "
+            "answers.",
+            where="--start-log",
+            fix="Give the log of vllm serve from its first line to `Application startup complete`, or --cold-start-s.",
+        )
+    return seconds
+
+
+def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None) -> EditedFile:
+    from draftwise.deploying.edit.edit import edit_as
+    from draftwise.deploying.files import replace_text
+    from draftwise.setups.read import find_texts
+
+    (source,) = find_texts(path)
+    wanted = setup if version is None else replace(setup, engine_version=version)
+    changed = edit_as(source, _with_gpu(wanted, request.gpu))
+    is_written = request.write and bool(changed.difference)
+    if is_written:
+        replace_text(path, changed.text)
+    return EditedFile(
+        file=str(path), difference=changed.difference, written=is_written, findings=tuple(changed.findings)
+    )
+
+
+def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[Setup, Evidence]:
+    """Return the setup that a run adopted, with what it found."""
+    from draftwise.deciding.comparison.step_times import trace_step_times
+    from draftwise.deciding.conclusions import conclude_run
+    from draftwise.deploying.baseline import find_expected
+    from draftwise.reporting.sentences import describe_decision
+    from draftwise.runs import RunDirectory
+
+    found = conclude_run(RunDirectory(path).read())
+    decision = found.decision
+    name = request.candidate or _find_adopted(decision, path)
+    arm = next((arm for arm in found.run.plan.arms if arm.name == name and arm.name != decision.baseline), None)
+    if arm is None:
+        names = ", ".join(each.name for each in found.run.plan.arms if each.name != decision.baseline)
+        raise InvalidSetup.because(
+            "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
+        )
+    version, target = version or arm.setup.engine_version, request.target or arm.setup.target
+    setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
+    rules = tuple(rule for rule in decision.rollback if rule.arm == name)
+    evidence = Evidence(
+        run=path.resolve().name,
+        headline=describe_decision(decision),
+        rollback=rules,
+        wanted_gain=found.thresholds.margin,
+        not_adopted=tuple(_list_not_adopted(decision, name)),
+        speed_ups=_find_speed_ups(decision, name),
+        arm=name,
+        plain_arm=decision.baseline,
+        expected=find_expected(decision, name),
+        curve_ms=trace_step_times(found.run),
+        unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
+    )
+    return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)
+
+
+def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:
+    """Return what was measured of each workload alone, under its heaviest load."""
+    from draftwise.core.comparison import ALL
+
+    found = [each for each in decision.comparisons if each.candidate == candidate and each.workload != ALL]
+    found.sort(key=lambda each: each.condition.place or ("", 0.0))
+    return {each.workload: each.speedup.value for each in found if each.condition.temperature == 0}
+
+
+def _list_not_adopted(decision: Decision, candidate: str) -> Iterator[str]:
+    """Yield where the run does not say that a candidate pays."""
+    from draftwise.core import Verdict
+    from draftwise.core.comparison import ALL
+    from draftwise.reporting.units import describe_load
+
+    for each in decision.comparisons:
+        if each.candidate == candidate and each.workload != ALL and each.verdict is not Verdict.ADOPT:
+            at = f" at temperature {each.condition.temperature:g}" if each.condition.temperature else ""
+            yield (
+                f"Traffic like {each.workload}{at}, {describe_load(each.condition)}: the run says {each.verdict} "
+                f"({each.speedup.value:.2f}x)."
+            )
+
+
+def _find_adopted(decision: Decision, path: Path) -> str:
+    names = {each.candidate for found in decision.recommendations for each in found.adopted}
+    if len(names) == 1:
+        return names.pop()
+    text = f"adopted {len(names)} candidates ({', '.join(sorted(names))})" if names else "adopted no candidate"
+    raise InvalidSetup.because(
+        "nothing-to-deploy",
+        f"The run {path} {text}.",
+        where=str(path),
+        fix="Name the one to deploy with --candidate; the files say what was measured of it.",
+    )
+
+
+def _list_gaps(run: Run, *, adopted: bool) -> list[str]:
+    gaps = [] if adopted else ["That it pays: the run did not adopt it."]
+    if any(arm.url for arm in run.plan.arms):
+        gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
+    return gaps
+
+
+def _with_gpu(setup: Setup, name: str | None) -> Setup:
+    if name is None:
+        return setup
+    count = setup.device.count if setup.device is not None else 1
+    gpu = get_gpu(name)
+    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))

@@ -1,0 +1,73 @@
+"""The embedded engine's settings, as `serve` and `warm-up` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftwise.core import InvalidSetup, Severity, SpecConfig
+from draftwise.engine.engine_config import (
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    PARALLEL_SIZES,
+    QUANTIZATIONS,
+    EngineConfig,
+    one_gpu_settings,
+    vllm_setup,
+)
+
+if TYPE_CHECKING:
+    from draftwise.serve.channel import StartupPhase
+
+__all__ = [
+    "DEVICES",
+    "DTYPES",
+    "KV_CACHE_DTYPES",
+    "LOAD_FORMATS",
+    "PARALLEL_SIZES",
+    "QUANTIZATIONS",
+    "EngineConfig",
+    "StartupPhase",
+    "make_config",
+    "parse_spec",
+]
+
+
+def parse_spec(given: SpecConfig | Mapping[str, Any] | str | None) -> SpecConfig | None:
+    """Return the speculative config; None for plain decoding.
+
+    Raises:
+        InvalidSetup: it is not a JSON object, or a known key has the wrong type.
+    """
+    return given if given is None or isinstance(given, SpecConfig) else SpecConfig.parse(given)
+
+
+def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> EngineConfig:
+    """Return the engine's config.
+
+    Args:
+        model: directory of a checkpoint, or a GGUF file.
+        spec: the speculative config.
+        settings: vLLM's engine flags by their long name with underscores; None for one that is not given.
+
+    Raises:
+        InvalidSetup: they cannot work, or ask for what vLLM does, whose command is then named and judged.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    try:
+        return EngineConfig.from_settings(model=model, **one_gpu_settings(model, spec, given))
+    except InvalidSetup as error:
+        raise _judged_by_vllm(error, model, spec, given) from None
+
+
+def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, given: Mapping[str, Any]) -> InvalidSetup:
+    """Return the error with what the newest vLLM would say of the command it names, if it names one."""
+    if not any(finding.code == "more-than-one-gpu" for finding in error.findings):
+        return error
+    from draftwise.plan.check import check
+
+    report = check(vllm_setup(model, spec, given))
+    serious = [each for each in report.findings if each.severity is Severity.ERROR]
+    return InvalidSetup([*error.findings, *serious])

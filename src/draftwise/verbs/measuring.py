@@ -1,0 +1,203 @@
+"""What the verbs that measure servers have in common: who is measured, and how a measurement is run and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import BackendError, InvalidSetup, LaunchOptions, SpecConfig, StorageError
+from draftwise.core.progress import Progress, Stopped
+from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.measurement import Measurement
+from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.verbs.access import Header
+from draftwise.verbs.verb import refuse
+
+__all__ = [
+    "Candidate",
+    "Ending",
+    "GivenCandidate",
+    "ServersRequest",
+    "measure",
+    "read_candidates",
+    "read_launch",
+    "refuse_changes",
+    "refuse_conflict",
+    "split_arguments",
+]
+
+GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
+"""A speculative config: a value, its JSON, or `NAME=JSON`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServersRequest:
+    """Servers to measure: those of a target, which are started for it, or servers that run already."""
+
+    target: str | PathLike[str] | None = None
+    """Directory of a checkpoint, or a name that vLLM resolves; served once without and once with each candidate."""
+    _: KW_ONLY
+    candidates: Sequence[GivenCandidate] = ()
+    """Speculative configs to compare with the baseline."""
+    url: str | None = None
+    """The baseline's server, if it runs already."""
+    candidate_urls: Sequence[str] = ()
+    """Servers that speculate."""
+    metrics_urls: Sequence[str] = ()
+    """Pages of counters, where a gateway hides /metrics: one per server in their order, or `ARM=URL`."""
+    headers: Sequence[Header | str] = ()
+    """`[ARM=]NAME: VALUE`, sent to the URLs; ${VARIABLE} is replaced."""
+    key_variables: Sequence[str] = ()
+    """`[ARM=]NAME` of variables that hold the key of the URLs, or of one."""
+    switch: str | None = None
+    """Command that replaces the one server at `url` by another arm's, `{arm}` in it."""
+    leave: str | None = None
+    """Arm whose server `switch` leaves up in the end; None for the baseline's."""
+    engine: str = "draftwise"
+    """What serves the target: `draftwise` or `vllm`."""
+    vllm: str = "vllm"
+    """Command that starts vLLM: a path, `python -m vllm...`, `docker run ...`."""
+    gpus: str | Sequence[str] | None = None
+    """GPUs for the servers; None for all."""
+    one_at_a_time: bool = False
+    """Whether servers are started and stopped in turn (A B, B A ...), for one GPU."""
+    serve_args: str | Sequence[str] = ""
+    """Arguments of the engine's `serve`, e.g. `--dtype float32`."""
+    workloads: str | Sequence[str] = ()
+    """Prompts: names of bundled ones, logs, traces, `synthetic:...`."""
+    max_tokens: int | None = None
+    """Cap on every prompt's own."""
+    notes: Mapping[str, str] | Sequence[str] = ()
+    """What cannot be seen from here, by key or as `KEY=VALUE`: hardware, precision, model, hardware.ARM,
+    command.ARM."""
+    resume: str | PathLike[str] | None = None
+    """Directory of an unfinished run to go on with, as it was planned."""
+    began_s: float | None = None
+    """When it was asked for, on the monotonic clock: the time counts from then; None for now."""
+
+
+def read_candidates(given: Iterable[GivenCandidate]) -> Iterator[Candidate]:
+    """Yield candidates.
+
+    Raises:
+        InvalidSetup: a text is not a speculative config.
+    """
+    for each in given:
+        if isinstance(each, Candidate):
+            yield each
+        elif isinstance(each, str):
+            yield Candidate.parse(each)
+        else:
+            yield Candidate(spec=each if isinstance(each, SpecConfig) else SpecConfig.parse(each))
+
+
+def read_launch(request: ServersRequest) -> LaunchOptions:
+    """Return how servers are started."""
+    gpus = request.gpus.split(",") if isinstance(request.gpus, str) else request.gpus
+    return LaunchOptions(
+        vllm=request.vllm,
+        gpus=None if gpus is None else tuple(each for each in gpus if each),
+        switch=request.switch,
+        leave=request.leave,
+    )
+
+
+def split_arguments(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return arguments one by one; text is split as a shell splits it.
+
+    Raises:
+        InvalidRequest: a quote is not closed.
+    """
+    if not isinstance(given, str):
+        return tuple(given)
+    try:
+        return tuple(shlex.split(given))
+    except ValueError as error:
+        refuse(f"--serve-args {given!r} is no shell command line ({error}).")
+
+
+def refuse_conflict(spec: MeasurementSpec) -> None:
+    """Refuse a measurement whose parts do not go together.
+
+    Raises:
+        InvalidRequest: they do not.
+    """
+    if conflict := spec.find_conflict():
+        refuse(conflict)
+
+
+def refuse_changes(request: ServersRequest, *, stay: Iterable[str]) -> None:
+    """Refuse fields that would change a run that is under way.
+
+    Args:
+        request: with `resume`.
+        stay: fields that may be given with it.
+
+    Raises:
+        InvalidRequest: others are given.
+    """
+    allowed = {*stay, "resume", "headers", "key_variables", "minutes", "began_s"}
+    others = [each.name for each in fields(request) if each.name not in allowed and _is_given(request, each)]
+    if others:
+        refuse(f"--resume goes on with the run as it was planned; leave out {', '.join(sorted(others))}.")
+
+
+def _is_given(request: ServersRequest, field: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return bool(getattr(request, field.name) != default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a session ended; whatever was measured is on disk."""
+
+    is_finished: bool
+    """Whether nothing is left to measure, or the time was over."""
+    failure: BackendError | StorageError | None = None
+
+    def require_some(self, directory: Path) -> None:
+        """Refuse a session in which nothing was measured.
+
+        Args:
+            directory: of the run; removed if it is empty.
+
+        Raises:
+            BackendError, StorageError: that ended it.
+            Stopped: it was stopped.
+        """
+        if (directory / "manifest.json").exists():
+            return
+        if self.failure is not None:
+            raise self.failure
+        raise Stopped
+
+
+def measure(measurement: Measurement, progress: Progress) -> Ending:
+    """Measure until everything is measured, the time is over, something fails, or a stop is requested.
+
+    Ctrl-C stops it at once: the servers go down, what was measured stays.
+
+    Raises:
+        InvalidSetup: a server cannot be started so, or is not what it should be.
+    """
+    session = measurement.open(progress)
+    try:
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            runner.run(session.run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        ending = Ending(is_finished=False)
+    except (BackendError, StorageError) as error:
+        ending = Ending(is_finished=False, failure=error)
+    except InvalidSetup:
+        measurement.directory.leave()
+        raise
+    else:
+        ending = Ending(is_finished=not session.is_stopped)
+    if not (measurement.directory.path / "manifest.json").exists():
+        measurement.directory.leave()
+    return ending

@@ -1,0 +1,29 @@
+"""What the operator tells of a run that cannot be seen from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from draftwise.verbs.verb import refuse
+
+__all__ = ["read_notes"]
+
+
+def read_notes(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """Return notes by key.
+
+    Args:
+        given: the same, or texts `KEY=VALUE`.
+
+    Raises:
+        InvalidRequest: a text has no value.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    notes = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator:
+            refuse(f"--context takes KEY=VALUE, got {text!r}.")
+        notes[key.strip()] = value.strip()
+    return notes

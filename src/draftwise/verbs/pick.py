@@ -1,0 +1,353 @@
+"""`pick`: which method to start with, for a target, hardware, release and traffic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from draftwise.core import Calibration, Finding, Ruling, SpecConfig
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.knowledge.advice import all_advice, give_advice, read_traffic_kinds
+from draftwise.knowledge.gpus import get_gpu
+from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
+from draftwise.plan.pick import pick as choose
+from draftwise.plan.pick.recommend import decide_command
+from draftwise.runs.documents import read_calibration
+from draftwise.setups.read import read_words
+from draftwise.setups.write import write_shell
+from draftwise.verbs.judgements import Judgement
+from draftwise.verbs.sources import open_release, remarks_on
+from draftwise.verbs.verb import Result, verb
+
+__all__ = [
+    "STRUCTURED_OUTPUT",
+    "MethodRanking",
+    "PickRequest",
+    "PickResult",
+    "RankedMethod",
+    "list_traffic_kinds",
+    "pick",
+]
+
+_GIB = 2**30
+_FINDING_KEYS = ("code", "severity", "message", "where", "fix", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class PickRequest:
+    """What is to be served, on which hardware, for which traffic."""
+
+    target: str | PathLike[str]
+    """Directory with config.json, a well-known model id, or the JSON itself."""
+    _: KW_ONLY
+    gpu: str
+    """H200, H100, A100, L40S, B200, MI300X ..."""
+    gpus: int = 1
+    """GPUs of the deployment."""
+    vllm: str = "newest"
+    nearest: bool = False
+    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    workload: str | None = None
+    """Kind of requests: a name of `list_traffic_kinds()`."""
+    overlap: Literal["none", "some", "high"] | None = None
+    """How much of the output repeats the prompt; default: the workload's."""
+    temperature: float = 0.0
+    """Median of the requests."""
+    mixed_temperatures: bool = False
+    """Whether requests of different temperatures share a batch."""
+    concurrency: int = 1
+    """Median number of requests that decode together."""
+    peak_concurrency: int | None = None
+    """Maximum of the same; default: the median."""
+    prompt_tokens: int = 1024
+    output_tokens: int = 256
+    slo_ttft_ms: float | None = None
+    """Objective for the time to the first token."""
+    slo_tpot_ms: float | None = None
+    """Objective for the time per output token."""
+    uses: Sequence[str] = ()
+    """Sampling parameters in use: min_p, logit_bias, structured_outputs ..."""
+    drafters: Sequence[str] = ()
+    """Directories of drafters that you have."""
+    can_train: bool = False
+    """Whether training a drafter is possible."""
+    calibration: Calibration | str | PathLike[str] | None = None
+    """What `calibrate` measured on this hardware, instead of the data sheet's times."""
+    air_gapped: bool = False
+    """Whether the server cannot fetch models."""
+    engine_flags: Sequence[str] = ()
+    """Flags of the deployment, as they stand on vLLM's command line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objection:
+    """A reason against speculation."""
+
+    weight: Weight
+    code: str
+    severity: str
+    message: str
+    where: str = ""
+    fix: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRow:
+    """Expected acceptance against break-even."""
+
+    k: int
+    sequences: int
+    speedup: float | None
+    speedup_range: tuple[float, float] | None
+    acceptance_prior: tuple[float, float]
+    acceptance_expected: float
+    acceptance_needed: float | None
+    temperature_factor: float
+    length_prior: tuple[float, float]
+    """Tokens per step at both ends of the prior."""
+    length_expected: float
+    length_break_even: float | None
+    tpot_ms: float | None
+    plain_tpot_ms: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """Memory of each GPU."""
+
+    drafter_gib: float
+    weights_gib: float
+    kv_gib: float
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRow:
+    """A published result of a drafter."""
+
+    result: str
+    conditions: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRow:
+    """A method to try."""
+
+    method: str
+    pays: bool
+    """Whether its expected acceptance reaches break-even, as far as that can be estimated."""
+    speculative_config: SpecConfig | None
+    command: str
+    """Command that serves it."""
+    measure: str
+    """Command that measures it on your prompts."""
+    scheduled: Mapping[str, Any] | None
+    """Config with k by batch size, for varying load."""
+    estimate: EstimateRow | None
+    memory: MemoryRow | None
+    check: Judgement
+    reasons: tuple[Ruling | Finding, ...]
+    caveats: tuple[Ruling | Finding, ...]
+    alternatives: tuple[str, ...]
+    """Other published drafters."""
+    published: tuple[PublishedRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRow:
+    """A method that is not recommended."""
+
+    method: str
+    reasons: tuple[Ruling | Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRow:
+    """A rule behind the answer."""
+
+    code: str
+    title: str
+    explains: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickResult(Result):
+    """Methods in the order to try them, and why the others are refused."""
+
+    VERB: ClassVar[str] = "pick"
+    vllm: str
+    target: str
+    sentence: str
+    """The answer in one or two sentences."""
+    against: tuple[Objection, ...]
+    """Reasons against speculation, the heaviest first."""
+    ranked: tuple[CandidateRow, ...]
+    refused: tuple[RefusalRow, ...]
+    asked: str
+    """Release that was asked for; `vllm` unless that is only the nearest one known."""
+    remarks: tuple[Ruling | Finding, ...]
+    """Findings about the release."""
+    advice: MethodRanking = field(metadata=HIDDEN)
+    to_paste: str = field(metadata=HIDDEN)
+    """Command that serves the first method, one flag per line."""
+    schedule: Finding | None = field(metadata=HIDDEN)
+    """How the first method is best run under varying load."""
+    rules: tuple[RuleRow, ...] = field(metadata=HIDDEN)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if nothing can be recommended."""
+        return int(self.advice.is_against or not self.ranked)
+
+
+@verb(PickRequest)
+def pick(request: PickRequest, _progress: Progress) -> PickResult:
+    """Recommend drafting methods for a target: ranked, checked against the release, sized, and with reasons.
+
+    Nothing is loaded and nothing is downloaded. The answer is a starting point for measurements and ends with the
+    command for one.
+    """
+    release = open_release(request.vllm, nearest=request.nearest)
+    remarks = remarks_on(release)
+    advice = choose(_read_requirements(request, str(release)))
+    first = advice.ranked[0] if advice.ranked else None
+    scheduled = None if first is None or first.scheduled is None else json.dumps(dict(first.scheduled))
+    return PickResult(
+        vllm=advice.version,
+        target=advice.requirements.target,
+        sentence=advice.sentence,
+        against=tuple(
+            Objection(
+                weight=lever.weight, **_parts(lever.finding, "code", "severity", "message", "where", "fix", "source")
+            )
+            for lever in advice.levers
+        ),
+        ranked=tuple(_describe(advice, each) for each in advice.ranked),
+        refused=tuple(RefusalRow(method=each.method, reasons=each.reasons) for each in advice.refused),
+        asked=release.asked or str(release),
+        remarks=remarks,
+        advice=advice,
+        to_paste="" if first is None else write_shell(first.setup, line_per_flag=True),
+        schedule=None if scheduled is None else give_advice("schedule", message=f"For varying load: {scheduled}"),
+        rules=tuple(_list_rules(advice)),
+    )
+
+
+def list_traffic_kinds() -> list[str]:
+    """Return the kinds of traffic that `workload` takes."""
+    return list(read_traffic_kinds())
+
+
+def _read_requirements(request: PickRequest, version: str) -> Requirements:
+    given = request.calibration
+    calibration = given if given is None or isinstance(given, Calibration) else read_calibration(Path(given))
+    traffic = describe_traffic(
+        request.workload,
+        overlap=request.overlap,
+        peak_concurrency=request.peak_concurrency,
+        slo_ttft_s=request.slo_ttft_ms and request.slo_ttft_ms / 1e3,
+        slo_tpot_s=request.slo_tpot_ms and request.slo_tpot_ms / 1e3,
+        parameters=frozenset(request.uses),
+        **_parts(request, "temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens"),
+    )
+    return Requirements(
+        target=str(request.target),
+        gpu=get_gpu(request.gpu),
+        gpus=request.gpus,
+        version=version,
+        traffic=traffic,
+        args=_read_args(request, version),
+        drafters=tuple(request.drafters),
+        air_gapped=request.air_gapped,
+        can_train=request.can_train,
+        calibration=calibration,
+    )
+
+
+def _parts(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _read_args(request: PickRequest, version: str) -> Mapping[str, Any]:
+    if not request.engine_flags:
+        return {}
+    words = ["vllm", "serve", str(request.target), *request.engine_flags]
+    return read_words(words, engine_version=version).require().args
+
+
+def _describe(advice: MethodRanking, candidate: RankedMethod) -> CandidateRow:
+    budget = None if candidate.sizing is None else candidate.sizing.budget
+    return CandidateRow(
+        method=candidate.method,
+        pays=candidate.pays,
+        speculative_config=candidate.setup.spec,
+        command=write_shell(candidate.setup),
+        measure=decide_command(candidate.setup, advice.requirements.traffic),
+        scheduled=None if candidate.scheduled is None else dict(candidate.scheduled),
+        estimate=_describe_estimate(candidate),
+        memory=None
+        if budget is None
+        else MemoryRow(
+            drafter_gib=round(budget.drafter / _GIB, 3),
+            weights_gib=round(budget.weights / _GIB, 3),
+            kv_gib=round(budget.kv_bytes / _GIB, 3),
+            kv_tokens=budget.kv_tokens,
+        ),
+        check=Judgement.of(candidate.report),
+        reasons=candidate.reasons,
+        caveats=candidate.caveats,
+        alternatives=tuple(each.model for each in candidate.alternatives),
+        published=tuple(
+            PublishedRow(result=each.result, conditions=each.conditions, source=each.source)
+            for each in candidate.published_results
+        ),
+    )
+
+
+def _describe_estimate(candidate: RankedMethod) -> EstimateRow | None:
+    found = candidate.estimate
+    if found is None:
+        return None
+    expected = found.expectation
+    return EstimateRow(
+        k=found.k,
+        sequences=found.sequences,
+        speedup=found.gain,
+        speedup_range=found.gain_range,
+        acceptance_prior=(expected.low, expected.high),
+        acceptance_expected=expected.expected,
+        acceptance_needed=found.needed_acceptance,
+        temperature_factor=expected.factor,
+        length_prior=found.length_range,
+        length_expected=found.expected_length,
+        length_break_even=found.break_even,
+        tpot_ms=None if found.tpot_s is None else 1e3 * found.tpot_s,
+        plain_tpot_ms=None if found.baseline_s is None else 1e3 * found.baseline_s,
+        source=expected.source,
+    )
+
+
+def _list_rules(advice: MethodRanking) -> Iterator[RuleRow]:
+    rules = all_advice()
+    for code, source in dict.fromkeys((each.code, each.source) for each in _find_findings(advice)):
+        if code in rules:
+            yield RuleRow(code=code, title=rules[code].title, explains=rules[code].explains, source=source)
+
+
+def _find_findings(advice: MethodRanking) -> Iterator[Finding]:
+    yield from (lever.finding for lever in advice.levers)
+    for candidate in advice.ranked:
+        yield from (*candidate.reasons, *candidate.caveats)
+    for refusal in advice.refused:
+        yield from refusal.reasons
+    yield give_advice("guide-order")
+    yield give_advice("starting-point")

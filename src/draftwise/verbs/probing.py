@@ -1,0 +1,96 @@
+"""The probe: a few prompts to every server, whose answers are compared with a baseline's, or recorded as one."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from draftwise.backends.backend import Probed
+from draftwise.backends.url import UrlBackend
+from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
+from draftwise.machine.files import write_whole
+from draftwise.measure.probe import load_probe, probe
+from draftwise.watching.fingerprint import Fingerprint, judge_probe, take_answers
+from draftwise.watching.recording import FEWEST_DRAFTS, record_baseline
+from draftwise.watching.watcher import unread
+from draftwise.workloads.loading import load_workloads
+
+__all__ = ["ask", "ask_again", "load_prompts", "probe_servers", "record"]
+
+_BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
+_REPEATS = 4
+_MOST_NULL = 50.0
+"""Percent of the prompts: where more change without a cause, that some take other steps says nothing."""
+
+
+def load_prompts(own: str | None) -> tuple[Workload, ...]:
+    """Return the bundled prompts, and the first of the operator's own (`--workload`)."""
+    if own is None:
+        return load_probe(_BUNDLED)
+    mine = (workload.first(_OWN) for workload in load_workloads(own, max_tokens=_MOST_TOKENS))
+    return (*load_probe(_BUNDLED), *mine)
+
+
+async def probe_servers(
+    urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
+) -> tuple[tuple[Finding, Fingerprint | None], ...]:
+    """Return what each server's answers say beside the baseline's, with its fingerprint; all are asked at once."""
+
+    async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
+        try:
+            return judge_probe(await ask(url, workloads, headers), baseline, where=url)
+        except BackendError as error:
+            return unread(url, error), None
+
+    return tuple(await asyncio.gather(*map(judge, urls)))
+
+
+async def record(
+    path: Path,
+    url: str,
+    workloads: Sequence[Workload],
+    window: Window | None,
+    known: Baseline | None,
+    headers: Mapping[str, str],
+) -> Finding:
+    """Ask one server the prompts several times and write what it answers, with what is seen of it, as a baseline.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InvalidSetup: its steps cannot be counted.
+        StorageError: the file cannot be written.
+    """
+    try:
+        repeats = [take_answers(each) for each in await ask_again(url, workloads, headers)]
+    except BackendError as error:
+        return unread(url, error)
+    baseline = record_baseline(window, repeats, known)
+    try:
+        write_whole(path, baseline.to_json())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror}). Choose another --record-baseline.") from None
+    is_new = baseline.seen is not None and baseline.seen != (known and known.seen)
+    kept = f"the last {baseline.seen.duration_s:.0f} s and " if baseline.seen is not None and is_new else ""
+    told = f"{path} has {kept}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
+    null = 100 * (baseline.probe_null or 0)
+    text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
+    if null > _MOST_NULL:
+        text += " With so many, a later probe tells only a fall of tokens per step."
+    if not is_new:
+        text += f" Its window is left out, with fewer than {FEWEST_DRAFTS} drafts: give a longer --interval."
+    return Finding.info("baseline-recorded", text, where=url)
+
+
+async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[Probed]:
+    """Return what a server answers each time, of as many times as tell what changes without a cause."""
+    return [await ask(url, workloads, headers) for _ in range(_REPEATS)]
+
+
+async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
+    """Return what a server answers, under a salt of its own: no answer begins from the prefix of an earlier probe."""
+    server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers))
+    return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

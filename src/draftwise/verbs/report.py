@@ -1,0 +1,92 @@
+"""`report`: a run's report, made again from its raw readings or written for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+from draftwise.core import InvalidSetup, StorageError
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.deciding.interchange import FORMATS, export_run
+from draftwise.machine.files import write_whole
+from draftwise.measure.context import add_notes
+from draftwise.runs import RunDirectory
+from draftwise.verbs.conclusions import Concluded, conclude
+from draftwise.verbs.notes import read_notes
+from draftwise.verbs.verb import verb
+
+__all__ = ["FORMATS", "ReportRequest", "ReportResult", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """A run, and what else is written of it."""
+
+    run: str | PathLike[str]
+    """Run directory of `decide`."""
+    _: KW_ONLY
+    notes: Mapping[str, str] | Sequence[str] = ()
+    """What the servers did not tell when it was measured, by key or as `KEY=VALUE`; it is added to the run."""
+    markdown: str | PathLike[str] | None = None
+    """File for the report as Markdown."""
+    exports: Mapping[str, str | PathLike[str]] | Sequence[str] = ()
+    """Files for the readings in the formats of other tools, by format or as `FORMAT=FILE`; `FILE/` for a file per
+    cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportResult(Concluded):
+    """What a run came to."""
+
+    VERB: ClassVar[str] = "report"
+    written: tuple[Path, ...] = field(default=(), metadata=HIDDEN)
+    """Files that were written in addition to the report."""
+
+
+@verb(ReportRequest)
+def report(request: ReportRequest, _progress: Progress) -> ReportResult:
+    """Make report.html and summary.json of a run again, from the raw readings alone."""
+    wanted = list(_read_exports(request.exports))
+    directory = RunDirectory(Path(request.run))
+    if notes := read_notes(request.notes):
+        measured = directory.read()
+        directory.begin(measured.plan, add_notes(measured, notes))
+    result = conclude(ReportResult, directory)
+    written = []
+    if request.markdown is not None:
+        written.append(Path(request.markdown))
+        _write(written[0], result.to_markdown())
+    for name, path in wanted:
+        written += export_run(result.run, name, path)
+    return replace(result, written=tuple(written))
+
+
+def _read_exports(given: Mapping[str, str | PathLike[str]] | Iterable[str]) -> Iterator[tuple[str, Path]]:
+    texts = [f"{name}={path}" for name, path in given.items()] if isinstance(given, Mapping) else given
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if name not in FORMATS or not equals or not path:
+            raise InvalidSetup.because(
+                "export-format",
+                f"{text!r} is not FORMAT=FILE with one of {', '.join(FORMATS)}.",
+                where="--export",
+                fix="E.g. --export vllm-bench=results.json",
+            )
+        # `Path` would drop the slash that asks for a folder.
+        if path.endswith("/"):
+            try:
+                Path(path).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"{path}: cannot be made ({error.strerror}). Give another folder.") from None
+        yield name, Path(path)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}). Give another path or make room.") from None

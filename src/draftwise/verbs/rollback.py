@@ -1,0 +1,98 @@
+"""`rollback`: the way back from a deployment to its twin without speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+from draftwise.core import InvalidSetup
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.deploying.files import prove
+from draftwise.deploying.rollback import Rollback, plan_rollback, run
+from draftwise.verbs.verb import Result, verb
+
+__all__ = ["RollbackRequest", "RollbackResult", "RollbackStep", "rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRequest:
+    """A deployment, and how far to go back."""
+
+    folder: str | PathLike[str]
+    """Folder that `deploy` wrote."""
+    _: KW_ONLY
+    apply: bool = False
+    """Whether to start the twin."""
+    remove: bool = False
+    """Whether to remove the service with speculation, once it has no traffic."""
+    confirm: Callable[[str, str], bool] | None = None
+    """Asked before each command, with what to know first and the command; False stops. None runs without asking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackStep:
+    """One step of the way back."""
+
+    text: str
+    command: str
+    """Command to run; empty for a step that you do yourself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackResult(Result):
+    """The steps of the way back, and which of them were run."""
+
+    VERB: ClassVar[str] = "rollback"
+    steps: tuple[RollbackStep, ...]
+    leaves: str
+    """What remains after the last step."""
+    ran: tuple[str, ...]
+    """Commands that were run."""
+    next: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    """What to do or know after what was run."""
+
+
+@verb(RollbackRequest)
+def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
+    """Return how a deployment goes back to its twin without speculation, or do it.
+
+    The twin starts next to the service, you move the traffic, and only then is the service removed, so that no request
+    is lost. With compose and systemd both need the same port and GPUs: there you move the traffic first, and the
+    service stops before its twin starts.
+    """
+    folder = Path(request.folder)
+    way = plan_rollback(folder)
+    ran: list[str] = []
+    after: list[str] = []
+    if (request.apply or request.remove) and (changed := list(prove(folder))):
+        raise InvalidSetup(changed)
+    if request.apply:
+        if way.compare:
+            run(way.compare, may_be=(0, 1))
+        first = f"{way.difference}\n{way.move}" if way.moves_first else way.difference
+        if not _run(request, first, way.start, ran):
+            return _describe(way, ran, after)
+        after += [way.commit] if way.moves_first else [way.commit, way.move]
+    if request.remove and _run(request, "\n".join(after), way.remove, ran):
+        after = [f"It leaves behind: {way.leaves}"]
+    return _describe(way, ran, after)
+
+
+def _run(request: RollbackRequest, first: str, command: str, ran: list[str]) -> bool:
+    if request.confirm is not None and not request.confirm(first, command):
+        return False
+    run(command)
+    ran.append(command)
+    return True
+
+
+def _describe(way: Rollback, ran: list[str], after: list[str]) -> RollbackResult:
+    start = [("Start the twin", way.start), (way.commit, "")]
+    start.insert(0 if way.moves_first else len(start), (way.move, ""))
+    steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]
+    shown = (RollbackStep(text=text, command=command) for text, command in steps if command or text.endswith("."))
+    return RollbackResult(steps=tuple(shown), leaves=way.leaves, ran=tuple(ran), next=tuple(after))

@@ -1,0 +1,60 @@
+"""`schema`: JSON Schemas, of `--speculative-config` in a release and of what the verbs print as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, ClassVar
+
+from draftwise.core.document_schema import json_schema
+from draftwise.core.progress import Progress
+from draftwise.plan.spec_schema import make_schema
+from draftwise.verbs import VERBS
+from draftwise.verbs.sources import open_release
+from draftwise.verbs.verb import Result, load_verb, refuse, verb
+
+_OUTPUTS = files("draftwise.cli").joinpath("schemas")
+__all__ = ["SchemaRequest", "SchemaResult", "schema"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRequest:
+    """A verb whose JSON is described, or a release whose speculative config is."""
+
+    verb: str | None = None
+    """Verb; None for the speculative config."""
+    vllm: str = "newest"
+    nearest: bool = False
+    """Whether an unknown release is described by the nearest known one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaResult(Result):
+    """A JSON Schema, draft 7."""
+
+    VERB: ClassVar[str] = "schema"
+    schema: Mapping[str, Any]
+
+    def to_wire(self) -> Mapping[str, Any]:
+        """Return the schema, which is the document."""
+        return self.schema
+
+
+@verb(SchemaRequest)
+def schema(request: SchemaRequest, _progress: Progress) -> SchemaResult:
+    """Return the JSON Schema of --speculative-config in a vLLM release, or of what a verb prints with --json."""
+    if request.verb is not None:
+        if request.verb not in VERBS:
+            refuse(f"There is no verb {request.verb!r}.", where="VERB")
+        if (old := _OUTPUTS.joinpath(f"{request.verb}.json")).is_file():
+            return SchemaResult(schema=json.loads(old.read_text(encoding="utf-8")))
+        return SchemaResult(
+            schema=json_schema(load_verb(request.verb).result, title=f"draftwise {request.verb} --json")
+        )
+    release = open_release(request.vllm, nearest=request.nearest)
+    made = make_schema(release)
+    if release.asked:
+        made["description"] = f"Asked for {release.asked}, made of {release}."
+    return SchemaResult(schema=made)

@@ -1,0 +1,88 @@
+"""`serve`: an OpenAI-compatible server over the embedded engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from typing import Any, ClassVar
+
+from draftwise.core import SpecConfig
+from draftwise.core.progress import Progress
+from draftwise.verbs.engine import make_config, parse_spec
+from draftwise.verbs.verb import Result, refuse, verb
+
+__all__ = ["TOOL_CALL_PARSERS", "ServeRequest", "ServeResult", "serve"]
+
+TOOL_CALL_PARSERS = ("hermes", "llama3_json")
+"""`serve.tools.TOOL_CALL_PARSERS`, which needs the engine's packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """A model to serve."""
+
+    model: str | PathLike[str]
+    """Directory of a Hugging Face checkpoint, or a GGUF file."""
+    _: KW_ONLY
+    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
+    """vLLM's JSON; None for plain decoding."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free port."""
+    served_model_name: str | None = None
+    """Name in the API and in metrics; default: the model."""
+    api_key: str | None = None
+    """Key that requests under /v1 must bring."""
+    enable_auto_tool_choice: bool = False
+    """Whether the model may choose to call tools."""
+    tool_call_parser: str | None = None
+    """What calls look like in its answers: one of `TOOL_CALL_PARSERS`."""
+    allow_remote: bool = False
+    """Whether `host` may be reachable from other machines."""
+    max_waiting: int = 1024
+    """Longest queue; 503 beyond."""
+    kernel_cache: str | None = None
+    """Folder of compiled kernels: taken from there, new ones kept there."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Engine flags of vLLM by their long name with underscores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeResult(Result):
+    """A server that has ended as it was asked to."""
+
+    VERB: ClassVar[str] = "serve"
+    model: str
+
+
+@verb(ServeRequest)
+def serve(request: ServeRequest, progress: Progress) -> ServeResult:
+    """Serve a model over OpenAI-compatible HTTP until SIGINT or SIGTERM.
+
+    Phases of the start go to `progress.update`, and the line that says where it listens to `progress.status`. What a
+    request leaves out is taken from the checkpoint's generation_config.json, as in vLLM. The engine runs in a process
+    of its own. More than one GPU is vLLM's job: the error names its command.
+    """
+    spec = parse_spec(request.speculative_config)
+    config = make_config(str(request.model), spec, request.settings)
+    try:
+        from draftwise.serve import http_server
+    except ModuleNotFoundError as error:
+        from draftwise.serve.engine_process import make_missing_error
+
+        raise make_missing_error(error) from None
+    if request.enable_auto_tool_choice and request.tool_call_parser is None:
+        refuse("--enable-auto-tool-choice needs --tool-call-parser.")
+    options = http_server.ServerOptions(
+        host=request.host,
+        port=request.port,
+        served_model_name=request.served_model_name,
+        api_key=request.api_key,
+        tool_call_parser=request.tool_call_parser if request.enable_auto_tool_choice else None,
+        allow_remote=request.allow_remote,
+        max_waiting=request.max_waiting,
+        kernel_cache=request.kernel_cache,
+    )
+    http_server.serve(config, spec, options, on_ready=progress.status, on_phase=progress.update)
+    return ServeResult(model=str(request.model))

@@ -1,0 +1,193 @@
+"""`size`: the memory that a setup takes on each GPU, without loading anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from os import PathLike
+from typing import Any, ClassVar
+
+from draftwise.checkpoints.config_json import find_model_config
+from draftwise.core import Finding, Setup, Severity, SpecConfig
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.knowledge.quantization import needs_checkpoint
+from draftwise.knowledge.vllm import Release, find_remarks
+from draftwise.plan.size import Sizing
+from draftwise.plan.size import size as measure_setup
+from draftwise.plan.size.view import GpuMemory, Item, contexts_of, describe_memory, items
+from draftwise.verbs.sources import open_release
+from draftwise.verbs.verb import Result, refuse, verb
+
+__all__ = ["Item", "SizeRequest", "SizeResult", "items", "size"]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRequest:
+    """A target with or without a drafter, on a GPU."""
+
+    target: str | PathLike[str]
+    """Directory of a checkpoint, a well-known model id, or a config.json."""
+    _: KW_ONLY
+    gpu: str
+    """Name such as H200, L40S or A100-80GB; or its memory, as 48GiB."""
+    drafter: str | PathLike[str] | None = None
+    """Draft model or head: directory or known id."""
+    method: str | None = None
+    """Drafting method; None as vLLM infers it."""
+    num_speculative_tokens: int | None = None
+    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
+    """vLLM's own JSON, instead of the three fields above."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    quantization: str | None = None
+    """Quantization of the target's weights: a method of vLLM that quantizes while it loads, or the precision of a
+    quantized copy; None as stored."""
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    """Tokens of a KV block."""
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool = False
+    """Whether vLLM runs without CUDA graphs."""
+    contexts: Sequence[int] = ()
+    """Lengths, in tokens, at which to count sequences; default: powers of two."""
+    vllm: str = "newest"
+    nearest: bool = False
+    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    compiled: bool = False
+    """Whether vLLM's compile cache exists already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedGpu:
+    """The GPU of a sizing."""
+
+    name: str
+    memory: int
+    """Bytes, as its driver reports them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeResult(Result):
+    """Memory of one GPU with and without the drafter; sizes are bytes."""
+
+    VERB: ClassVar[str] = "size"
+    target: str
+    method: str | None
+    """Drafting method; null without speculation."""
+    num_speculative_tokens: int | None
+    vllm: str
+    runner: str
+    gpu: SizedGpu
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    with_drafter: GpuMemory
+    without_drafter: GpuMemory
+    findings: tuple[Finding, ...]
+    asked: str
+    """Release that was asked for; `vllm` unless that is only the nearest one known."""
+    contexts: tuple[int, ...] = field(metadata=HIDDEN)
+    """Lengths at which sequences are counted."""
+    sizing: Sizing = field(metadata=HIDDEN)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if the setup does not fit, or vLLM would reject it."""
+        return int(any(finding.severity is Severity.ERROR for finding in self.findings))
+
+    def to_svg(self) -> str:
+        """Return a plot of memory and concurrency, with and without the drafter."""
+        from draftwise.reporting.memory_plot import draw
+
+        return draw(self.sizing)
+
+
+@verb(SizeRequest)
+def size(request: SizeRequest, _progress: Progress) -> SizeResult:
+    """Show the memory that a target and its drafter take on each GPU.
+
+    Weights are counted from safetensors headers if the target's directory has them, else from the shape. The rest
+    becomes KV cache, whose capacity is given with and without the drafter.
+    """
+    release = open_release(request.vllm, nearest=request.nearest)
+    stored = _find_stored(str(request.target), release, request.quantization)
+    if stored is not None:
+        request = replace(request, quantization=None)
+    setup = Setup(
+        target=str(request.target),
+        engine="vllm",
+        engine_version=str(release),
+        spec=_read_spec(request),
+        args=_read_flags(request),
+    )
+    sizing = measure_setup(setup, gpu=request.gpu, cold_start=not request.compiled, stored=stored)
+    return _describe(
+        replace(sizing, findings=(*find_remarks(release), *sizing.findings)),
+        contexts_of(sizing, tuple(request.contexts)),
+        asked=release.asked or str(release),
+    )
+
+
+def _describe(sizing: Sizing, contexts: tuple[int, ...], *, asked: str) -> SizeResult:
+    of = sizing.request
+    return SizeResult(
+        target=of.name,
+        method=of.drafter.method if of.num_speculative_tokens else None,
+        num_speculative_tokens=of.num_speculative_tokens or None,
+        vllm=str(of.release),
+        runner=of.runner,
+        gpu=SizedGpu(name=of.gpu.name, memory=of.gpu.memory_bytes),
+        tensor_parallel_size=of.tensor_parallel_size,
+        pipeline_parallel_size=of.pipeline_parallel_size,
+        max_model_len=of.max_model_len,
+        max_num_seqs=of.max_num_seqs,
+        max_num_batched_tokens=of.max_num_batched_tokens,
+        with_drafter=describe_memory(sizing.budget, contexts),
+        without_drafter=describe_memory(sizing.plain, contexts),
+        findings=sizing.findings,
+        asked=asked,
+        contexts=contexts,
+        sizing=sizing,
+    )
+
+
+def _read_spec(request: SizeRequest) -> SpecConfig | None:
+    named = {
+        "method": request.method,
+        "model": None if request.drafter is None else str(request.drafter),
+        "num_speculative_tokens": request.num_speculative_tokens,
+    }
+    known = {key: value for key, value in named.items() if value is not None}
+    given = request.speculative_config
+    if given is None:
+        return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None
+    if known:
+        refuse("Give either --speculative-config or --drafter, --method and --num-speculative-tokens.")
+    return given if isinstance(given, SpecConfig) else SpecConfig.parse(given)
+
+
+def _find_stored(target: str, release: Release, name: str | None) -> str | None:
+    """Return the precision of a quantized copy of the target; None where it is quantized already, or while it loads."""
+    found = find_model_config(target)
+    if name is None or found is None or found.config.get("quantization_config"):
+        return None
+    by_vllm = name in release.table("quantization_methods")
+    return name if not by_vllm or needs_checkpoint(name) else None
+
+
+def _read_flags(request: SizeRequest) -> dict[str, Any]:
+    """Return the engine flags that differ from their defaults."""
+    names = (
+        "quantization", "kv_cache_dtype", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+        "gpu_memory_utilization",
+    )  # fmt: skip
+    flags = {name: value for name in names if (value := getattr(request, name)) is not None}
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    flags |= {name: value for name in sizes if (value := getattr(request, name)) > 1}
+    return flags | ({"enforce_eager": True} if request.enforce_eager else {})

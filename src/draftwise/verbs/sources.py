@@ -1,0 +1,266 @@
+"""The sources of the verbs that judge a configuration, and the setups that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.knowledge.rules import find_doubts, get_rule
+from draftwise.knowledge.vllm import Release, find_remarks, get_release
+from draftwise.plan.check import Report
+from draftwise.setups.read import (
+    NoServer,
+    SetupReading,
+    SourceKind,
+    SourceText,
+    find_kind,
+    find_texts,
+    read_setups,
+    read_stdin,
+    read_words,
+)
+from draftwise.setups.read.arguments.flag_values import read_json
+from draftwise.setups.read.input_texts import read_text
+from draftwise.verbs.verb import refuse
+
+__all__ = ["FoundSetups", "SetupRequest", "Source", "Sources", "find_sources", "open_release", "remarks_on"]
+
+Source = str | Path | Setup
+"""A model, a file, a folder, a pattern of file names, a command line, `-` for standard input, or a setup."""
+_STDIN = "-"
+_OF_MODELS = frozenset({"architectures", "hidden_size", "text_config"})
+"""Keys of a config.json that no setup has."""
+_MODEL_FILES = ("config.json", "params.json", "*.safetensors", "*.gguf")
+"""Files that make a folder a checkpoint."""
+_SPEC = "--speculative-config"
+
+
+@dataclass(frozen=True, slots=True)
+class SetupRequest:
+    """Fields that the requests of these verbs have in common."""
+
+    sources: Source | Sequence[Source] = ()
+    """Models (a directory, a well-known id, config.json text), files (compose, Kubernetes, JSON, scripts), folders,
+    patterns, whole command lines, `-` for standard input, or setups."""
+    _: KW_ONLY
+    target: str | None = None
+    """Model that replaces the target in the sources, e.g. where that is a mount."""
+    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
+    """Config that replaces those in the sources: a value, its JSON, or a file that holds it."""
+    engine_flags: Sequence[str] = ()
+    """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
+    env_files: Sequence[Path] = ()
+    """Files of NAME=value lines: variables that the sources take from elsewhere, in compose those of .env."""
+    skip_other_files: bool = False
+    """Whether it is fine that a file starts no vLLM server, as hooks pass every changed file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSetups:
+    """Setups that the sources hold, read for one release."""
+
+    readings: tuple[SetupReading, ...]
+    unread: tuple[tuple[str, Report], ...]
+    """Files that may start a server and cannot be read, by name."""
+    skipped: tuple[str, ...]
+    """Files, of a folder or of many, that start no server."""
+    may_be_empty: bool = False
+    """Whether it is fine that no file starts a server."""
+
+    def require_some(self) -> None:
+        """Refuse a folder in which no file starts a server, so that nothing would be judged.
+
+        Raises:
+            UnreadableSource: there is no server.
+        """
+        if self.skipped and not (self.readings or self.unread or self.may_be_empty):
+            raise UnreadableSource.because(
+                "nothing-to-read",
+                f"No file starts a vLLM server, of {len(self.skipped)} that were looked at.",
+                fix="Name the file that does, or add --skip-other-files where that is right.",
+            )
+
+    def require_one(self) -> Setup:
+        """Return the only setup.
+
+        Raises:
+            InvalidSetup: there is none, there are several, or something is wrong with its text.
+        """
+        if len(self.unread) == 1 and not self.readings:
+            raise InvalidSetup(self.unread[0][1].findings)
+        if len(self.readings) != 1:
+            raise InvalidSetup.because(
+                "several-servers",
+                f"The source starts {len(self.readings)} servers, and one is deployed at a time.",
+                fix="Give the file or the command line of one server.",
+            )
+        return self.readings[0].require()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Opened sources: texts are fetched once, however often they are judged."""
+
+    models: tuple[str, ...]
+    setups: tuple[Setup, ...]
+    texts: tuple[SourceText, ...]
+    engine_flags: tuple[str, ...]
+    variables: Mapping[str, str]
+    """Values of variables that texts take from elsewhere."""
+    changes: Mapping[str, Any]
+    """Fields of every setup that the request replaces."""
+    about_changes: tuple[Finding, ...]
+    """Findings of reading these replacements."""
+    may_be_empty: bool
+
+    def read(self, version: str | None) -> FoundSetups:
+        """Return the setups, judged by a release: None takes the one that each source names."""
+        readings = [
+            read_words(["vllm", "serve", model, *self.engine_flags], engine_version=version) for model in self.models
+        ]
+        readings += [
+            SetupReading(setup=setup if version is None else replace(setup, engine_version=version), where="")
+            for setup in self.setups
+        ]
+        unread: list[tuple[str, Report]] = []
+        skipped: list[str] = []
+        for text in self.texts:
+            try:
+                readings += read_setups(text, engine_version=version, given=self.variables)
+            except InvalidSetup as error:
+                if text.is_chosen or (text.may_start_vllm and not isinstance(error, NoServer)):
+                    unread.append((text.name, _report_unread(text, error.findings)))
+                else:
+                    skipped.append(text.name)
+        found = FoundSetups(
+            readings=tuple(reading.with_fields(*self.about_changes, **self.changes) for reading in readings),
+            unread=tuple(unread),
+            skipped=tuple(skipped),
+            may_be_empty=self.may_be_empty,
+        )
+        found.require_some()
+        return found
+
+
+def find_sources(request: SetupRequest) -> Sources:
+    """Open the sources of a request.
+
+    Raises:
+        InvalidRequest: there is no source, or engine flags have no single model to go with.
+        UnreadableSource: a source does not exist or cannot be opened.
+        InvalidSetup: the speculative config is not one.
+    """
+    given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
+    if not given:
+        refuse("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
+    words = [str(each) for each in given if not isinstance(each, Setup)]
+    models = [word for word in words if word != _STDIN and _is_model(word)]
+    texts = [text for word in words if word not in models for text in _open(word)]
+    if request.engine_flags and (texts or len(models) > 1):
+        refuse("Engine flags behind -- go with one model, and with nothing else as SOURCE.")
+    changes: dict[str, Any] = {} if request.target is None else {"target": request.target}
+    about: tuple[Finding, ...] = ()
+    if request.speculative_config is not None:
+        changes["spec"], about = read_spec(request.speculative_config)
+    skips = request.skip_other_files
+    return Sources(
+        models=tuple(models),
+        setups=tuple(each for each in given if isinstance(each, Setup)),
+        texts=tuple(replace(text, is_chosen=text.is_chosen and not skips) for text in texts),
+        engine_flags=tuple(request.engine_flags),
+        variables=_read_env_files(request.env_files),
+        changes=changes,
+        about_changes=about,
+        may_be_empty=skips,
+    )
+
+
+def open_release(version: str, *, nearest: bool) -> Release:
+    """Return the release that a request names.
+
+    Raises:
+        InvalidSetup: it is unknown, and the nearest one was not asked for.
+    """
+    try:
+        return get_release(version, nearest=nearest)
+    except InvalidSetup as error:
+        raise InvalidSetup(replace(finding, where="--vllm") for finding in error.findings) from None
+
+
+def remarks_on(release: Release) -> tuple[Finding, ...]:
+    """Return what the reader must know of the release that stands in for an unknown version."""
+    return (*find_remarks(release), *find_doubts(release))
+
+
+def read_spec(given: SpecConfig | Mapping[str, Any] | str) -> tuple[SpecConfig, tuple[Finding, ...]]:
+    """Return a speculative config given as a value, as JSON or as a file, and findings of its JSON.
+
+    Raises:
+        UnreadableSource: a file does not exist.
+        InvalidSetup: it is not a JSON object.
+    """
+    if isinstance(given, SpecConfig):
+        return given, ()
+    if not isinstance(given, str):
+        return SpecConfig.keep(given), ()
+    where, text = _SPEC, given
+    if not given.lstrip().startswith("{"):
+        path = Path(given.removeprefix("@"))
+        if not path.is_file():
+            raise UnreadableSource.because(
+                "not-json", f"{given!r} is neither a JSON object nor a file.", where=where,
+                fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
+            )  # fmt: skip
+        where, text = str(path), path.read_text(encoding="utf-8", errors="replace")
+    found = read_json(text)
+    if found.mistake:
+        raise InvalidSetup.because("not-json", f"The text {found.mistake}.", where=where, fix=found.fix)
+    if not isinstance(found.value, dict):
+        kind = type(found.value).__name__
+        raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
+    return SpecConfig.keep(found.value), tuple(
+        get_rule("flag-json-duplicate").ruling(key=key[:60], where=where) for key in found.duplicates
+    )
+
+
+def _read_env_files(paths: Sequence[Path]) -> Mapping[str, str]:
+    """Return the variables of files; of several that set one, the last counts."""
+    if not paths:
+        return {}
+    from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
+
+    try:
+        return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
+    except InvalidSetup as error:
+        raise UnreadableSource(error.findings) from None
+
+
+def _open(source: str) -> Iterator[SourceText]:
+    if source == _STDIN:
+        yield read_stdin()
+    else:
+        yield from find_texts(source)
+
+
+def _is_model(source: str) -> bool:
+    """Whether a source is a model (name, directory, config.json), and not a file, a command line or JSON to be read."""
+    kind = find_kind(source)
+    if kind is SourceKind.FOLDER:
+        return any(next(Path(source).glob(name), None) is not None for name in _MODEL_FILES)
+    if source.lstrip().startswith("{") or (kind is SourceKind.FILE and source.endswith(".json")):
+        is_file = kind is SourceKind.FILE
+        found = read_json(Path(source).read_text(encoding="utf-8", errors="replace") if is_file else source)
+        return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
+    if kind is SourceKind.FILE:
+        return source.endswith(".gguf")
+    return kind in (SourceKind.NAME, SourceKind.TEXT) and not any(map(str.isspace, source))
+
+
+def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:
+    """Return the report of a text that nobody can judge; one of many is a warning, as it may be no server's at all."""
+    if not text.is_chosen:
+        findings = [replace(finding, severity=Severity.WARNING) for finding in findings]
+    return Report(version="", setup=Setup(engine=""), findings=tuple(findings), resolved=None, is_judged=False)

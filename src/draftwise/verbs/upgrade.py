@@ -1,0 +1,176 @@
+"""`upgrade`: what breaks, changes and becomes possible between two vLLM releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
+
+from packaging.version import Version
+
+from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.vllm import releases
+from draftwise.plan.upgrade import AcceptedChoice, Upgrade, ValueChange, compare_releases
+from draftwise.setups.read import SetupReading
+from draftwise.verbs.judgements import Judgement
+from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
+from draftwise.verbs.verb import Result, verb
+
+__all__ = [
+    "AcceptedChoice",
+    "ChoiceRow",
+    "UpgradeRequest",
+    "UpgradeResult",
+    "UpgradedSetup",
+    "ValueChange",
+    "group_choices",
+    "upgrade",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeRequest(SetupRequest):
+    """Setups, and the two releases between which they move."""
+
+    _: KW_ONLY
+    before: str
+    """Release that runs now."""
+    after: str
+    """Release to move to, e.g. `newest`; an older one is a roll-back."""
+    nearest: bool = False
+    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradedSetup:
+    """One setup on both releases."""
+
+    where: str
+    before: Judgement
+    after: Judgement
+    starts_on_neither: bool
+    """Whether both releases refuse to start with it."""
+    breaks: tuple[Ruling, ...]
+    """What the new release rejects or fails on, and the old one does not."""
+    still: tuple[Ruling, ...]
+    """What both releases reject or fail on."""
+    unknown: tuple[Ruling, ...]
+    """What cannot be judged for the new release, as the text leaves a value open."""
+    other: tuple[Ruling | Finding, ...]
+    """New findings that do not stop the server."""
+    gone: tuple[Ruling | Finding, ...]
+    """Findings of the old release that no longer hold."""
+    changes: tuple[ValueChange, ...]
+    """Resolved values and engine defaults that differ."""
+    possible: tuple[AcceptedChoice, ...]
+    """Methods, keys and values that only the new release has."""
+    removed: tuple[AcceptedChoice, ...]
+    """Methods, keys and values that only the old release has."""
+    is_downgrade: bool = field(metadata=HIDDEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeResult(Result):
+    """Every setup on both releases."""
+
+    VERB: ClassVar[str] = "upgrade"
+    setups: tuple[UpgradedSetup, ...]
+    unread: tuple[Finding, ...]
+    """Findings of files that cannot be read."""
+    skipped: tuple[str, ...]
+    """Files that start no vLLM server."""
+
+    def to_wire(self) -> tuple[UpgradedSetup, ...]:
+        """Return the setups, which are the document."""
+        return self.setups
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """Findings of files that cannot be read."""
+        return self.unread
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something breaks or cannot be judged, or if a setup starts on neither release."""
+        is_unread = any(finding.severity is Severity.ERROR for finding in self.unread)
+        return int(is_unread or any(each.breaks or each.unknown or each.starts_on_neither for each in self.setups))
+
+
+@verb(UpgradeRequest)
+def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
+    """Judge the same setup on two vLLM releases and say what differs."""
+    for version in (request.before, request.after):
+        open_release(version, nearest=request.nearest)
+    sources = find_sources(request)
+    old, new = (sources.read(version) for version in (request.before, request.after))
+    return UpgradeResult(
+        setups=tuple(
+            _describe(left.where, compare_releases(left, right, nearest=request.nearest))
+            for left, right in _pair(old, new)
+        ),
+        unread=tuple(finding for _, report in new.unread for finding in report.findings),
+        skipped=new.skipped,
+    )
+
+
+def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, SetupReading]]:
+    """Return each setup as the two releases read it.
+
+    Raises:
+        InvalidSetup: one of them takes a text for a server that the other does not.
+    """
+    if len(old.readings) != len(new.readings):
+        raise InvalidSetup.because(
+            "servers-differ",
+            f"The first release reads {len(old.readings)} servers out of the sources, the second {len(new.readings)}.",
+            fix="Give them one by one.",
+        )
+    return zip(old.readings, new.readings, strict=True)
+
+
+def _describe(where: str, found: Upgrade) -> UpgradedSetup:
+    return UpgradedSetup(
+        where=where,
+        before=Judgement.of(found.before),
+        after=Judgement.of(found.after),
+        starts_on_neither=found.starts_on_neither,
+        breaks=found.breaks,
+        still=found.still,
+        unknown=found.unknown,
+        other=found.other,
+        gone=found.gone,
+        changes=found.changes,
+        possible=found.possible,
+        removed=found.removed,
+        is_downgrade=found.is_downgrade,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRow:
+    """Choices of one kind that came, or went, with the same release."""
+
+    release: str
+    kind: str
+    names: tuple[str, ...]
+
+
+def group_choices(choices: Sequence[AcceptedChoice], *, by_end: bool) -> list[ChoiceRow]:
+    """Return choices by release and kind, with the MTP modules of single families as one kind.
+
+    Args:
+        choices: methods, keys and values.
+        by_end: by the last release that has them instead of the first.
+    """
+    rows: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        method = find_method(choice.name) if choice.kind == "method" else None
+        is_alias = method is not None and choice.name in method.aliases
+        kind, name = ("method mtp of", choice.name.removesuffix("_mtp")) if is_alias else (choice.kind, choice.name)
+        release = choice.until or str(releases()[-1]) if by_end else choice.since
+        rows.setdefault((release, kind), []).append(name)
+    order = sorted(rows.items(), key=lambda row: (Version(row[0][0]), row[0][1]))
+    return [ChoiceRow(release=release, kind=kind, names=tuple(names)) for (release, kind), names in order]

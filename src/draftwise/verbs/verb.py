@@ -1,0 +1,163 @@
+"""What a verb is: a function from a frozen Request to a Result, which can also be called with the Request's fields."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from io import StringIO
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
+
+from draftwise.core.documents import to_json
+from draftwise.core.finding import Finding, InvalidRequest
+from draftwise.core.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["Group", "Result", "Row", "Verb", "load_verb", "refuse", "verb"]
+
+P = ParamSpec("P")
+Q = TypeVar("Q")
+R = TypeVar("R")
+_WIDTH = 110
+
+
+class Group(StrEnum):
+    """The part of an operator's work that a verb belongs to."""
+
+    CHOOSE = "Choose"
+    MEASURE = "Measure"
+    DEPLOY = "Deploy"
+    OPERATE = "Operate"
+    BUILD = "Build"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A verb as a list of verbs shows it."""
+
+    name: str
+    group: Group
+    summary: str
+
+    @property
+    def module(self) -> str:
+        """Name of its file in `verbs` and in `cli`."""
+        return self.name.replace("-", "_")
+
+
+class Result:
+    """Base of what verbs return: a frozen dataclass whose fields are the document of `--json`.
+
+    `str()` is what the terminal shows. Fields that are not part of the document are hidden
+    (`core.documents.HIDDEN`).
+    """
+
+    __slots__ = ()
+    VERB: ClassVar[str]
+    """File of the verb, e.g. `warm_up`."""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 0, or 1 where the answer is bad news."""
+        return 0
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """Findings about the request rather than the answer; the command line prints them to stderr."""
+        return ()
+
+    def to_dict(self) -> Any:
+        """Return the document that `--json` prints."""
+        return to_json(self)
+
+    def __str__(self) -> str:
+        """Return what the terminal shows, without colors."""
+        from rich.console import Console
+
+        text = StringIO()
+        self._render(Console(file=text, width=_WIDTH, color_system=None))
+        return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return what the terminal shows, for a notebook."""
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=_WIDTH, record=True)
+        self._render(console)
+        return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')
+
+    def _render(self, console: Any) -> None:
+        import_module(f"draftwise.cli.{self.VERB}").render(console, self)
+
+
+class Verb(Generic[P, Q, R]):
+    """A verb as a value: called with the fields of its Request, or run with a Request and a Progress."""
+
+    def __init__(self, request: Callable[P, Q], function: Callable[[Q, Progress], R]) -> None:
+        self.request = request
+        """Class of its requests."""
+        self._function = function
+        self.__name__ = self.__qualname__ = function.__name__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+        self.__signature__ = inspect.signature(request)
+
+    def __call__(self, *fields: P.args, **named: P.kwargs) -> R:
+        """Return the result for the fields of a request, reporting no progress.
+
+        Raises:
+            InvalidSetup: what is asked for cannot be; `findings` says why, all at once.
+            BackendError: a server, child process or connection failed.
+            StorageError: a file cannot be written.
+        """
+        return self.run(self.request(*fields, **named))
+
+    def run(self, request: Q, progress: Progress | None = None) -> R:
+        """Return the result of a request; raises as a call does.
+
+        Args:
+            request: what is asked for.
+            progress: is told what is done, and can ask the verb to stop early with what it has.
+        """
+        return self._function(request, Silent() if progress is None else progress)
+
+    @property
+    def result(self) -> type[R]:
+        """Class of its results."""
+        from typing import get_type_hints
+
+        found: type[R] = get_type_hints(self._function)["return"]
+        return found
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<verb {self.__name__}>"
+
+
+def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q, Progress], R]], Verb[P, Q, R]]:
+    """Return the decorator that makes a verb of a function from a request to a result."""
+
+    def make(function: Callable[[Q, Progress], R]) -> Verb[P, Q, R]:
+        return Verb(request, function)
+
+    return make
+
+
+def load_verb(name: str) -> Verb[Any, Any, Any]:
+    """Import the file of a verb (`warm-up` or `warm_up`) and return the verb."""
+    module = name.replace("-", "_")
+    found: Verb[Any, Any, Any] = getattr(import_module(f"draftwise.verbs.{module}"), module)
+    return found
+
+
+def refuse(message: str, *, where: str = "") -> NoReturn:
+    """Raise the error of a request whose fields do not go together.
+
+    Raises:
+        InvalidRequest: always.
+    """
+    raise InvalidRequest.because("invalid-request", message, where=where)

@@ -1,0 +1,180 @@
+"""`verify`: whether files, or a server that runs, are what was decided and ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+from draftwise.core import Baseline, InvalidSetup, Setup, Severity
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.deploying.verify.manifests import find_ordered, read_setup, report_of, verify_folder, verify_text
+from draftwise.plan.check import Report
+from draftwise.runs.documents import read_baseline
+from draftwise.setups.read import SourceText, find_texts, read_stdin
+from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.judgements import FailOn, Judgement, Judgements
+from draftwise.verbs.verb import refuse, verb
+
+__all__ = ["VerifyRequest", "VerifyResult", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """Files, a server, a log or objects, and the setup that they should be.
+
+    A source that is given as `-` is read from standard input.
+    """
+
+    source: str | PathLike[str] | None = None
+    """Folder of `deploy`, a manifest, or the URL of a server."""
+    _: KW_ONLY
+    setup: Setup | str | PathLike[str] | None = None
+    """Setup that was ordered; default: setup.json in the folder of the source."""
+    returned: str | PathLike[str] | None = None
+    """Output of `kubectl apply --dry-run=server -o json` for the source: what was dropped?"""
+    against: str | None = None
+    """URL of a server without speculation, whose outputs should be the same."""
+    expected: float | None = None
+    """Tokens per step that this probe counted before; fewer are an error."""
+    baseline: Baseline | str | PathLike[str] | None = None
+    """Baseline with earlier answers to the probe: are engine and drafter the same?"""
+    prompts: int = 24
+    """Prompts of the probe, 64 output tokens each, at temperature 0."""
+    headers: Sequence[Header | str] = ()
+    """Headers for the URLs; ${VARIABLE} is replaced."""
+    key_variables: Sequence[str] = ()
+    """Variables that hold the key of the URLs."""
+    log: str | PathLike[str] | None = None
+    """Start-up log of vLLM."""
+    kubectl: str | PathLike[str] | None = None
+    """Output of `kubectl get pod NAME -o yaml`."""
+    gpu: str | None = None
+    """Name such as H200, where the source does not name it."""
+    fail_on: FailOn = "error"
+    """Least severity that makes the exit code 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult(Judgements):
+    """Every difference from what was ordered."""
+
+    VERB: ClassVar[str] = "verify"
+    judgements: tuple[Judgement, ...]
+    fail_on: FailOn = "error"
+    commands: tuple[tuple[str, str], ...] = field(default=(), metadata=HIDDEN)
+    """Commands that show more of the objects: what for, and the command."""
+
+
+@verb(VerifyRequest)
+def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
+    """List every difference between a source and what was ordered.
+
+    A folder that `deploy` wrote is verified by its sums, and both twins are read back, judged and sized. A server is
+    asked a few prompts. What cannot be seen is reported as unknown.
+    """
+    source = None if request.source is None else str(request.source)
+    if source is None and request.log is None and request.kubectl is None:
+        refuse("Give a folder, a manifest, the URL of a server, --log or --kubectl.")
+    judged: list[Judgement] = []
+    if source is not None and source.startswith(("http://", "https://")):
+        judged.append(_probe(source, _get_setup(request), request))
+    elif source is not None:
+        judged += _judge(source, request)
+    if request.log is not None:
+        judged.append(_read_log(request.log, _get_setup(request)))
+    commands: list[tuple[str, str]] = []
+    if request.kubectl is not None:
+        found, commands = _read_objects(request.kubectl, _get_setup(request))
+        judged += found
+    return VerifyResult(judgements=tuple(judged), fail_on=request.fail_on, commands=tuple(commands))
+
+
+def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
+    if Path(source).is_dir():
+        if request.returned is not None or request.setup is not None:
+            refuse("A folder has its own setup, and --returned goes with one file of it.")
+        for where, report in verify_folder(Path(source), gpu=request.gpu):
+            yield _describe(where, report, "as it was written")
+        return
+    text = _open(source)
+    setup = find_ordered(Path(source)) if request.setup is None else _get_setup(request)
+    if setup is None and request.returned is None:
+        refuse(f"No setup.json lies next to {source}: name what was ordered with --setup.")
+    if setup is not None:
+        yield _describe(text.name, verify_text(text, setup, gpu=request.gpu), "as it was ordered")
+    if request.returned is not None:
+        yield _describe(text.name, _compare(text, request.returned), "came back whole")
+
+
+def _get_setup(request: VerifyRequest) -> Setup:
+    if request.setup is None:
+        refuse("Name what was ordered with --setup.")
+    return request.setup if isinstance(request.setup, Setup) else read_setup(Path(request.setup))
+
+
+def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
+    """Return what a server was seen to be and do."""
+    import asyncio
+    import secrets
+
+    from draftwise.backends.url import UrlBackend
+    from draftwise.deploying.verify.server import verify_server
+    from draftwise.measure.probe import load_probe, probe
+    from draftwise.watching.fingerprint import judge_probe
+
+    given = request.baseline
+    known = given if given is None or isinstance(given, Baseline) else read_baseline(Path(given))
+    if known is not None and not known.probe:
+        refuse("--baseline has no probe: `draftwise deploy --probe` or `watch --record-baseline` adds it.")
+    headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
+    server = UrlBackend("server", url, headers=headers)
+    plain = None if request.against is None else UrlBackend("plain", request.against, headers=headers)
+    probed = asyncio.run(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
+    findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
+    if known is not None:
+        findings.append(judge_probe(probed.server, known, where=url)[0])
+    return _describe(url, report_of(*findings, setup=setup), "as it was ordered, as far as it can be seen")
+
+
+def _read_log(name: str | PathLike[str], setup: Setup) -> Judgement:
+    from draftwise.deploying.verify.log import verify_log
+
+    text = _open(name)
+    return _describe(text.name, report_of(*verify_log(text, setup), setup=setup), "started as it was ordered")
+
+
+def _read_objects(name: str | PathLike[str], setup: Setup) -> tuple[list[Judgement], list[tuple[str, str]]]:
+    from draftwise.deploying.verify.cluster import list_commands, read_objects, verify_object
+
+    text = _open(name)
+    objects = read_objects(text)
+    reports = [report_of(*verify_object(each, setup), setup=setup) for each in objects]
+    judged = [_describe(text.name, each, "what was ordered, as far as the cluster tells") for each in reports]
+    return judged, list(list_commands(objects))
+
+
+def _describe(where: str, report: Report, good: str) -> Judgement:
+    found = {finding.severity for finding in report.findings}
+    return Judgement.of(report, where=where, verdict=f"not {good}" if Severity.ERROR in found else good)
+
+
+def _open(source: str | PathLike[str]) -> SourceText:
+    if str(source) == "-":
+        return read_stdin()
+    (text,) = find_texts(Path(source))
+    return text
+
+
+def _compare(sent: SourceText, returned: str | PathLike[str]) -> Report:
+    from draftwise.deploying.verify.returned import compare_returned
+
+    try:
+        return report_of(*compare_returned(sent, _open(returned)))
+    except InvalidSetup as error:
+        if type(error) is not InvalidSetup:
+            raise
+        return report_of(*error.findings)

@@ -1,0 +1,67 @@
+"""`warm-up`: a folder with the kernels that a server will need, compiled ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from typing import Any, ClassVar
+
+from draftwise.core import SpecConfig
+from draftwise.core.progress import Progress
+from draftwise.verbs.engine import make_config, parse_spec
+from draftwise.verbs.verb import Result, verb
+
+__all__ = ["WarmUpRequest", "WarmUpResult", "warm_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRequest:
+    """The server whose kernels are compiled."""
+
+    model: str | PathLike[str]
+    """Directory of a checkpoint, or a GGUF file; with the setting load_format `dummy` config.json is enough."""
+    _: KW_ONLY
+    out: str | PathLike[str]
+    """Folder of the kernels: new, or filled on such a machine."""
+    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
+    """The server's."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Engine flags of vLLM by their long name with underscores, as the server will have them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpResult(Result):
+    """What was compiled."""
+
+    VERB: ClassVar[str] = "warm_up"
+    out: str
+    num_kernels: int
+    num_bytes: int
+    seconds: float
+
+
+@verb(WarmUpRequest)
+def warm_up(request: WarmUpRequest, progress: Progress) -> WarmUpResult:
+    """Compile the kernels that a server needs, without serving; its phases go to `progress.update`.
+
+    The folder then goes to other machines with the same processor and versions, where `serve` with `kernel_cache`
+    starts without compiling; another machine refuses it. Several models and configurations may share it.
+    """
+    spec = parse_spec(request.speculative_config)
+    config = make_config(str(request.model), spec, request.settings)
+    try:
+        from draftwise.serve.worker import fill_kernel_cache
+    except ModuleNotFoundError as error:
+        from draftwise.serve.engine_process import make_missing_error
+
+        raise make_missing_error(error) from None
+    began = time.monotonic()
+    filled = fill_kernel_cache(config, spec, str(request.out), on_phase=progress.update)
+    return WarmUpResult(
+        out=str(request.out),
+        num_kernels=filled.num_kernels,
+        num_bytes=filled.num_bytes,
+        seconds=time.monotonic() - began,
+    )

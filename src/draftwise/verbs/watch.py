@@ -1,0 +1,331 @@
+"""`watch`: whether speculation helps a service now, from the counters that its servers show."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
+from hashlib import sha256
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
+from draftwise.core.documents import HIDDEN
+from draftwise.core.progress import Progress
+from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.verb import Result, refuse, verb
+from draftwise.watching.look import PLAIN
+from draftwise.watching.rows import ExpectedRow, PoolRow, describe_expected, describe_pool
+from draftwise.watching.watcher import UNREAD, Sight
+from draftwise.watching.yardstick import Yardstick
+
+if TYPE_CHECKING:
+    from draftwise.watching.diagnose import Asked
+    from draftwise.watching.fingerprint import Fingerprint
+    from draftwise.watching.rollout import Step
+    from draftwise.watching.watcher import Watching
+
+__all__ = ["PLAIN", "UNREAD", "Sight", "WatchRequest", "WatchResult", "Yardstick", "watch"]
+
+_EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
+_POOLS = ("spec", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """A service: the URLs of its servers, what a Prometheus recorded of it, or a log."""
+
+    urls: str | Sequence[str] = ()
+    """Servers, or their pages of counters; several are replicas of one service."""
+    _: KW_ONLY
+    plain: Sequence[str] = ()
+    """Servers of the same model without speculation, to compare with."""
+    baseline: Baseline | str | PathLike[str] | None = None
+    """baseline.json of `deploy`: what was measured, and where it stops paying."""
+    once: bool = True
+    """Whether to end after one window; otherwise the verb goes on until it is stopped."""
+    interval_s: float = 10.0
+    """Seconds between two looks."""
+    prometheus: str | None = None
+    """URL of a Prometheus that recorded the servers."""
+    model: str | None = None
+    """Label model_name of the service, with `prometheus`."""
+    log: str | PathLike[str] | None = None
+    """Log of vLLM with its statistics, `-` for standard input."""
+    setup: str | PathLike[str] | None = None
+    """The service's manifest or setup.json: `check` of it separates causes."""
+    start_log: str | PathLike[str] | None = None
+    """What a server logged when it started."""
+    probe: bool = False
+    """Whether every URL is asked a few prompts at temperature 0: are engine and drafter the baseline's?"""
+    workload: str | None = None
+    """Prompts of your own for the probe, in addition to 24 bundled ones."""
+    record_baseline: str | PathLike[str] | None = None
+    """File to write how the service is now: one window, and the probe four times."""
+    since_rollout: str | None = None
+    """Time of a roll-out, or `last`: compares now with the minutes before it, with `prometheus`."""
+    setup_before: str | PathLike[str] | None = None
+    """Setup before the roll-out: adds what `upgrade` says of the step to `setup`."""
+    headers: Sequence[Header | str] = ()
+    """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} is replaced."""
+    key_variables: Sequence[str] = ()
+    """`[POOL=]NAME` of variables that hold the key of the URLs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchResult(Result):
+    """One look at a service."""
+
+    VERB: ClassVar[str] = "watch"
+    at_s: float
+    """Seconds since the epoch."""
+    expected: ExpectedRow
+    pools: tuple[PoolRow, ...]
+    findings: tuple[Diagnosis | Ruling | Finding, ...]
+    unanswered: tuple[str, ...]
+    """Questions that cannot be answered, a sentence each."""
+    is_only: bool = field(metadata=HIDDEN)
+    """Whether no other look was asked for."""
+    sight: Sight = field(metadata=HIDDEN)
+    yardstick: Yardstick = field(metadata=HIDDEN)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing was found, 1 if something was, 3 if a server cannot be read."""
+        if any(finding.code == UNREAD for finding in self.findings):
+            return _EXIT_UNREAD
+        return _EXIT_FINDING if any(each.severity is not Severity.INFO for each in self.findings) else _EXIT_GOOD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Service:
+    """A request whose files and headers are read."""
+
+    request: WatchRequest
+    urls: Mapping[str, Sequence[str]]
+    """By pool."""
+    headers: Mapping[str, Mapping[str, str]]
+    """By pool."""
+    baseline: Baseline | None
+    once: bool
+    record: Path | None
+    asked: Asked | None
+    step: Step | None
+    """From the setup before a roll-out to today's."""
+    yardstick: Yardstick
+    unanswered: tuple[str, ...]
+
+
+@verb(WatchRequest)
+def watch(request: WatchRequest, progress: Progress) -> WatchResult:
+    """Say what speculation does for a running service: over one interval, then over the last five minutes.
+
+    Nothing is asked of the servers but their page of counters, unless a probe is requested. Readings are ratios of the
+    growth of its counters between two looks. Every look goes to `progress.update`; the last one is returned.
+    """
+    service = _read(request)
+    if request.log is not None:
+        result = _describe(service, _see_log(service, str(request.log)))
+        progress.update(result)
+        return result
+    seen = asyncio.run(_watch(service, progress))
+    return seen if seen is not None else _describe(service, Sight(at_s=0.0, windows=(), recent=()))
+
+
+def _read(request: WatchRequest) -> _Service:
+    """Read the files and headers of a request.
+
+    Raises:
+        InvalidRequest: parts of it do not go together.
+        InvalidSetup: the baseline cannot be read, or a header is malformed.
+    """
+    from draftwise.measure.access import find_headers
+
+    headers = read_headers(request.headers, request.key_variables)
+    step = _compare_setups(request)
+    urls = (request.urls,) if isinstance(request.urls, str) else tuple(request.urls)
+    given = request.baseline
+    baseline = given if given is None or isinstance(given, Baseline) else _read_baseline(Path(given))
+    _check(request, urls, baseline)
+    has_plain = bool(request.plain or request.prometheus)
+    yardstick = Yardstick(baseline=baseline)
+    single = (request.probe, request.record_baseline, request.since_rollout, request.log)
+    service = _Service(
+        request=request,
+        urls=dict(zip(_POOLS, (urls, tuple(request.plain)), strict=True)),
+        headers={pool: find_headers(headers, pool) for pool in _POOLS},
+        baseline=baseline,
+        once=request.once or any(single),
+        record=None if request.record_baseline is None else Path(request.record_baseline),
+        asked=_read_asked(request, step),
+        step=step,
+        yardstick=yardstick,
+        unanswered=tuple(yardstick.list_unanswered(has_plain=has_plain, has_probe=request.probe)),
+    )
+    owner = request.setup_before or request.setup
+    if baseline is not None and owner is not None:
+        _check_owner(baseline, Path(owner))
+    return service
+
+
+def _read_baseline(path: Path) -> Baseline:
+    from draftwise.runs.documents import read_baseline
+
+    return read_baseline(path)
+
+
+def _read_asked(request: WatchRequest, step: Step | None) -> Asked | None:
+    """Return what files say of the service; reading a setup takes as long to import as all the rest."""
+    if request.setup is None and request.start_log is None:
+        return None
+    from draftwise.watching.configured import read_asked
+
+    files = (None if each is None else Path(each) for each in (request.setup, request.start_log))
+    asked = read_asked(*files)
+    return asked if step is None else replace(asked, releases=step.releases)
+
+
+def _compare_setups(request: WatchRequest) -> Step | None:
+    if request.setup_before is None:
+        return None
+    if request.setup is None:
+        refuse("--setup-before is compared with --setup: give that, too.")
+    from draftwise.watching.rollout import compare_setups
+
+    return compare_setups(Path(request.setup_before), Path(request.setup))
+
+
+def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None) -> None:
+    asked = bool(urls) and not (request.probe and request.since_rollout)
+    if asked + bool(request.prometheus) + bool(request.log) != 1:
+        refuse(
+            "Give the URLs of servers, or --prometheus, or --log. Only --since-rollout with --probe takes two: "
+            "--prometheus for what was recorded, and the URLs to ask."
+        )
+    if (request.probe or request.record_baseline) and not urls:
+        refuse("--probe and --record-baseline ask servers: give their URLs.")
+    if request.since_rollout is not None and request.prometheus is None:
+        refuse("--since-rollout reads what was recorded before: give --prometheus.")
+    if request.probe and (baseline is None or not baseline.probe):
+        refuse("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
+
+
+def _check_owner(baseline: Baseline, setup_file: Path) -> None:
+    """Refuse the baseline of another setup than the setup.json that is given; a manifest has no digest to compare."""
+    digest = sha256(setup_file.read_bytes()).hexdigest()
+    if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
+        raise InvalidSetup.because(
+            "baseline-of-other-setup",
+            f"The baseline is of another setup than {setup_file}: its numbers say nothing of this one.",
+            where="--baseline",
+            fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
+        )
+
+
+def _see_log(of: _Service, name: str) -> Sight:
+    from draftwise.verbs.diagnosing import add_diagnoses
+    from draftwise.watching.log import see_log
+
+    try:
+        with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
+            sight = see_log(lines, name="stdin" if name == "-" else name)
+    except OSError as error:
+        text = f"{name} cannot be read ({error})."
+        raise UnreadableSource.because("unreadable-file", text, where=name) from None
+    return add_diagnoses(sight, of.baseline, of.asked)
+
+
+def _open(of: _Service) -> Watching:
+    """Return the source of looks: the servers' pages, or a Prometheus."""
+    if of.request.prometheus is not None:
+        from draftwise.watching.prometheus import PrometheusWatcher
+
+        return PrometheusWatcher(of.request.prometheus, model=of.request.model, headers=of.headers["spec"])
+    from draftwise.watching.pages import open_pages
+    from draftwise.watching.watcher import Watcher
+
+    return Watcher(open_pages(of.urls, of.headers))
+
+
+async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
+    """Report every look until the operator ends it, and return the last one.
+
+    The first look is taken before anything else: what judges it is imported while the interval passes.
+    """
+    result = None
+    watching = _open(of)
+    with suppress(asyncio.CancelledError):
+        await watching.begin()
+        async with aclosing(watching.sights(of.request.interval_s)) as sights:
+            async for seen in sights:
+                result = _describe(of, await _judge_sight(of, watching, seen))
+                progress.update(result)
+                if of.once or progress.stop_requested:
+                    break
+    return result
+
+
+def _describe(of: _Service, sight: Sight) -> WatchResult:
+    return WatchResult(
+        at_s=sight.at_s,
+        expected=describe_expected(of.yardstick),
+        pools=tuple(describe_pool(sight.of(pool)) for pool in sight.pools),
+        findings=sight.findings,
+        unanswered=of.unanswered,
+        is_only=of.once,
+        sight=sight,
+        yardstick=of.yardstick,
+    )
+
+
+async def _judge_sight(of: _Service, watching: Watching, sight: Sight) -> Sight:
+    """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
+    from draftwise.verbs.diagnosing import add_diagnoses
+
+    findings, fingerprints = await _ask(of, sight)
+    notes, earlier, sight = await _look_back(of, watching, sight)
+    whole = replace(sight, findings=(*sight.findings, *findings, *notes))
+    return add_diagnoses(whole, of.baseline, of.asked, fingerprints, earlier)
+
+
+async def _look_back(
+    of: _Service, watching: Watching, sight: Sight
+) -> tuple[tuple[Finding, ...], Window | None, Sight]:
+    """Return what changed with a roll-out, the window before it and what is seen since, where that is asked for."""
+    about_step = () if of.step is None else of.step.findings
+    if of.request.since_rollout is None or sight.findings:
+        return about_step, None, sight
+    from draftwise.watching.prometheus import PrometheusWatcher
+    from draftwise.watching.rollout import parse_time, tell_rollout
+
+    assert isinstance(watching, PrometheusWatcher), "checked with the options"
+    rollout, windows = await watching.look_before(parse_time(of.request.since_rollout))
+    if rollout is not None:
+        sight = await watching.look(since_s=rollout.ended_s)
+    before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
+    return (tell_rollout(rollout, before, after), *about_step), before, sight
+
+
+async def _ask(of: _Service, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
+    """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
+    unread = {finding.where for finding in sight.findings}
+    if not (of.request.probe or of.record):
+        return (), ()
+    from draftwise.verbs.probing import load_prompts, probe_servers, record
+    from draftwise.watching.pages import name_server
+
+    urls = [url for url in map(name_server, of.urls["spec"]) if url not in unread]
+    prompts, headers = load_prompts(of.request.workload), of.headers["spec"]
+    findings: tuple[Finding, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
+    if of.request.probe and of.baseline is not None:
+        judged = await probe_servers(urls, prompts, of.baseline, headers)
+        findings = tuple(finding for finding, _ in judged)
+        fingerprints = tuple(each for _, each in judged if each is not None)
+    if of.record is not None and urls:
+        window = Window.pooled(sight.of("spec"))
+        findings += (await record(of.record, urls[0], prompts, window, of.baseline, headers),)
+    return findings, fingerprints
