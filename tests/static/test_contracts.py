@@ -47,7 +47,7 @@ PLANTS = [
     (DECIDING, "deciding/comparison/cell.py", "from draftwise.deciding import validity"),
     (DECIDING, "deciding/verdict.py", "from draftwise.deciding import scope"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
-    (PLANNING, "plan/spec_schema.py", "from draftwise.plan import upgrade"),
+    (PLANNING, "plan/spec_schema.py", "from draftwise.plan import release_changes"),
     (CHECKING, "plan/check/spec/drafter_config.py", "from draftwise.plan.check import engine"),
     (CHECKING, "plan/check/stages.py", "from draftwise.plan.check.model import Model"),
     (MEASURING, "measure/load/client.py", "from draftwise.measure import warm_up"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Window
-from draftwise.plan.upgrade import compare_releases
+from draftwise.plan.release_changes import compare_releases
 from draftwise.setups.read import SetupReading, read_setups
 
 __all__ = ["LAST", "RollOut", "SetupStep", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]

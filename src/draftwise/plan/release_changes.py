@@ -1,4 +1,4 @@
-"""What breaks, what changes silently and what becomes possible when a setup moves to another vLLM release."""
+"""Compares a setup on two vLLM releases: breaks, silent changes, new choices."""
 
 from __future__ import annotations
 

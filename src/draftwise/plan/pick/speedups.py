@@ -26,7 +26,7 @@ class ExpectedAcceptance:
     high: float
     expected: float
     cautious: float
-    """From which the draft length is chosen: one that is too large costs more than one that is too small."""
+    """Acceptance to choose the draft length from: a length that is too large costs more than one too small."""
     factor: float = 1.0
     """What the traffic's temperature has taken off: the other numbers have it in them."""
     source: str
