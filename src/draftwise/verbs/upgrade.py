@@ -13,7 +13,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.upgrade import AcceptedChoice, Upgrade, ValueChange, compare_releases
+from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
 from draftwise.setups.read import Reading
 from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release

@@ -1,4 +1,4 @@
-"""What one forward pass of a model or of a drafter reads and computes on each GPU."""
+"""Bytes and arithmetic of one forward pass of a model or a drafter on each GPU."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Work:
     """Parameters of the whole model, on all GPUs."""
 
     def bytes_for(self, tokens: float) -> float:
-        """Return the bytes of weights that a pass reads over so many tokens, which choose experts independently."""
+        """Return the bytes of weights that a pass reads for `tokens` that choose experts independently."""
         return self.dense_bytes + self.expert_bytes * self.expert_share(tokens)
 
     def expert_share(self, tokens: float) -> float:
-        """Return the fraction of the routed experts that so many tokens choose together, each independently."""
+        """Return the fraction of the routed experts that `tokens` choose together, each independently."""
         return float(1 - (1 - self.share_per_row) ** tokens)
 
 
