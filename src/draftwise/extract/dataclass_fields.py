@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, bases_of, default_of, evaluate, literal, members
 from draftwise.extract.tree import Module
-from draftwise.extract.values import UNKNOWN, bases_of, default_of, evaluate, literal, members
 
 __all__ = ["Field", "Hint", "fields_of", "flatten", "type_text"]
 

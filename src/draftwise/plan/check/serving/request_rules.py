@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import Ruling, Severity
 from draftwise.knowledge.rules import get_rule
-from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import SPEC, Context
 
 __all__ = ["find_combined", "find_requests"]

@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core import ModelShape
 from draftwise.core.shape import read_layer_kinds
 from draftwise.knowledge.model_types import types_with
-from draftwise.plan.size.weight_parts import Part, Split
+from draftwise.plan.size.weight_parts import Part, Sharding
 
 __all__ = ["attention_parts", "decoder_parts", "known_family", "mlp_parts", "norm", "num_experts"]
 
@@ -33,14 +33,27 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     """
     hidden, vocab = shape.hidden_size, shape.vocab_size
     parts = [
-        Part(name="embed_tokens", role="embedding", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantized=False),
+        Part(
+            name="embed_tokens",
+            role="embedding",
+            rows=vocab,
+            cols=hidden,
+            split=Sharding.VOCABULARY,
+            quantized=False,
+        ),
         *_layer_parts(config, shape),
         norm("norm", hidden, last=True),
     ]
     if not shape.tie_word_embeddings:
         parts.append(
             Part(
-                name="lm_head", role="head", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantized=False, last=True
+                name="lm_head",
+                role="head",
+                rows=vocab,
+                cols=hidden,
+                split=Sharding.VOCABULARY,
+                quantized=False,
+                last=True,
             )
         )
     return tuple(parts)
@@ -48,7 +61,7 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
 
 def norm(name: str, width: int, layers: tuple[int, ...] = (), *, last: bool = False) -> Part:
     """Return a norm's weights."""
-    return Part(name=name, role="norm", rows=width, layers=layers, split=Split.COPIED, quantized=False, last=last)
+    return Part(name=name, role="norm", rows=width, layers=layers, split=Sharding.COPIED, quantized=False, last=last)
 
 
 def _layer_parts(config: Config, shape: ModelShape) -> Iterator[Part]:
@@ -90,7 +103,7 @@ def attention_parts(
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     width, gate = inputs or hidden, 2 if kind in types_with("gated_query") else 1
     part = partial(Part, role="attention", layers=layers)
-    by_head = partial(part, split=Split.KV, heads=shape.num_kv_heads)
+    by_head = partial(part, split=Sharding.KV, heads=shape.num_kv_heads)
     yield part(name="q_proj", rows=gate * queries, cols=width)
     yield by_head(name="kv_proj", rows=2 * keys, cols=width)
     yield part(name="o_proj", rows=queries, cols=hidden)
@@ -99,7 +112,7 @@ def attention_parts(
         yield part(name="q_proj.bias", rows=gate * queries)
         yield by_head(name="kv_proj.bias", rows=2 * keys)
     if bias and kind not in types_with("qkv_bias"):
-        yield part(name="o_proj.bias", rows=hidden, split=Split.COPIED)
+        yield part(name="o_proj.bias", rows=hidden, split=Sharding.COPIED)
     if kind in types_with("head_norm") or (kind == "glm4_moe" and config.get("use_qk_norm")):
         yield norm("qk_norm", 2 * shape.head_dim, layers)
     if kind in types_with("whole_norm"):
@@ -114,7 +127,7 @@ def _latent_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) ->
     rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
     nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
     part = partial(Part, role="attention", layers=layers)
-    copied = partial(part, split=Split.COPIED)
+    copied = partial(part, split=Sharding.COPIED)
     if query_rank := config.get("q_lora_rank"):
         yield copied(name="q_a_proj", rows=query_rank, cols=hidden)
         yield norm("q_a_layernorm", query_rank, layers)
@@ -180,19 +193,24 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
     part = partial(Part, role="experts", layers=sparse)
     yield part(name="experts", rows=matrices * inner, cols=hidden, copies=count)
     yield Part(
-        name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Split.COPIED, quantized=False
+        name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Sharding.COPIED, quantized=False
     )
     if config.get("scoring_func") == "sigmoid" or config.get("model_type") in types_with("router_correction"):
         yield Part(
-            name="e_score_correction_bias", role="router", rows=count, layers=sparse, split=Split.COPIED, stored_bits=32
+            name="e_score_correction_bias",
+            role="router",
+            rows=count,
+            layers=sparse,
+            split=Sharding.COPIED,
+            stored_bits=32,
         )
     if config.get("model_type") == "gpt_oss":
         yield part(name="experts.bias", rows=2 * inner + hidden, copies=count)
-        yield Part(name="router.bias", role="router", rows=count, layers=sparse, split=Split.COPIED)
+        yield Part(name="router.bias", role="router", rows=count, layers=sparse, split=Sharding.COPIED)
     if shared := _shared_width(config, inner):
         yield part(name="shared_expert", rows=matrices * shared, cols=hidden)
         if config.get("shared_expert_intermediate_size"):
-            yield part(name="shared_expert_gate", rows=1, cols=hidden, split=Split.COPIED, quantized=False)
+            yield part(name="shared_expert_gate", rows=1, cols=hidden, split=Sharding.COPIED, quantized=False)
 
 
 def num_experts(config: Config) -> int:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.extract.fields import type_text
+from draftwise.extract.dataclass_fields import type_text
+from draftwise.extract.expressions import UNKNOWN, evaluate, written
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import UNKNOWN, evaluate, written
 
 __all__ = ["env", "metrics", "sampling_params"]
 

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import UNKNOWN, evaluate
 
 __all__ = ["architectures", "config_model_types", "speculators_types"]
 

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.extract.fields import Field, fields_of, type_text
+from draftwise.extract.dataclass_fields import Field, fields_of, type_text
+from draftwise.extract.expressions import UNKNOWN, evaluate, literal, members
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
-from draftwise.extract.values import UNKNOWN, evaluate, literal, members
 
 __all__ = ["Config", "config_classes", "config_fields", "validators"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from draftwise.extract.configs import Config, config_classes, validators
-from draftwise.extract.fields import fields_of
-from draftwise.extract.flags import FRONTEND, flags
-from draftwise.extract.guards import Guard, Walk, write
+from draftwise.extract.config_fields import Config, config_classes, validators
+from draftwise.extract.dataclass_fields import fields_of
+from draftwise.extract.guards import CheckWalk, RaiseGuard, write
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
+from draftwise.extract.vllm_flags import FRONTEND, flags
 
 __all__ = ["config_arguments", "config_changes", "config_checks", "engine_checks"]
 
@@ -54,7 +54,7 @@ def engine_checks(tree: Tree) -> Facts:
     front = tree.get(*FRONTEND)
     if function := front.find_function(_VALIDATE):
         subject = function.args.args[0].arg
-        walk = Walk(front.inside(function), None, frozenset(_arguments(tree)), subject=subject)
+        walk = CheckWalk(front.inside(function), None, frozenset(_arguments(tree)), subject=subject)
         walk.names[f"{subject}.subparser"] = ast.Constant("serve")
         walk.run(function)
         _add(found, "", walk.guards, front)
@@ -94,12 +94,12 @@ def _arguments(tree: Tree) -> list[str]:
     return [str(row["field"]) for row, _ in flags(tree).values()]
 
 
-def _walk_engine(tree: Tree) -> Walk:
+def _walk_engine(tree: Tree) -> CheckWalk:
     module = tree.get(ARGUMENTS)
     node = module.get_class(_ENGINE)
     function = module.get_function(_CREATE, of=_ENGINE)
     fields = frozenset(fields_of(module, node))
-    walk = Walk(module.inside(function), node, fields, configs=frozenset(config_classes(tree)))
+    walk = CheckWalk(module.inside(function), node, fields, configs=frozenset(config_classes(tree)))
     walk.run(function, {"headless": ast.Constant(False)})
     return walk
 
@@ -108,10 +108,10 @@ def _names(config: Config) -> frozenset[str]:
     return frozenset(name for name, field in fields_of(*config).items() if field.init)
 
 
-def _walk_whole(config: Config) -> Walk:
+def _walk_whole(config: Config) -> CheckWalk:
     """Walk what checks a whole config: `__post_init__`, then the validators that come after it."""
     module, node = config
-    walk = Walk(module, node, _names(config))
+    walk = CheckWalk(module, node, _names(config))
     if start := module.find_function("__post_init__", of=node.name):
         walk.module = module.inside(start)
         walk.run(start)
@@ -122,18 +122,18 @@ def _walk_whole(config: Config) -> Walk:
     return walk
 
 
-def _walk_fields(config: Config) -> Iterable[tuple[str, Walk]]:
+def _walk_fields(config: Config) -> Iterable[tuple[str, CheckWalk]]:
     """Walk what checks single fields after their type."""
     module, node = config
     for mode, fields, function in validators(module, node):
         for field in fields if mode == "after" else ():
-            walk = Walk(module.inside(function), node, frozenset({field}), subject="")
+            walk = CheckWalk(module.inside(function), node, frozenset({field}), subject="")
             parameter = function.args.args[1].arg
             walk.run(function, {parameter: ast.Name(field)})
             yield field, walk
 
 
-def _add(found: Facts, owner: str, guards: Iterable[Guard], module: Module, *, field: str = "") -> None:
+def _add(found: Facts, owner: str, guards: Iterable[RaiseGuard], module: Module, *, field: str = "") -> None:
     for guard in guards:
         key = f"{owner}: {guard.text}" if owner else guard.text
         row = {"says": guard.message} | ({"field": field} if field else {})

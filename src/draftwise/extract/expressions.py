@@ -1,4 +1,4 @@
-"""Works out the JSON value of constant expressions in a wheel, following names across its modules."""
+"""JSON values of constant expressions in a wheel, evaluated across its modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import Any
 from draftwise.extract.tree import Module, NotFound
 
 __all__ = [
-    "UNKNOWN", "attribute_of", "bases_of", "default_of", "evaluate", "literal", "members", "method_of", "strings",
+    "UNKNOWN",
+    "attribute_of",
+    "bases_of",
+    "default_of",
+    "evaluate",
+    "literal",
+    "members",
+    "method_of",
+    "strings",
     "written",
-]  # fmt: skip
+]
 
 UNKNOWN = object()
 """What `evaluate` gives for an expression that is no constant."""

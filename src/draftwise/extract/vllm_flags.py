@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.extract.fields import Field, fields_of
+from draftwise.extract.dataclass_fields import Field, fields_of
+from draftwise.extract.expressions import UNKNOWN, bases_of, evaluate, literal, written
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import UNKNOWN, bases_of, evaluate, literal, written
 
 __all__ = ["FRONTEND", "engine_defaults", "flags"]
 

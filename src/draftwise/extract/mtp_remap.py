@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, evaluate, strings
 from draftwise.extract.speculative import Facts, get_config
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import UNKNOWN, evaluate, strings
 
 __all__ = ["mtp_remap"]
 
