@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 LAYERED = "The operator's loop is layered, and no folder stands outside it"
 NO_TORCH = "What needs no torch cannot reach it, not even by a detour"
 VERBS = "A verb of the command line knows no other"
+NO_LOGIC = "The command line holds no logic: it knows verbs, nouns and what renders them"
 ACYCLIC = "Siblings do not depend on each other in a circle"
 DECIDING = "A decision is made in one pass: numbers, validity checks, verdicts, decision"
 PLANNING = "Planning is layered: verbs, schedules, forecasts, steps, sizing, checking"
@@ -41,6 +42,8 @@ PLANTS = [
     (NO_TORCH, "reporting/svg.py", "from draftwise.training import run_folder"),
     (NO_TORCH, "measure/sweep.py", "from draftwise.serve import channel"),
     (NO_TORCH, "version.py", "from draftwise import engine"),
+    (NO_LOGIC, "cli/check.py", "from draftwise.plan import check as judging"),
+    (NO_LOGIC, "cli/_session.py", "from draftwise.measure.spec import ENGINES"),
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
     (ACYCLIC, "knowledge/stored.py", "from draftwise.knowledge.rules import get_rule"),
     (ACYCLIC, "serve/errors.py", "from draftwise.serve import app"),
