@@ -60,6 +60,16 @@ def test_without_any_noise_every_step_is_a_change() -> None:
     assert find_change(np.zeros(12), Design.of([(prompt, prompt) for prompt in range(12)])) is None
 
 
+@pytest.mark.parametrize(("f", "is_change"), [(2.35, False), (2.42, True)])
+def test_the_limit_is_that_of_the_tables(f: float, is_change: bool) -> None:
+    """Six stretches of ten blocks: F has 5 and 54 degrees of freedom, and its 95 % quantile is 2.386."""
+    within = 60 / 54
+    step = np.sqrt(f * within / 12)
+    logs_N = np.tile([1.0, -1.0], 30) + np.repeat(step * np.tile([1.0, -1.0], 3), 10)
+    design = Design.of([(prompt, prompt) for prompt in range(60)])
+    assert (find_change(logs_N, design) is not None) is is_change
+
+
 @pytest.mark.parametrize(
     ("f", "degrees", "tail"), [(4.0, (5, 54), 0.00370), (7.7086, (1, 4), 0.05), (2.3861, (5, 54), 0.05)]
 )

@@ -12,6 +12,7 @@ from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.thresholds import Thresholds
 
 CANDIDATE = "ngram k=3"
+FIRST_OR_NONE = ("first-answers-only", "memory-not-excluded")
 WHY = {CANDIDATE: "it drafts from what it answered before"}
 LIMITS = Thresholds()
 
@@ -106,6 +107,9 @@ def test_prompts_that_another_load_asked_before_are_not_new() -> None:
     assert set(codes(alone)) == {"first-answers-only"}
     assert codes(loaded)["memory-not-excluded"] is Severity.ERROR
     assert loaded.verdict is not Verdict.ADOPT
+    texts = [found.message for each in (alone, loaded) for found in each.findings if found.code in FIRST_OR_NONE]
+    assert len(texts) == 2
+    assert all(f"{WHY[CANDIDATE]}), and that prompts gain nothing by coming back" in text for text in texts)
 
 
 def test_blocks_whose_answers_were_set_aside_had_been_asked() -> None:

@@ -44,6 +44,7 @@ class HeadCheckpoint:
         where: path of config.json, for messages.
         files: its tensors.
         reader: of its weights.
+        target: as given.
 
     Raises:
         InvalidSetup: the config names another width or vocabulary than the target's.
@@ -60,7 +61,7 @@ class HeadCheckpoint:
         self.reader = WeightReader(self.files, target.shape, FAMILIES["llama"], target.dtype, target.device)
 
     def _open(self, path: str | Path, target: CausalLM) -> None:
-        self.files, self._target = CheckpointReader(path), target
+        self.files, self.target = CheckpointReader(path), target
         self.where, self.config = str(Path(path) / "config.json"), self.files.config
 
     def __contains__(self, name: str) -> bool:
@@ -131,14 +132,14 @@ class LayeredHead(HeadCheckpoint):
 
     def layers(self, *layers: Layer) -> DraftLayers:
         """Return the layers ready to run."""
-        return DraftLayers(self.shape, layers, self.rope, self.eps, self._target.weights.embedding_VH)
+        return DraftLayers(self.shape, layers, self.rope, self.eps, self.target.weights.embedding_VH)
 
     def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> HeadVocabulary:
         """Return what a head with these weights reads and names.
 
         It reads the target's own embedding, not a copy, if the directory holds none or an equal one.
         """
-        own, embedding_VH = "embed_tokens.weight", self._target.weights.embedding_VH
+        own, embedding_VH = "embed_tokens.weight", self.target.weights.embedding_VH
         if own in self or embedding_VH.shape[1] != self.shape.hidden_size:
             own_VH = self.reader.fused([own], [self.shape.vocab_size], self.shape.hidden_size)
             embedding_VH = embedding_VH if torch.equal(own_VH, embedding_VH) else own_VH
@@ -152,7 +153,7 @@ class LayeredHead(HeadCheckpoint):
         Raises:
             InvalidSetup: `d2t` is wrong.
         """
-        target, hidden, vocab_size = self._target, self.shape.hidden_size, self.shape.vocab_size
+        target, hidden, vocab_size = self.target, self.shape.hidden_size, self.shape.vocab_size
         num_named = self.config.get("draft_vocab_size") or vocab_size
         is_own = "lm_head.weight" in self or hidden != target.shape.hidden_size or num_named != vocab_size
         head = self.reader.linear("", ["lm_head"], [num_named], hidden) if is_own else target.weights.head
@@ -175,7 +176,7 @@ class LayeredHead(HeadCheckpoint):
         """
         stated = self.config.get("target_hidden_size") if may_differ else None
         key, width = ("target_hidden_size", stated) if stated else ("hidden_size", self.shape.hidden_size)
-        _refuse(find_width_fault(key, width, self._target.shape.hidden_size, where=self.where))
+        _refuse(find_width_fault(key, width, self.target.shape.hidden_size, where=self.where))
 
     def _target_ids(self, num_named: int) -> Tensor:
         """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""

@@ -20,16 +20,14 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.causal_lm import CausalLM, Layer, decoder_layer
-from draftwise.engine.models.draft_head import DraftHead, HeadVocabulary
+from draftwise.engine.models.causal_lm import CausalLM, decoder_layer
+from draftwise.engine.models.draft_head import DraftHead
 from draftwise.engine.models.head_checkpoint import LayeredHead
-from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.rope import Rope
 from draftwise.engine.models.weight_loading import FAMILIES
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
@@ -90,41 +88,42 @@ def _causal_layers(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[b
     return tuple(kind == "sliding_attention" for kind in config["layer_types"][:num_layers])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Network:
-    """All but embedding and head."""
-
-    fc: Linear
-    """From the auxiliary hidden states of a token to one vector."""
-    hidden_norm: Tensor
-    context_kv: Linear
-    """From that to keys and values of every layer, [2 * L * G * D]."""
-    layers: tuple[Layer, ...]
-    norm: Tensor
-    rope: Rope
-    eps: float
-
-
 class DFlash(DraftHead):
     """The drafting network; call it under `torch.inference_mode`.
 
-    Attributes:
+    Args:
+        checkpoint: of the drafter.
         settings: what its config.json says.
+
+    Attributes:
+        settings: likewise.
     """
 
-    def __init__(self, settings: Settings, shape: ModelShape, vocabulary: HeadVocabulary, network: _Network) -> None:
-        super().__init__(settings.aux_layers.ids, shape, vocabulary)
-        self.settings, self._network = settings, network
-        self._kernels = make_kernels(shape, network.rope, eps=network.eps, dtype=self.dtype, device=self.device)
+    def __init__(self, checkpoint: LayeredHead, settings: Settings) -> None:
+        super().__init__(settings.aux_layers.ids, checkpoint.shape, checkpoint.own_vocabulary())
+        self.settings = settings
+        reader, shape, hidden = checkpoint.reader, checkpoint.shape, checkpoint.shape.hidden_size
+        self._kernels = make_kernels(shape, checkpoint.rope, eps=checkpoint.eps, dtype=self.dtype, device=self.device)
+        num_features = len(settings.aux_layers.ids) * checkpoint.target.shape.hidden_size
+        self._fc = reader.linear("", ["fc"], [hidden], num_features)
+        """From the auxiliary hidden states of a token to one vector."""
+        self._hidden_norm = reader.vector("hidden_norm.weight", hidden)
+        names = [f"layers.{i}.self_attn.{kind}_proj" for i in range(shape.num_layers) for kind in ("k", "v")]
+        sizes = [shape.num_kv_heads * shape.head_dim] * len(names)
+        biased = bool(checkpoint.config.get("attention_bias"))
+        self._context_kv = reader.linear("", names, sizes, hidden, bias=biased)
+        """From that to keys and values of every layer, [2 * L * G * D]."""
+        self._layers = tuple(reader.layer(f"layers.{i}.") for i in range(shape.num_layers))
+        self._norm = reader.vector("norm.weight", hidden)
 
     def store_context(self, features_NF: Tensor, positions_N: Tensor, kv: PagedKV, slots_N: Tensor) -> None:
         """Store each layer's keys and values of the target's states at the given positions."""
-        network, kernels, shape = self._network, self._kernels, self.kv_shape
-        _, context_NH = kernels.add_norm(network.fc(features_NF), None, network.hidden_norm)
+        kernels, shape = self._kernels, self.kv_shape
+        _, context_NH = kernels.add_norm(self._fc(features_NF), None, self._hidden_norm)
         rotations = kernels.rotations(positions_N)
         sizes = (len(positions_N), shape.num_layers, 2 * shape.num_kv_heads, shape.head_dim)
-        kv_NLSD = network.context_kv(context_NH).view(sizes)
-        for i, layer in enumerate(network.layers):
+        kv_NLSD = self._context_kv(context_NH).view(sizes)
+        for i, layer in enumerate(self._layers):
             kernels.rotate_and_store(kv_NLSD[:, i], layer.qk_norms, rotations, kv, i, slots_N)
 
     def forward(
@@ -138,17 +137,17 @@ class DFlash(DraftHead):
             kv: its pages.
             plans: for causal layers and for others.
         """
-        network, kernels = self._network, self._kernels
+        kernels = self._kernels
         rotations = kernels.rotations(positions_N)
         delta_NH: Tensor | None = None
-        for i, (layer, causal) in enumerate(zip(network.layers, self.settings.causal_layers, strict=True)):
+        for i, (layer, causal) in enumerate(zip(self._layers, self.settings.causal_layers, strict=True)):
             assert layer.input_norm is not None
             if delta_NH is None:
                 x_NH, normed_NH = kernels.embed(tokens_N, self._embedding_VH, layer.input_norm)
             else:
                 x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
             x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plans[causal])
-        return kernels.add_norm(x_NH, delta_NH, network.norm)[1]
+        return kernels.add_norm(x_NH, delta_NH, self._norm)[1]
 
 
 class DFlashProposer(PagedProposer):
@@ -221,8 +220,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     _check_supported(config, max_model_len=max_model_len, where=where)
     settings = Settings.from_config(config, where=where)
     _check_fits(settings, checkpoint, target)
-    vocabulary = checkpoint.own_vocabulary()
-    network = _read_network(checkpoint, len(settings.aux_layers.ids) * target.shape.hidden_size)
+    network = DFlash(checkpoint, settings)
     checkpoint.check_read(lambda name: name == "t2d")
     if k is not None and settings.block_size is not None and k >= settings.block_size:
         raise InvalidSetup.because(
@@ -232,7 +230,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
             where=where,
             fix=f"Set num_speculative_tokens to {settings.block_size - 1} or less.",
         )
-    return DFlash(settings, checkpoint.shape, vocabulary, network)
+    return network
 
 
 def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: str) -> None:
@@ -275,19 +273,3 @@ def _check_fits(settings: Settings, checkpoint: LayeredHead, target: CausalLM) -
     ]
     if any(faults):
         raise InvalidSetup(filter(None, faults))
-
-
-def _read_network(checkpoint: LayeredHead, num_features: int) -> _Network:
-    reader, shape = checkpoint.reader, checkpoint.shape
-    names = [f"layers.{i}.self_attn.{kind}_proj" for i in range(shape.num_layers) for kind in ("k", "v")]
-    sizes = [shape.num_kv_heads * shape.head_dim] * len(names)
-    biased = bool(checkpoint.config.get("attention_bias"))
-    return _Network(
-        fc=reader.linear("", ["fc"], [shape.hidden_size], num_features),
-        hidden_norm=reader.vector("hidden_norm.weight", shape.hidden_size),
-        context_kv=reader.linear("", names, sizes, shape.hidden_size, bias=biased),
-        layers=tuple(reader.layer(f"layers.{i}.") for i in range(shape.num_layers)),
-        norm=reader.vector("norm.weight", shape.hidden_size),
-        rope=checkpoint.rope,
-        eps=checkpoint.eps,
-    )

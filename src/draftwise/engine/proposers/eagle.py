@@ -9,14 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draftwise.core import ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
+from draftwise.engine.models.draft_head import DraftHead
 from draftwise.engine.models.head_checkpoint import LayeredHead
-from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.weight_loading import FAMILIES
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
@@ -28,18 +26,19 @@ _FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIE
 
 
 class EagleDrafter(DraftHead):
-    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it."""
+    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it.
 
-    def __init__(
-        self,
-        aux_layers: tuple[int, ...],
-        shape: ModelShape,
-        vocabulary: HeadVocabulary,
-        fc: Linear,
-        layers: DraftLayers,
-    ) -> None:
-        super().__init__(aux_layers, shape, vocabulary)
-        self._fc, self._layers = fc, layers
+    Args:
+        checkpoint: of the head.
+        target: lends its head, and its embedding if the checkpoint has none.
+    """
+
+    def __init__(self, checkpoint: LayeredHead, target: CausalLM) -> None:
+        reader, shape = checkpoint.reader, checkpoint.shape
+        super().__init__((target.shape.num_layers + 1,), shape, checkpoint.vocabulary(target.weights.head))
+        self._fc = reader.linear("", ["fc"], [shape.hidden_size], 2 * shape.hidden_size)
+        layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(shape.num_layers)]
+        self._layers = checkpoint.layers(*layers)
 
     def forward(
         self,
@@ -75,14 +74,6 @@ def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)
-    reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
-    layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(checkpoint.shape.num_layers)]
-    drafter = EagleDrafter(
-        (target.shape.num_layers + 1,),
-        checkpoint.shape,
-        checkpoint.vocabulary(target.weights.head),
-        fc=reader.linear("", ["fc"], [hidden], 2 * hidden),
-        layers=checkpoint.layers(*layers),
-    )
+    drafter = EagleDrafter(checkpoint, target)
     checkpoint.check_read()
     return drafter

@@ -8,7 +8,6 @@ head can name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,12 +16,12 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_values import AUX_KEY, default_layers, find_aux_layers, find_mask_token
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary, Mask
+from draftwise.engine.models.draft_head import DraftHead, Mask
 from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.weight_loading import FAMILIES
@@ -46,16 +45,19 @@ _FAMILIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fusion:
     """From the auxiliary hidden states of a token to one vector."""
 
-    input_norm: Tensor | None
-    """Over all of them together."""
-    fc_norms: tuple[Tensor, ...]
-    """Over each of them; empty: none."""
-    fc: Linear
-    eps: float
+    def __init__(self, checkpoint: LayeredHead, num_aux_layers: int, width: int) -> None:
+        reader, config, all_width = checkpoint.reader, checkpoint.config, num_aux_layers * width
+        norms_all = (config.get("eagle_config") or {}).get("norm_before_fc", config.get("norm_before_fc", False))
+        norms_each = range(num_aux_layers if config.get("fc_norm") else 0)
+        self.input_norm = reader.vector("input_norm.weight", all_width) if norms_all else None
+        """Over all of them together."""
+        self.fc_norms = tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each)
+        """Over each of them; empty if there are none."""
+        self.fc: Linear = reader.linear("", ["fc"], [checkpoint.shape.hidden_size], all_width)
+        self.eps = checkpoint.eps
 
     def __call__(self, features_NF: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -66,39 +68,38 @@ class _Fusion:
         return self.fc(features_NF)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Network:
-    """All but embedding and head."""
-
-    fusion: _Fusion | None
-    """None: it reads the target's last state as it is (`use_aux_hidden_state` false)."""
-    embedding_norm: Tensor
-    hidden_norm: Tensor
-    layers: DraftLayers
-    norm: Tensor
-    norm_before_residual: bool
-    """Whether the residual stream starts with the normed state."""
-    norm_output: bool
-    """Whether the next row's state is the one after `norm`."""
-
-
 class Eagle3Drafter(DraftHead):
-    """Reads embedding and state beside each other; what it leaves is the next row's state."""
+    """Reads embedding and state, concatenated; what it leaves is the next row's state.
 
-    def __init__(
-        self,
-        aux_layers: tuple[int, ...],
-        shape: ModelShape,
-        vocabulary: HeadVocabulary,
-        network: _Network,
-        mask: Mask | None = None,
-    ) -> None:
-        super().__init__(aux_layers, shape, vocabulary, mask)
-        self._network = network
+    Args:
+        checkpoint: of the head.
+        target: lends its embedding and head where the checkpoint has none.
+        uses_aux: whether it fuses several states of the target; else it reads the last one as it is.
+    """
+
+    def __init__(self, checkpoint: LayeredHead, target: CausalLM, *, uses_aux: bool) -> None:
+        reader, config, hidden = checkpoint.reader, checkpoint.config, checkpoint.shape.hidden_size
+        num_layers, width = target.shape.num_layers, target.shape.hidden_size
+        aux_layers = _aux_layers(checkpoint, num_layers) if uses_aux else (num_layers + 1,)
+        mask = _read_mask(checkpoint, len(aux_layers) * width) if uses_aux else None
+        super().__init__(aux_layers, checkpoint.shape, checkpoint.own_vocabulary(), mask)
+        self._fusion = _Fusion(checkpoint, len(aux_layers), width) if uses_aux else None
+        first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0."
+        layer = reader.layer(first, num_in=2 * hidden)
+        assert layer.input_norm is not None
+        self._norms = layer.input_norm, reader.vector(first + "hidden_norm.weight", hidden)
+        """Of embedding and state."""
+        further = (reader.layer(f"layers.{i}.") for i in range(1, checkpoint.shape.num_layers))
+        self._layers = checkpoint.layers(layer, *further)
+        self._norm = reader.vector("norm.weight", hidden)
+        self._norm_before_residual = bool(config.get("norm_before_residual", False))
+        """Whether the residual stream starts with the normed state."""
+        self._norm_output = bool(config.get("norm_output", False))
+        """Whether the next row's state is the one after `norm`."""
 
     def enter(self, features_NF: Tensor) -> Tensor:
         """Return the fused states [N, H]."""
-        return features_NF if self._network.fusion is None else self._network.fusion(features_NF)
+        return features_NF if self._fusion is None else self._fusion(features_NF)
 
     def forward(
         self,
@@ -110,13 +111,12 @@ class Eagle3Drafter(DraftHead):
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None
-        network, layers = self._network, self._network.layers
-        norms = network.embedding_norm, network.hidden_norm
-        both_NX = layers.kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, norms)
-        x_NH = both_NX.chunk(2, dim=-1)[1] if network.norm_before_residual else carry_NH
-        x_NH, delta_NH = layers.forward(x_NH, both_NX, positions_N, kv, plan)
-        x_NH, hidden_NH = layers.kernels.add_norm(x_NH, delta_NH, network.norm)
-        return hidden_NH, hidden_NH if network.norm_output else x_NH
+        kernels = self._layers.kernels
+        both_NX = kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, self._norms)
+        x_NH = both_NX.chunk(2, dim=-1)[1] if self._norm_before_residual else carry_NH
+        x_NH, delta_NH = self._layers.forward(x_NH, both_NX, positions_N, kv, plan)
+        x_NH, hidden_NH = kernels.add_norm(x_NH, delta_NH, self._norm)
+        return hidden_NH, hidden_NH if self._norm_output else x_NH
 
 
 def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
@@ -137,56 +137,17 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     checkpoint = LayeredHead(path, target, _FAMILIES)
     uses_aux = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
     checkpoint.check_width(may_differ=uses_aux)
-    aux_layers = _aux_layers(checkpoint, target) if uses_aux else (target.shape.num_layers + 1,)
-    fusion = _read_fusion(checkpoint, target, len(aux_layers)) if uses_aux else None
-    drafter = Eagle3Drafter(
-        aux_layers,
-        checkpoint.shape,
-        checkpoint.own_vocabulary(),
-        _read_network(checkpoint, fusion),
-        _read_mask(checkpoint, len(aux_layers) * target.shape.hidden_size) if uses_aux else None,
-    )
+    drafter = Eagle3Drafter(checkpoint, target, uses_aux=uses_aux)
     checkpoint.check_read(lambda name: _is_ignored(name, uses_aux))
     return drafter
 
 
-def _aux_layers(checkpoint: LayeredHead, target: CausalLM) -> tuple[int, ...]:
+def _aux_layers(checkpoint: LayeredHead, num_layers: int) -> tuple[int, ...]:
     """Return the layers whose input is kept, ascending, as vLLM orders them."""
-    num_layers = target.shape.num_layers
     layers = find_aux_layers(checkpoint.config) or default_layers(num_layers, AUX_KEY)
     if fault := find_layers_fault(layers, num_layers, where=checkpoint.where):
         raise InvalidSetup(fault)
     return layers.ids
-
-
-def _read_fusion(checkpoint: LayeredHead, target: CausalLM, num_aux_layers: int) -> _Fusion:
-    reader, config, width = checkpoint.reader, checkpoint.config, target.shape.hidden_size
-    eagle_config = config.get("eagle_config") or {}
-    norms_all = bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc", False)))
-    norms_each = range(num_aux_layers if config.get("fc_norm") else 0)
-    return _Fusion(
-        input_norm=reader.vector("input_norm.weight", num_aux_layers * width) if norms_all else None,
-        fc_norms=tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each),
-        fc=reader.linear("", ["fc"], [checkpoint.shape.hidden_size], num_aux_layers * width),
-        eps=checkpoint.eps,
-    )
-
-
-def _read_network(checkpoint: LayeredHead, fusion: _Fusion | None) -> _Network:
-    reader, config, hidden = checkpoint.reader, checkpoint.config, checkpoint.shape.hidden_size
-    first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0."
-    layer = reader.layer(first, num_in=2 * hidden)
-    further = [reader.layer(f"layers.{i}.") for i in range(1, checkpoint.shape.num_layers)]
-    assert layer.input_norm is not None
-    return _Network(
-        fusion=fusion,
-        embedding_norm=layer.input_norm,
-        hidden_norm=reader.vector(first + "hidden_norm.weight", hidden),
-        layers=checkpoint.layers(layer, *further),
-        norm=reader.vector("norm.weight", hidden),
-        norm_before_residual=bool(config.get("norm_before_residual", False)),
-        norm_output=bool(config.get("norm_output", False)),
-    )
 
 
 def _read_mask(checkpoint: LayeredHead, width: int) -> Mask | None:

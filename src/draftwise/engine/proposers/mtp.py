@@ -6,19 +6,17 @@ Shape letters: N rows of a pass, H hidden size.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, DraftLayers, HeadVocabulary
+from draftwise.engine.models.draft_head import DraftHead, HeadVocabulary
 from draftwise.engine.models.head_checkpoint import LayeredHead
-from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.weight_loading import FAMILIES
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
@@ -31,37 +29,36 @@ _FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values
 _PREFIX = "model.mtp_layers."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Module:
-    """Weights of one module."""
-
-    token_norm: Tensor
-    hidden_norm: Tensor
-    input_proj: Linear
-    input_norm: Tensor
-    layers: DraftLayers
-    final_norm: Tensor
-
-
 class MtpDrafter(DraftHead):
     """Drafts with the target's first module, again and again; the target's embedding and head serve it.
 
     vLLM too makes every draft token of a MiMo target with its first module, however many there are.
 
+    Args:
+        checkpoint: of the modules.
+        target: the model that they were trained with.
+        n_predict: see below.
+
     Attributes:
         n_predict: modules that the target was trained with; see `check_k`.
     """
 
-    def __init__(
-        self,
-        aux_layers: tuple[int, ...],
-        shape: ModelShape,
-        vocabulary: HeadVocabulary,
-        module: _Module,
-        n_predict: int,
-    ) -> None:
-        super().__init__(aux_layers, shape, vocabulary)
-        self._module, self.n_predict = module, n_predict
+    def __init__(self, checkpoint: LayeredHead, target: CausalLM, n_predict: int) -> None:
+        # The stream before the final norm, unlike EAGLE (vLLM's MiMoModel leaves that norm to its head).
+        aux_layers = (target.shape.num_layers,)
+        vocabulary = HeadVocabulary(embedding_VH=target.weights.embedding_VH, head=target.weights.head)
+        super().__init__(aux_layers, dataclasses.replace(checkpoint.shape, num_layers=1), vocabulary)
+        self.n_predict = n_predict
+        reader, hidden, prefix = checkpoint.reader, checkpoint.shape.hidden_size, _PREFIX + "0."
+        layer = reader.layer(prefix)
+        assert layer.input_norm is not None
+        self._norms = (
+            reader.vector(prefix + "token_layernorm.weight", hidden),
+            reader.vector(prefix + "hidden_layernorm.weight", hidden),
+        )
+        self._input_proj = reader.linear(prefix, ["input_proj"], [hidden], 2 * hidden)
+        self._input_norm, self._layers = layer.input_norm, checkpoint.layers(layer)
+        self._final_norm = reader.vector(prefix + "final_layernorm.weight", hidden)
 
     def forward(
         self,
@@ -73,15 +70,14 @@ class MtpDrafter(DraftHead):
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None
-        module, kernels = self._module, self._module.layers.kernels
-        norms = module.token_norm, module.hidden_norm
+        kernels = self._layers.kernels
         # The row at position 0 is trained without its token.
         both_NX = kernels.embed_beside(
-            tokens_N, self._embedding_VH, carry_NH, norms, state_first=True, positions_N=positions_N
+            tokens_N, self._embedding_VH, carry_NH, self._norms, state_first=True, positions_N=positions_N
         )
-        x_NH, normed_NH = kernels.add_norm(module.input_proj(both_NX), None, module.input_norm)
-        x_NH, delta_NH = module.layers.forward(x_NH, normed_NH, positions_N, kv, plan)
-        _, hidden_NH = kernels.add_norm(x_NH, delta_NH, module.final_norm)
+        x_NH, normed_NH = kernels.add_norm(self._input_proj(both_NX), None, self._input_norm)
+        x_NH, delta_NH = self._layers.forward(x_NH, normed_NH, positions_N, kv, plan)
+        _, hidden_NH = kernels.add_norm(x_NH, delta_NH, self._final_norm)
         return hidden_NH, hidden_NH
 
 
@@ -105,14 +101,7 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
     checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)
     n_predict = _count(checkpoint)
-    drafter = MtpDrafter(
-        # The stream before the final norm, unlike EAGLE (vLLM's MiMoModel leaves that norm to its head).
-        (target.shape.num_layers,),
-        dataclasses.replace(checkpoint.shape, num_layers=1),
-        HeadVocabulary(embedding_VH=target.weights.embedding_VH, head=target.weights.head),
-        _read_module(checkpoint, _PREFIX + "0."),
-        n_predict,
-    )
+    drafter = MtpDrafter(checkpoint, target, n_predict)
     later = tuple(f"{_PREFIX}{i}." for i in range(1, n_predict))
     checkpoint.check_read(lambda name: not name.startswith(_PREFIX) or name.startswith(later))
     return drafter
@@ -152,18 +141,4 @@ def _count(checkpoint: LayeredHead) -> int:
         f"The checkpoint has no MTP modules: there are {absent}.",
         where=checkpoint.where,
         fix="Train them with `draftwise train mtp`, or use another method.",
-    )
-
-
-def _read_module(checkpoint: LayeredHead, prefix: str) -> _Module:
-    reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
-    layer = reader.layer(prefix)
-    assert layer.input_norm is not None
-    return _Module(
-        token_norm=reader.vector(prefix + "token_layernorm.weight", hidden),
-        hidden_norm=reader.vector(prefix + "hidden_layernorm.weight", hidden),
-        input_proj=reader.linear(prefix, ["input_proj"], [hidden], 2 * hidden),
-        input_norm=layer.input_norm,
-        layers=checkpoint.layers(layer),
-        final_norm=reader.vector(prefix + "final_layernorm.weight", hidden),
     )
