@@ -8,7 +8,7 @@ from math import sqrt
 from draftwise.backends.backend import Probed, ProbedPair
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.deciding.validity.outputs import is_tie
+from draftwise.deciding.validity.output_checks import is_tie
 from draftwise.deploying.verify.resolved import compare_release, compare_resolved
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
