@@ -37,8 +37,7 @@ from tests.support.planted_faults import FAULTS, plant
 from catalogue.schemas import SOURCES, Source, load_documents
 from draftwise.core import InvalidSetup
 from draftwise.deploying import TARGETS
-from draftwise.deploying.validate import validate
-from draftwise.deploying.verify.returned import compare_returned
+from draftwise.deploying.api_server import compare_returned, validate
 from draftwise.knowledge.kinds import find_kind
 from draftwise.setups.read import SourceText
 

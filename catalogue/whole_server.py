@@ -25,8 +25,8 @@ from tests.support.adopted import ORDER
 from catalogue.api_server import ApiServer, check_one, is_custom, list_documents, name_kind
 from draftwise.core import Severity
 from draftwise.deploying import deploy
-from draftwise.deploying.edit.edit import edit_as
-from draftwise.deploying.verify.cluster import read_objects, verify_object
+from draftwise.deploying.edit import edit_as
+from draftwise.deploying.verify.cluster_objects import read_objects, verify_object
 from draftwise.knowledge.kinds import find_kind
 from draftwise.setups.read import SourceText
 

@@ -49,8 +49,7 @@ from draftwise.core import (
 )
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.machine.cores import cpu_name
-from draftwise.watching.pages import open_pages
-from draftwise.watching.watcher import Watcher
+from draftwise.watching.watcher import Watcher, open_pages
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 RESULTS = Path(__file__).parent / "results" / "real_diagnoses.json"

@@ -33,7 +33,7 @@ from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.machine.cores import cpu_name
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.training.drafter_export import assemble_mtp
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from tests.support.watched import make_baseline
 
 from draftwise.cli import main
 from draftwise.core import Finding, Severity
-from draftwise.watching.watcher import Sight, Watcher
+from draftwise.watching.watcher import Snapshot, Watcher
 
 A, B, PLAIN = "http://a:8000", "http://b:8000", "http://plain:8000"
 
@@ -30,7 +30,7 @@ def truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float | 
     """Tokens per step by URL; None of a server that does not answer."""
     told: dict[str, float | None] = {A: 1.9, PLAIN: 1.0}
 
-    async def sights(self: Watcher, interval_s: float) -> AsyncGenerator[Sight]:
+    async def snapshots(self: Watcher, interval_s: float) -> AsyncGenerator[Snapshot]:
         at_s = 1e9
         while True:
             at_s += interval_s
@@ -38,9 +38,9 @@ def truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float | 
                     for url, value in told.items() if value is not None]  # fmt: skip
             lost = (Finding(code="server-unread", severity=Severity.ERROR, message="It does not answer.", where=url)
                     for url, value in told.items() if value is None)  # fmt: skip
-            yield Sight(at_s=at_s, windows=tuple(seen), recent=(), findings=tuple(lost))
+            yield Snapshot(at_s=at_s, windows=tuple(seen), recent=(), findings=tuple(lost))
 
-    monkeypatch.setattr(Watcher, "sights", sights)
+    monkeypatch.setattr(Watcher, "snapshots", snapshots)
     monkeypatch.setenv("DRAFTWISE_CACHE_DIR", str(tmp_path / "cache"))
     return told
 

@@ -24,8 +24,8 @@ from draftwise.cli import main
 from draftwise.cli._watching import draw_course
 from draftwise.core import Finding, Severity
 from draftwise.verbs.diagnosing import add_diagnoses
-from draftwise.watching.diagnose import Asked
-from draftwise.watching.watcher import Sight
+from draftwise.watching.diagnose import SideInfo
+from draftwise.watching.watcher import Snapshot
 
 LOG = Path(__file__).parents[1] / "support" / "vllm_logs" / "h200_0.26.0_eagle3.txt"
 
@@ -205,9 +205,9 @@ def test_what_is_wrong_is_said_with_what_it_rests_on_and_how_to_find_out_more(ba
 def test_the_window_of_a_recorded_baseline_tells_what_a_run_cannot() -> None:
     slower = make_window(replace(SPEC, step_s=0.05))
     plain = make_window(replace(PLAIN, step_s=0.037), pool="plain", instance="p")
-    sight, known = Sight(at_s=0.0, windows=(), recent=(slower, plain)), measured()
+    snapshot, known = Snapshot(at_s=0.0, windows=(), recent=(slower, plain)), measured()
     for baseline, code in ((known, "step-cost-up"), (replace(known, seen=HEALTHY), "machine-slower")):
-        assert add_diagnoses(sight, baseline, Asked()).findings[0].code == code
+        assert add_diagnoses(snapshot, baseline, SideInfo()).findings[0].code == code
 
 
 def test_a_server_that_is_gone_comes_before_the_diagnoses_and_what_its_probe_says_after_them() -> None:
@@ -215,8 +215,8 @@ def test_a_server_that_is_gone_comes_before_the_diagnoses_and_what_its_probe_say
         Finding(code=code, severity=Severity.ERROR, message="m") for code in ("server-unread", "probe-differs")
     )
     fallen = make_window(replace(SPEC, positions=(0.12, 0.04, 0.02)))
-    sight = Sight(at_s=0.0, windows=(), recent=(fallen,), findings=(differs, gone))
-    first, second, *_, last = add_diagnoses(sight, measured(), Asked()).findings
+    snapshot = Snapshot(at_s=0.0, windows=(), recent=(fallen,), findings=(differs, gone))
+    first, second, *_, last = add_diagnoses(snapshot, measured(), SideInfo()).findings
     assert (first.code, second.code, last.code) == ("server-unread", "acceptance-fell", "probe-differs")
 
 

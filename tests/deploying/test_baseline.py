@@ -14,7 +14,7 @@ from tests.support.made_runs import CONTEXT, arm, closed, gains, make_run, save_
 from draftwise.cli import main
 from draftwise.core import Arm, Baseline, Device, RollbackBasis, Setup, SpecConfig
 from draftwise.deploying import deploy, make_order
-from draftwise.deploying.files import prove
+from draftwise.deploying.deployment_folder import prove
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = Setup(target=MODEL, engine="vllm", engine_version="0.26.0", device=Device(name="GPU", kind="cuda"))

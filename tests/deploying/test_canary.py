@@ -8,7 +8,7 @@ import yaml
 from tests.support.adopted import IMAGES, ORDER, SETUP, limits_of
 
 from draftwise.deploying import Folder, Platform, deploy, make_order
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.setups.read import SourceText, read_setups
 
 JUDGED = replace(ORDER, platform=Platform(verifier="registry/draftwise:1"))
@@ -33,7 +33,7 @@ def test_the_canary_is_the_twin_with_pods_that_speculate(to: str) -> None:
     assert (reading.setup.target, reading.setup.spec) == (SETUP.target, SETUP.spec)
 
 
-def steps_of(order: Order, *, prefix: str | None = "") -> list[dict[str, Any]]:
+def steps_of(order: ServiceOrder, *, prefix: str | None = "") -> list[dict[str, Any]]:
     rollout = documents(deploy(order, "argo-rollouts", metrics_prefix=prefix), "canary.yaml")[0]
     return list(rollout["spec"]["strategy"]["canary"]["steps"])
 

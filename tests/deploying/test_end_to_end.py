@@ -33,7 +33,7 @@ from tests.support.shares import is_share
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
-from draftwise.deploying import Evidence, deploy, make_order
+from draftwise.deploying import RunEvidence, deploy, make_order
 
 pytestmark = pytest.mark.engine
 
@@ -316,7 +316,9 @@ def read_analysis(head: Path, measured: float, pool: str) -> tuple[str, float]:
         spec=SpecConfig(method="eagle3", model=str(head), num_speculative_tokens=3),
     )
     rule = replace(SPEED, value=MARGIN * measured, measured=measured)
-    folder = deploy(make_order(setup, evidence=Evidence(run="e2e", rollback=(rule,), wanted_gain=0.01)), "kubernetes")
+    folder = deploy(
+        make_order(setup, evidence=RunEvidence(run="e2e", rollback=(rule,), wanted_gain=0.01)), "kubernetes"
+    )
     metric = yaml.safe_load(folder.files["observe/analysis.yaml"])["spec"]["metrics"][0]
     fails = re.search(r"result\[0\] < ([\d.]+)", metric["failureCondition"])
     assert fails, metric

@@ -13,10 +13,10 @@ from tests.support.combinations import tries
 from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
-from draftwise.deploying import TARGETS, Folder, Mode, Order, Platform, deploy, make_order, read_layout
+from draftwise.deploying import TARGETS, Folder, Mode, Platform, ServiceOrder, deploy, make_order, read_layout
+from draftwise.deploying.api_server import validate
 from draftwise.deploying.read_back import compare_setups
-from draftwise.deploying.rollback import plan_rollback
-from draftwise.deploying.validate import validate
+from draftwise.deploying.rollback_plan import plan_rollback
 from draftwise.deploying.weights_layout import Layout
 from draftwise.setups.read import SourceText, read_setups
 from draftwise.setups.read.manifests.inference_services import find_refusals
@@ -283,5 +283,5 @@ def test_check_finds_in_files_of_others_what_kserve_refuses() -> None:
 
 
 def test_an_order_is_prepared_for_the_newest_release_by_default() -> None:
-    order: Order = TARGETS["kserve"].prepare(make_order(SETUP))
+    order: ServiceOrder = TARGETS["kserve"].prepare(make_order(SETUP))
     assert Version(order.platform.release) >= Version("0.20")

@@ -9,7 +9,7 @@ import yaml
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.deploying import TARGETS, deploy, make_order
-from draftwise.deploying.edit.edit import edit_as
+from draftwise.deploying.edit import edit_as
 from draftwise.setups.read import SourceText, read_setups
 
 SETUP = Setup(

@@ -20,10 +20,9 @@ from tests.support.shares import is_drawn_share, is_share
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.deploying import TARGETS, deploy, make_order
-from draftwise.deploying.proxies import PROXIES, Wanted
-from draftwise.deploying.proxies.classes import bound_gain, judge_split
-from draftwise.deploying.proxies.policy import POOL_HEADER, find_policy
-from draftwise.deploying.validate import validate_text
+from draftwise.deploying.api_server import validate_text
+from draftwise.deploying.proxies import PROXIES, ProxyOptions
+from draftwise.deploying.proxies.pool_policy import POOL_HEADER, bound_gain, find_policy, judge_split
 
 LORA = replace(SETUP, args={"enable_lora": True, "served_model_name": ["llama", "chat"]})
 TOOLS = replace(
@@ -40,7 +39,7 @@ SHORT_HEAD = replace(
 
 
 def files_of(setup: Setup, kind: str, **wanted: Any) -> dict[str, str]:
-    return dict(deploy(make_order(setup), "kubernetes", proxy=Wanted(kind=kind, **wanted)).files)
+    return dict(deploy(make_order(setup), "kubernetes", proxy=ProxyOptions(kind=kind, **wanted)).files)
 
 
 def test_refused_parameters_are_those_of_the_release() -> None:
@@ -69,9 +68,9 @@ def test_structured_outputs_stay_away_from_ngram_gpu_until_its_masks_are_right(r
 def test_twins_that_take_each_others_place_are_no_two_pools(to: str) -> None:
     """Both listen on the same port of the host: a proxy in front of both needs to be told where they are."""
     with pytest.raises(InvalidSetup) as refused:
-        deploy(make_order(SETUP), to, proxy=Wanted(kind="haproxy"))
+        deploy(make_order(SETUP), to, proxy=ProxyOptions(kind="haproxy"))
     assert [finding.code for finding in refused.value.findings] == ["pool-address"]
-    files = deploy(make_order(SETUP), to, proxy=Wanted(kind="haproxy", spec="a:8000", plain="b:8000")).files
+    files = deploy(make_order(SETUP), to, proxy=ProxyOptions(kind="haproxy", spec="a:8000", plain="b:8000")).files
     assert "server spec a:8000" in files["haproxy.cfg"]
 
 
@@ -85,7 +84,7 @@ def test_a_context_beyond_the_drafter_is_bounded_by_prompt_and_answer() -> None:
 
 @pytest.mark.parametrize("kind", PROXIES)
 def test_every_proxy_says_what_it_does_and_how_it_is_drained(kind: str) -> None:
-    folder = deploy(replace(ORDER, setup=LORA), "kubernetes", proxy=Wanted(kind=kind))
+    folder = deploy(replace(ORDER, setup=LORA), "kubernetes", proxy=ProxyOptions(kind=kind))
     memo, limits = folder.files["MEMO.md"], [each.code for each in folder.limits]
     text = folder.files[PROXIES[kind].file]
     assert all(f"#   {line}" in text for line in find_policy(LORA).describe())
@@ -126,11 +125,11 @@ def test_where_the_platform_does_not_settle_it_the_addresses_are_asked_for() -> 
     for to, target in TARGETS.items():
         order = make_order(SETUP, image=IMAGES.get(to, ""))
         if target.address:
-            deploy(order, to, proxy=Wanted(kind="haproxy"))
+            deploy(order, to, proxy=ProxyOptions(kind="haproxy"))
             continue
         with pytest.raises(InvalidSetup, match="--spec-address"):
-            deploy(order, to, proxy=Wanted(kind="haproxy"))
-        files = deploy(order, to, proxy=Wanted(kind="haproxy", spec="a:1", plain="b:2")).files
+            deploy(order, to, proxy=ProxyOptions(kind="haproxy"))
+        files = deploy(order, to, proxy=ProxyOptions(kind="haproxy", spec="a:1", plain="b:2")).files
         assert "server spec a:1 " in files["haproxy.cfg"]
 
 
@@ -249,7 +248,7 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
     spec, plain = Pool("spec"), Pool("plain")
     found = Running(free_port(), str(tmp_path / "admin.sock"), free_port(), spec, plain)
     policy = replace(find_policy(LORA), context=2045, tools="They break.", structured="They fail.")
-    from draftwise.deploying.proxies.pools import Pools
+    from draftwise.deploying.proxies.pool_policy import Pools
 
     pools = Pools(name="llama", spec=f"127.0.0.1:{spec.port}", plain=f"127.0.0.1:{plain.port}", share=100)
     text = PROXIES[kind].render(policy, pools).replace("/run/haproxy/admin.sock", found.socket)

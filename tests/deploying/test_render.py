@@ -16,7 +16,7 @@ from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.deploying import TARGETS, deploy, make_order
-from draftwise.deploying.order import Evidence
+from draftwise.deploying.order import RunEvidence
 from draftwise.deploying.read_back import read_back
 
 CONFIG = ("method: ngram", "num_speculative_tokens: 5")
@@ -157,7 +157,7 @@ def test_what_nobody_measured_is_said() -> None:
     assert measured.evidence.unmeasured == ()
 
 
-ADOPTED = Evidence(run="r", headline="It pays.", rollback=(SPEED,))
+ADOPTED = RunEvidence(run="r", headline="It pays.", rollback=(SPEED,))
 
 
 @pytest.mark.parametrize(

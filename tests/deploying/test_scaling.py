@@ -13,7 +13,7 @@ from tests.support.production import CROSSOVER
 
 from draftwise.core import InvalidSetup
 from draftwise.deploying import TARGETS, Platform, deploy, read_layout
-from draftwise.deploying.order import Evidence, Order, Scale
+from draftwise.deploying.order import RunEvidence, Scale, ServiceOrder
 
 MEASURED = replace(
     EVIDENCE,
@@ -23,11 +23,11 @@ MEASURED = replace(
 )
 
 
-def scaled(evidence: Evidence = MEASURED, *, per_replica: int | None = None) -> Order:
+def scaled(evidence: RunEvidence = MEASURED, *, per_replica: int | None = None) -> ServiceOrder:
     return replace(ORDER, evidence=evidence, platform=Platform(scale=Scale(most=8, per_replica=per_replica)))
 
 
-def read_triggers(order: Order, to: str = "kubernetes") -> dict[str, dict[str, Any]]:
+def read_triggers(order: ServiceOrder, to: str = "kubernetes") -> dict[str, dict[str, Any]]:
     """Return what scales each object, by its name."""
     objects = yaml.safe_load_all(deploy(order, to).files["scaling.yaml"])
     return {each["spec"]["scaleTargetRef"]["name"]: each["spec"]["triggers"][0]["metadata"] for each in objects}
@@ -81,9 +81,9 @@ def test_knative_scales_both_twins_by_fields_of_their_own(release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "evidence", [Evidence(), replace(MEASURED, curve_ms={}), replace(MEASURED, curve_ms={}, rollback=(LOAD,))]
+    "evidence", [RunEvidence(), replace(MEASURED, curve_ms={}), replace(MEASURED, curve_ms={}, rollback=(LOAD,))]
 )
-def test_what_nobody_measured_scales_nothing(evidence: Evidence) -> None:
+def test_what_nobody_measured_scales_nothing(evidence: RunEvidence) -> None:
     """Also where speculation has a crossover and its twin was never seen under load."""
     with pytest.raises(InvalidSetup) as refused:
         deploy(scaled(evidence), "kubernetes")

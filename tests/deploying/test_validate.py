@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator
 from tests.support.planted_faults import FAULTS, plant
 
 from catalogue import schemas
-from draftwise.deploying.validate import validate
+from draftwise.deploying.api_server import validate
 from draftwise.knowledge.kinds import find_kind, list_kinds, read_schema
 
 SERVICE = yaml.safe_load("""

@@ -15,7 +15,7 @@ from tests.support.adopted import IMAGES, ORDER
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
 from draftwise.deploying import TARGETS, Platform, deploy, make_order, read_layout
-from draftwise.deploying.verify.returned import compare_returned
+from draftwise.deploying.api_server import compare_returned
 from draftwise.setups.read import SourceText
 
 SETUP = Setup(

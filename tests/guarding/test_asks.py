@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftwise.core import Diagnosis, Finding, Severity
 from draftwise.core.action import Step
-from draftwise.guarding.asks import _STEPS, find_requests
+from draftwise.guarding.service_reading import _STEPS, find_requests
 from draftwise.knowledge.findings import all_findings
 
 A = "http://a:8000"

@@ -11,8 +11,7 @@ import pytest
 
 from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import Action, Step
-from draftwise.guarding.executors import find_executor, parse_executor
-from draftwise.guarding.executors.command import Command
+from draftwise.guarding.executors import CommandExecutor, find_executor, parse_executor
 
 SHIFT = Action(step=Step.SHIFT, replicas=("http://a:1", "http://b:2"), cause="c", reason="It does not pay.")
 BACK = Action(step=Step.ROLL_BACK, cause="c", reason="Speculation has not paid for 61 minutes.")
@@ -22,22 +21,22 @@ def test_a_command_is_run_for_each_replica_without_a_shell(tmp_path):
     script = tmp_path / "act.py"
     script.write_text("import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')")
     told = tmp_path / "told it; $(x)"
-    Command("command", f"{sys.executable} {script} '{told}' {{step}} --url={{replica}}").carry_out(SHIFT)
+    CommandExecutor("command", f"{sys.executable} {script} '{told}' {{step}} --url={{replica}}").carry_out(SHIFT)
     assert told.read_text() == "shift --url=http://a:1\nshift --url=http://b:2\n"
 
 
 def test_a_command_that_fails_says_what_it_said():
-    failing = Command("command", f"{sys.executable} -c 'raise SystemExit(\"no access\")' {{step}} {{replica}}")
+    failing = CommandExecutor("command", f"{sys.executable} -c 'raise SystemExit(\"no access\")' {{step}} {{replica}}")
     with pytest.raises(BackendError, match="exit code 1: no access"):
         failing.carry_out(SHIFT)
     with pytest.raises(BackendError, match="cannot be run"):
-        Command("command", "no-such-program-here {step} {replica}").carry_out(SHIFT)
+        CommandExecutor("command", "no-such-program-here {step} {replica}").carry_out(SHIFT)
 
 
 @pytest.mark.parametrize("text", ["kubectl drain", "act {step}", "act '{step} {replica}", ""])
 def test_a_command_has_to_be_told_what_and_where(text):
     with pytest.raises(InvalidSetup):
-        Command("command", text)
+        CommandExecutor("command", text)
 
 
 @pytest.mark.parametrize("text", ["haproxy", "haproxy=", "nginx=/run/x", "command="])

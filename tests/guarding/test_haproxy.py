@@ -11,7 +11,7 @@ import pytest
 
 from draftwise.core import BackendError
 from draftwise.core.action import Action, Step
-from draftwise.guarding.executors.haproxy import HAProxy, parse_servers
+from draftwise.guarding.executors import HAProxy, parse_servers
 
 HEADER = (
     "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "

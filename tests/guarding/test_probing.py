@@ -9,8 +9,8 @@ from tests.support.watched import make_baseline
 
 from draftwise.backends.backend import Probed
 from draftwise.core import Baseline, InvalidSetup, ProbeAnswer
-from draftwise.guarding import probing
-from draftwise.guarding.probing import read_probe, refuse_unless_comparable
+from draftwise.guarding import service_reading
+from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable
 
 ANSWERS = tuple(
     ProbeAnswer(prompt_id=f"code/{i}", num_tokens=61, num_steps=31, text_sha256=f"{i:064d}") for i in range(24)
@@ -19,7 +19,7 @@ KNOWN = replace(make_baseline(), probe=ANSWERS * 2, probe_null=0.05)
 
 
 def read(monkeypatch: pytest.MonkeyPatch, answers: tuple[ProbeAnswer, ...], baseline: Baseline = KNOWN):
-    monkeypatch.setattr(probing, "take_answers", lambda probed: answers)
+    monkeypatch.setattr(service_reading, "take_answers", lambda probed: answers)
     return read_probe(Probed(info=None, answers=(), growth=None, counts_drafts=True), baseline, at_s=5.0)  # type: ignore[arg-type]
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.machine.cache import cache_folder, one_at_a_time
+from draftwise.machine.folders import cache_folder, one_at_a_time
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from draftwise.machine.cache import one_at_a_time
+from draftwise.machine.folders import one_at_a_time
 log = Path(sys.argv[1])
 with one_at_a_time("work"):
     with log.open("a") as file:
@@ -48,7 +48,7 @@ def test_processes_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_turn_of_one_that_died_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWISE_CACHE_DIR", str(tmp_path))
-    code = "import os\nfrom draftwise.machine.cache import one_at_a_time\nwith one_at_a_time('work'): os._exit(3)"
+    code = "import os\nfrom draftwise.machine.folders import one_at_a_time\nwith one_at_a_time('work'): os._exit(3)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3
     with one_at_a_time("work"):
         pass

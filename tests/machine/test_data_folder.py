@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.machine.data_folder import data_folder
+from draftwise.machine.folders import data_folder
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.machine.files import open_lock, replacing, write_whole
+from draftwise.machine.whole_files import open_lock, replacing, write_whole
 
 
 def test_what_fails_half_way_leaves_what_was_there(tmp_path: Path) -> None:

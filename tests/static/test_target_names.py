@@ -21,7 +21,7 @@ ROOMS = ("deploying", "guarding", "watching", "verbs", "cli")
 SAYS = re.compile(rf"--to (?:{'|'.join(map(re.escape, TARGETS))})\b")
 OWN = {f"deploying/targets/{target.hooks}.py": name for name, target in TARGETS.items() if target.hooks}
 ALLOWED: dict[str, int] = {
-    "deploying/bundle/pack.py": 1,
+    "deploying/weights_bundle.py": 1,
     "deploying/targets/llm_service.py": 3,
     "deploying/targets/ray_serve.py": 1,
     "deploying/targets/vllm_runtime.py": 2,

@@ -16,7 +16,7 @@ from draftwise.core import (
     SpecConfig,
     SpecStats,
 )
-from draftwise.deploying import Evidence, Folder, make_order
+from draftwise.deploying import Folder, RunEvidence, make_order
 from draftwise.knowledge.rules import all_rules
 from tests.support.production import BREAK_EVEN, CROSSOVER, MEASURED
 
@@ -59,7 +59,7 @@ COUNTED = Counters(
     ),
     generation_tokens=187_000,
 )
-EVIDENCE = Evidence(
+EVIDENCE = RunEvidence(
     run="2026-11-22",
     headline=FOUND,
     rollback=(SPEED, LOAD),

@@ -9,7 +9,7 @@ from typing import get_args
 from draftwise.core import InvalidSetup
 from draftwise.deploying import TARGETS, Mode, Platform, deploy, read_layout
 from draftwise.deploying.order import Scale
-from draftwise.deploying.proxies import Wanted
+from draftwise.deploying.proxies import ProxyOptions
 from tests.support.adopted import IMAGES, ORDER
 
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")
@@ -33,7 +33,7 @@ def make_golden(release: str, targets: Iterable[str] = TARGETS) -> Iterator[Gold
             setup = replace(ORDER.setup, args={**ORDER.setup.args, **hosts})
             order = replace(ORDER, setup=setup, platform=platform, image=IMAGES.get(to, ORDER.image))
             try:
-                folder = deploy(order, to, proxy=Wanted(kind="httproute") if to == "kubernetes" else None)
+                folder = deploy(order, to, proxy=ProxyOptions(kind="httproute") if to == "kubernetes" else None)
             except InvalidSetup:
                 continue  # the release has no such layout
             for name, text in folder.files.items():

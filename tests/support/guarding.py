@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.action import OUT, Action, Step
-from draftwise.guarding.reading import Reading, Rules
+from draftwise.guarding.service_reading import Rules, ServiceReading
 
 EVERY_S = 2.0
 RULES = Rules(
@@ -46,7 +46,7 @@ def window(
 
 def reading(
     at_s: float, spec: Mapping[str, float | str | None], *, plain: Iterable[str] = ("plain",), **given: object
-) -> Reading:
+) -> ServiceReading:
     """Return what is seen of replicas that emit so many tokens per step; `dead` and `restarted` are said as such.
 
     A plain server of the name `dead` does not answer.
@@ -60,7 +60,7 @@ def reading(
         assert not isinstance(value, str)
         return window(value, at_s=at_s)
 
-    return Reading(
+    return ServiceReading(
         at_s=at_s,
         spec={name: see(value) for name, value in spec.items()},
         plain={name: None if name == "dead" else window(1.0, at_s=at_s, pool="plain") for name in plain},

@@ -19,7 +19,7 @@ from draftwise.core import (
     Sums,
     Window,
 )
-from draftwise.watching.diagnose import Expectation
+from draftwise.watching.diagnose import PoolExpectation
 from draftwise.watching.fingerprint import Fingerprint
 from draftwise.watching.yardstick import Yardstick
 from tests.support.production import BREAK_EVEN, CROSSOVER, PLAIN, SPEC, K, Server
@@ -105,9 +105,9 @@ def make_baseline() -> Baseline:
     )
 
 
-def expect(*, earlier: Window | None = None, baseline: Baseline | None = None) -> Expectation:
+def expect(*, earlier: Window | None = None, baseline: Baseline | None = None) -> PoolExpectation:
     """Return what a healthy service is held against."""
-    return Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
+    return PoolExpectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
 
 
 HEALTHY = make_window(SPEC)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
-from draftwise.deploying import TARGETS, Mode, Order, Platform, read_layout
+from draftwise.deploying import TARGETS, Mode, Platform, ServiceOrder, read_layout
 from draftwise.deploying.order import Host
 from draftwise.deploying.read_back import read_back
 from draftwise.knowledge.methods import methods_where
@@ -49,13 +49,15 @@ def list_cases() -> Iterator[Case]:
             yield from (Case(to=to, platform=Platform(mode=mode, layout=read_layout(each))) for each in LAYOUTS)
 
 
-def order_of(setup: Setup, case: Case) -> Order:
+def order_of(setup: Setup, case: Case) -> ServiceOrder:
     gpu = Device(name="GPU", kind="cuda")
     args = {n: v for n, v in setup.args.items() if not n.endswith("parallel_size")}
     bare = replace(setup, device=gpu, args=args | ({"nnodes": 2} if TARGETS[case.to].spans_hosts else {}))
     host = Host(cpus=4, memory_bytes=20 * GIB, shm_bytes=2 * GIB)
     image = IMAGES.get(case.to) or f"vllm/vllm-openai:v{setup.engine_version}"
-    return Order(name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600, platform=case.platform)
+    return ServiceOrder(
+        name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600, platform=case.platform
+    )
 
 
 METHODS = st.builds(

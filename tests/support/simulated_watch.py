@@ -24,10 +24,9 @@ from draftwise.core import (
     SpecStats,
     Window,
 )
-from draftwise.watching.diagnose import Asked, Expectation, diagnose
+from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.fingerprint import Fingerprint, compare_probe, find_null
-from draftwise.watching.look import grow, read_page
-from draftwise.watching.watcher import Recent
+from draftwise.watching.watcher import Recent, grow, read_page
 from draftwise.watching.yardstick import Yardstick
 from tests.support.production import Fault
 from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
@@ -44,8 +43,8 @@ class Watched:
 
     spec: tuple[Window, ...]
     plain: tuple[Window, ...]
-    expected: Expectation
-    asked: Asked
+    expected: PoolExpectation
+    asked: SideInfo
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         return diagnose({"spec": self.spec}, self.expected, self.plain, self.asked)
@@ -169,8 +168,8 @@ def observe(
     return Watched(
         spec=spec,
         plain=beside if with_plain else (),
-        expected=Expectation(yardstick=Yardstick(baseline=measure(good)), earlier=earlier),
-        asked=Asked(
+        expected=PoolExpectation(yardstick=Yardstick(baseline=measure(good)), earlier=earlier),
+        asked=SideInfo(
             spec=SpecConfig(method="eagle3", num_speculative_tokens=int(good.k)),
             probe=probe(good, servers[0], seed) if with_probe else None,
         ),

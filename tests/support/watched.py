@@ -20,7 +20,7 @@ from draftwise.core import (
     SpecStats,
 )
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
-from draftwise.watching.look import Look, read_page
+from draftwise.watching.watcher import Look, read_page
 from tests.support.production import BREAK_EVEN, CROSSOVER, Server
 
 __all__ = ["EPOCH_S", "SimulatedPage", "make_baseline"]

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from draftwise.watching.configured import read_asked
+from draftwise.watching.configured import read_side_info
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 LOG = """\
@@ -23,11 +23,11 @@ def test_the_start_log_settles_the_release_and_the_runner_that_a_command_leaves_
     spec = json.dumps({"method": "eagle3", "model": str(head), "num_speculative_tokens": 3})
     setup.write_text(f"vllm serve {BUNDLE / 'target'} --max-model-len 2048 --speculative-config '{spec}'\n")
     log.write_text(LOG)
-    assert "context-gate" not in (read_asked(setup, None).rulings or {})  # the newest release takes V2 there
-    assert "context-gate" in (read_asked(setup, log).rulings or {})
-    assert read_asked(setup, log).largest_graph == read_asked(None, log).largest_graph == 64
+    assert "context-gate" not in (read_side_info(setup, None).rulings or {})  # the newest release takes V2 there
+    assert "context-gate" in (read_side_info(setup, log).rulings or {})
+    assert read_side_info(setup, log).largest_graph == read_side_info(None, log).largest_graph == 64
     log.write_text(LOG.replace("size': 64", "size': 0"))
-    assert read_asked(setup, log).largest_graph is None  # without any graph, no batch is beyond them
+    assert read_side_info(setup, log).largest_graph is None  # without any graph, no batch is beyond them
     log.write_text(LOG.splitlines()[0])
-    assert read_asked(setup, log).largest_graph is None
-    assert "context-gate" not in (read_asked(setup, log).rulings or {})
+    assert read_side_info(setup, log).largest_graph is None
+    assert "context-gate" not in (read_side_info(setup, log).rulings or {})

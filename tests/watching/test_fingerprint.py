@@ -12,12 +12,13 @@ from draftwise.backends import ServerInfo
 from draftwise.backends.backend import Probed
 from draftwise.core import Answer, Counters, InvalidSetup, ProbeAnswer, SpecStats, Timing, Window
 from draftwise.watching.fingerprint import (
+    AS_SERVED,
     compare_probe,
     find_null,
     judge_probe,
+    record_baseline,
     take_answers,
 )
-from draftwise.watching.recording import AS_SERVED, record_baseline
 
 PROMPTS = 24
 

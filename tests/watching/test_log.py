@@ -99,13 +99,13 @@ def test_the_last_minutes_of_a_long_log_count() -> None:
     slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
     lines = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]
     lines += [slow.replace("10:00:{0:02}", f"10:{minute:02}:00") for minute in range(10)]
-    sight = see_log("".join(lines).splitlines(), name="pod.log", now=NOW)
-    (window,) = sight.recent
+    snapshot = see_log("".join(lines).splitlines(), name="pod.log", now=NOW)
+    (window,) = snapshot.recent
     assert window.rate_per_pos == pytest.approx((0.1, 0.0, 0.0), abs=1e-3)
-    assert sight.findings == ()
+    assert snapshot.findings == ()
 
 
 def test_a_log_without_such_lines_is_a_finding() -> None:
-    sight = see_log(["INFO 11-22 hello"], name="pod.log", now=NOW)
-    assert [finding.code for finding in sight.findings] == ["no-statistics"]
-    assert sight.recent == ()
+    snapshot = see_log(["INFO 11-22 hello"], name="pod.log", now=NOW)
+    assert [finding.code for finding in snapshot.findings] == ["no-statistics"]
+    assert snapshot.recent == ()

@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise.core import Window
-from draftwise.watching.look import grow, read_page
+from draftwise.watching.watcher import grow, read_page
 
 SGLANG = "sglang:generation_tokens_total{{}} {}\nsglang:num_requests_total{{}} {}\n"
 LLAMA = "llamacpp:tokens_predicted_total {}\n" + "".join(

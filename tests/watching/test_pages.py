@@ -8,8 +8,7 @@ import pytest
 from tests.support.web import Answer, serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.watching.look import Look
-from draftwise.watching.pages import HttpPage, open_pages, read_all
+from draftwise.watching.watcher import HttpPage, Look, open_pages, read_all
 
 PAGE = 'vllm:generation_tokens_total{engine="0"} 5\nprocess_start_time_seconds 1.7e9\n'
 

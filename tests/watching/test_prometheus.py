@@ -13,7 +13,7 @@ from tests.support.production import PLAIN, SPEC, Server
 from tests.support.web import Answer, serving_answers
 
 from draftwise.watching.prometheus import PrometheusWatcher
-from draftwise.watching.watcher import Sight
+from draftwise.watching.watcher import Snapshot
 
 NOW_S, STEP_S = 1_700_000_000, 15
 
@@ -62,7 +62,7 @@ def test_what_was_before_a_roll_out_is_left_out() -> None:
     assert [query.rpartition("[")[2] for query in asked] == ["300s]", "300s]", "40s]", "1s]"]
 
 
-def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m") -> tuple[Sight, list[str]]:
+def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m") -> tuple[Snapshot, list[str]]:
     """Return what is seen, and what was asked."""
     asked: list[str] = []
 
@@ -76,36 +76,36 @@ def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m
         return asyncio.run(look(url, model)), asked
 
 
-async def look(url: str, model: str | None = None) -> Sight:
+async def look(url: str, model: str | None = None) -> Snapshot:
     watcher = PrometheusWatcher(url, model=model, now=lambda: NOW_S)
-    sights = watcher.sights(1.0)
+    snapshots = watcher.snapshots(1.0)
     try:
-        return await anext(sights)
+        return await anext(snapshots)
     finally:
-        await sights.aclose()
+        await snapshots.aclose()
 
 
 def test_recorded_counters_are_the_windows_of_each_server() -> None:
     series = [*record(SPEC, "spec", "a:8000"), *record(SPEC, "spec", "b:8000"), *record(PLAIN, "plain", "c:8000")]
     starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(NOW_S - 4000)]}]
-    sight, _ = watch(series, starts)
-    assert sight.findings == ()
-    assert sight.pools == ("spec", "plain")
-    first, second = sight.of("spec")
+    snapshot, _ = watch(series, starts)
+    assert snapshot.findings == ()
+    assert snapshot.pools == ("spec", "plain")
+    first, second = snapshot.of("spec")
     assert (first.instance, second.instance) == ("a:8000", "b:8000")
     assert first.duration_s == 300.0
     assert first.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
     assert first.rate_per_pos == pytest.approx(SPEC.positions, rel=1e-3)
     assert first.load.running == pytest.approx(SPEC.running)
     assert (first.uptime_s, second.uptime_s) == (4000.0, None)
-    assert sight.of("plain")[0].counts_drafts is False
+    assert snapshot.of("plain")[0].counts_drafts is False
 
 
 def test_a_restart_within_is_counted_from_its_start() -> None:
     restarted = NOW_S - 100
     starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(restarted)]}]
-    sight, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restarted), starts)
-    (window,) = sight.recent
+    snapshot, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restarted), starts)
+    (window,) = snapshot.recent
     assert window.restarted
     assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-2)
     assert window.uptime_s == 100.0
@@ -121,15 +121,15 @@ def test_the_model_is_asked_for_and_needed_where_there_are_several() -> None:
     _, asked = watch(series, model='na"me')
     assert all('model_name="na\\"me"' in query for query in asked)
     other = [{**each, "metric": {**each["metric"], "model_name": "other"}} for each in series]
-    sight, asked = watch([*series, *other], model=None)
+    snapshot, asked = watch([*series, *other], model=None)
     assert "model_name" not in asked[0]
-    assert "--model names one: m, other" in sight.findings[0].message
+    assert "--model names one: m, other" in snapshot.findings[0].message
 
 
 def test_no_data_is_a_finding_and_not_health() -> None:
-    sight, _ = watch([])
-    assert [finding.code for finding in sight.findings] == ["server-unread"]
-    assert "recorded no counters" in sight.findings[0].message
+    snapshot, _ = watch([])
+    assert [finding.code for finding in snapshot.findings] == ["server-unread"]
+    assert "recorded no counters" in snapshot.findings[0].message
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_no_data_is_a_finding_and_not_health() -> None:
 )
 def test_what_is_no_answer_of_prometheus_is_a_finding(answer: Answer, said: str) -> None:
     with serving_answers(lambda path, headers: answer) as url:
-        sight = asyncio.run(look(url))
-    assert said in sight.findings[0].message
-    assert sight.findings[0].where == url
+        snapshot = asyncio.run(look(url))
+    assert said in snapshot.findings[0].message
+    assert snapshot.findings[0].where == url
 
 
 def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
-    sight = asyncio.run(look("http://127.0.0.1:1"))
-    assert "does not answer" in sight.findings[0].message
+    snapshot = asyncio.run(look("http://127.0.0.1:1"))
+    assert "does not answer" in snapshot.findings[0].message
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

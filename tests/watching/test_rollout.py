@@ -15,8 +15,8 @@ from tests.watching.test_prometheus import NOW_S, record
 
 from draftwise.cli import main
 from draftwise.core import Counters, InvalidSetup, SpecStats, Sums, Window
-from draftwise.watching.misleading import find_misleading
 from draftwise.watching.rollout import LAST, RollOut, compare_setups, find_rollout, parse_time, tell_rollout
+from draftwise.watching.yardstick import find_misleading
 
 ROLLED_S = NOW_S - 400
 FALLEN = replace(SPEC, positions=(0.1, 0.02, 0.01))

@@ -12,19 +12,19 @@ from tests.support.production import PLAIN, SPEC
 from tests.support.watched import EPOCH_S, SimulatedPage
 
 from draftwise.core import Window
-from draftwise.watching.watcher import RECENT_S, Sight, Watcher, tick_every
+from draftwise.watching.watcher import RECENT_S, Snapshot, Watcher, tick_every
 
 
 def observe(make: Callable[[], list[SimulatedPage]], looks: int, *, interval_s: float = 10.0, between: Any = None):
-    """Return what is seen, and the watcher; `between(pages, number)` runs after each sight."""
+    """Return what is seen, and the watcher; `between(pages, number)` runs after each snapshot."""
 
-    async def run() -> tuple[list[Sight], Watcher]:
+    async def run() -> tuple[list[Snapshot], Watcher]:
         pages = make()
         loop = asyncio.get_running_loop()
         watcher = Watcher(pages, now=lambda: EPOCH_S + loop.time())
-        seen: list[Sight] = []
-        async for sight in watcher.sights(interval_s):
-            seen.append(sight)
+        seen: list[Snapshot] = []
+        async for snapshot in watcher.snapshots(interval_s):
+            seen.append(snapshot)
             if between is not None:
                 between(pages, len(seen))
             if len(seen) == looks:
@@ -38,16 +38,16 @@ def spec_pages(number: int = 1) -> list[SimulatedPage]:
     return [SimulatedPage("spec", f"http://{name}:8000", SPEC) for name in "abcdefghijklmnopqrstuvwxyz"[:number]]
 
 
-def only(sight: Sight, pool: str = "spec") -> Window:
-    found = Window.pooled(sight.of(pool))
+def only(snapshot: Snapshot, pool: str = "spec") -> Window:
+    found = Window.pooled(snapshot.of(pool))
     assert found is not None
     return found
 
 
 def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() -> None:
-    (sight,), _ = observe(spec_pages, 1)
-    assert sight.at_s == pytest.approx(EPOCH_S + 10.0)
-    window = only(sight)
+    (snapshot,), _ = observe(spec_pages, 1)
+    assert snapshot.at_s == pytest.approx(EPOCH_S + 10.0)
+    window = only(snapshot)
     assert window.duration_s == pytest.approx(10.0)
     assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
     assert window.coverage == pytest.approx(SPEC.coverage, rel=1e-3)
@@ -56,27 +56,27 @@ def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() 
     assert window.step_s == pytest.approx(SPEC.step_s, rel=1e-2)
     assert window.batch == pytest.approx(SPEC.running)
     assert window.uptime_s == pytest.approx(10.0)
-    assert sight.findings == ()
+    assert snapshot.findings == ()
 
 
 def test_replicas_and_pools_are_kept_apart_and_pooled() -> None:
     pages = lambda: [*spec_pages(2), SimulatedPage("plain", "http://p:8000", PLAIN)]  # noqa: E731
-    (sight,), _ = observe(pages, 1)
-    assert sight.pools == ("spec", "plain")
-    assert [window.instance for window in sight.of("spec")] == ["http://a:8000", "http://b:8000"]
-    assert only(sight).load.running == pytest.approx(2 * SPEC.running)
-    assert only(sight).tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
-    assert only(sight, "plain").counts_drafts is False
+    (snapshot,), _ = observe(pages, 1)
+    assert snapshot.pools == ("spec", "plain")
+    assert [window.instance for window in snapshot.of("spec")] == ["http://a:8000", "http://b:8000"]
+    assert only(snapshot).load.running == pytest.approx(2 * SPEC.running)
+    assert only(snapshot).tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
+    assert only(snapshot, "plain").counts_drafts is False
 
 
 def test_a_silent_rank_is_seen_beside_the_one_that_drafts() -> None:
     silent = replace(SPEC, coverage=0.0)
-    (sight,), _ = observe(lambda: [SimulatedPage("spec", "http://a:8000", {"0": SPEC, "1": silent})], 1)
-    first, second = sight.of("spec")
+    (snapshot,), _ = observe(lambda: [SimulatedPage("spec", "http://a:8000", {"0": SPEC, "1": silent})], 1)
+    first, second = snapshot.of("spec")
     assert (first.engine, second.engine) == ("0", "1")
     assert first.coverage == pytest.approx(SPEC.coverage, rel=1e-3)
     assert second.coverage == 0
-    assert only(sight).engines == 2
+    assert only(snapshot).engines == 2
 
 
 def test_a_restart_begins_the_counters_anew_and_never_counts_backwards() -> None:
@@ -85,12 +85,12 @@ def test_a_restart_begins_the_counters_anew_and_never_counts_backwards() -> None
             pages[0].restart()
 
     seen, _ = observe(spec_pages, 4, between=between)
-    assert [only(sight).restarted for sight in seen] == [False, False, True, True]
+    assert [only(snapshot).restarted for snapshot in seen] == [False, False, True, True]
     restarted = seen[2].windows[0]
     assert restarted.restarted
     assert restarted.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-3)
     assert not seen[3].windows[0].restarted
-    assert all((window.output_tokens or 0) >= 0 for sight in seen for window in sight.recent)
+    assert all((window.output_tokens or 0) >= 0 for snapshot in seen for window in snapshot.recent)
 
 
 def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> None:
@@ -103,7 +103,7 @@ def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> Non
             pages[0].restart()
 
     seen, _ = observe(lambda: [Shy("spec", "http://a:8000", SPEC)], 6, between=between)
-    assert [sight.windows[0].restarted for sight in seen] == [False] * 5 + [True]
+    assert [snapshot.windows[0].restarted for snapshot in seen] == [False] * 5 + [True]
     assert seen[-1].windows[0].uptime_s is None
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_cannot_be_read_is_a_finding_and_the_gap_is_one_window() -
         pages[1].fault = "http://b:8000 does not answer (refused)." if number in (1, 2) else None
 
     seen, _ = observe(lambda: spec_pages(2), 4, between=between)
-    assert [[finding.code for finding in sight.findings] for sight in seen] == [
+    assert [[finding.code for finding in snapshot.findings] for snapshot in seen] == [
         [], ["server-unread"], ["server-unread"], []
     ]  # fmt: skip
     assert seen[1].findings[0].where == "http://b:8000"
@@ -151,7 +151,7 @@ def test_days_are_watched_in_bounded_memory() -> None:
         loop = asyncio.get_running_loop()
         watcher = Watcher(pages, now=lambda: EPOCH_S + loop.time())
         number = 0
-        async for _ in watcher.sights(60.0):
+        async for _ in watcher.snapshots(60.0):
             number += 1
             if number % 97 == 0:
                 pages[0].restart()
@@ -203,9 +203,9 @@ def test_intervals_count_from_the_beginning_whatever_takes_time_after_it() -> No
         watcher = Watcher(spec_pages())
         await watcher.begin()
         await asyncio.sleep(3.0)
-        sights = watcher.sights(10.0)
-        (window,) = (await anext(sights)).windows
-        await sights.aclose()
+        snapshots = watcher.snapshots(10.0)
+        (window,) = (await anext(snapshots)).windows
+        await snapshots.aclose()
         return loop.time(), window.duration_s
 
     assert virtual_time.run(run()) == (10.0, 10.0)
@@ -217,9 +217,9 @@ def test_all_connections_are_closed_in_the_end() -> None:
     async def run() -> None:
         kept.extend(spec_pages(2))
         watcher = Watcher(kept)
-        sights = watcher.sights(1.0)
-        await anext(sights)
-        await sights.aclose()
+        snapshots = watcher.snapshots(1.0)
+        await anext(snapshots)
+        await snapshots.aclose()
 
     virtual_time.run(run())
     assert [page.closed for page in kept] == [True, True]

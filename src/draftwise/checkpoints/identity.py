@@ -19,7 +19,7 @@ from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.text_files import quote, read_json, read_lines
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = [
     "IDENTITY_FILE",

@@ -18,7 +18,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._diagnosing import render_diagnoses
 from draftwise.cli._findings import render_findings
 from draftwise.core import Diagnosis, Finding, Window
-from draftwise.verbs.watch import PLAIN, UNREAD, Sight, WatchResult, Yardstick
+from draftwise.verbs.watch import PLAIN, UNREAD, Snapshot, WatchResult, Yardstick
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
 
@@ -57,12 +57,12 @@ class TextShow:
 
     def show(self, result: WatchResult) -> None:
         """Print its rows and findings."""
-        sight = result.sight
+        snapshot = result.snapshot
         if not result.is_only:
-            self._console.print(Text(_clock(sight), "dim"))
-        for line in _list_rows(sight, result.yardstick):
+            self._console.print(Text(_clock(snapshot), "dim"))
+        for line in _list_rows(snapshot, result.yardstick):
             self._console.print(line, soft_wrap=True)
-        for block in _render(sight.findings):
+        for block in _render(snapshot.findings):
             self._console.print(block)
         for sentence in result.unanswered if self._is_first else ():
             self._console.print(Text(sentence, "dim"), soft_wrap=True)
@@ -86,21 +86,21 @@ class LiveShow:
 
     def show(self, result: WatchResult) -> None:
         """Replace what is shown."""
-        sight = result.sight
-        for pool in sight.pools:
-            whole = Window.pooled(window for window in sight.windows if window.pool == pool)
+        snapshot = result.snapshot
+        for pool in snapshot.pools:
+            whole = Window.pooled(window for window in snapshot.windows if window.pool == pool)
             if whole is not None and whole.tokens_per_step is not None:
                 self._courses.setdefault(pool, deque(maxlen=_MOST_BARS)).append(whole.tokens_per_step)
         self._live.update(Group(*self._render_live(result)), refresh=True)
 
     def _render_live(self, result: WatchResult) -> Iterator[RenderableType]:
-        sight = result.sight
-        yield Text(_clock(sight), "dim")
-        for pool in sight.pools:
-            yield from _rows_of(pool, sight, result.yardstick)
+        snapshot = result.snapshot
+        yield Text(_clock(snapshot), "dim")
+        for pool in snapshot.pools:
+            yield from _rows_of(pool, snapshot, result.yardstick)
             if pool != PLAIN and pool in self._courses:
                 yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
-        yield from _render(sight.findings[:_MOST_FINDINGS])
+        yield from _render(snapshot.findings[:_MOST_FINDINGS])
         yield from (Text(sentence, "dim") for sentence in result.unanswered)
 
 
@@ -123,19 +123,19 @@ def draw_course(values: Iterable[float]) -> str:
     return "".join(_BARS[min(max(height, 0), len(_BARS) - 1)] for height in heights)
 
 
-def _clock(sight: Sight) -> str:
-    return datetime.fromtimestamp(sight.at_s).strftime("%H:%M:%S")
+def _clock(snapshot: Snapshot) -> str:
+    return datetime.fromtimestamp(snapshot.at_s).strftime("%H:%M:%S")
 
 
-def _list_rows(sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
-    for pool in sight.pools:
-        yield from _rows_of(pool, sight, yardstick)
+def _list_rows(snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
+    for pool in snapshot.pools:
+        yield from _rows_of(pool, snapshot, yardstick)
 
 
-def _rows_of(pool: str, sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
+def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
     """Yield what a pool does, and under it what it costs."""
-    windows = sight.of(pool)
-    whole, plain = Window.pooled(windows), Window.pooled(sight.of(PLAIN))
+    windows = snapshot.of(pool)
+    whole, plain = Window.pooled(windows), Window.pooled(snapshot.of(PLAIN))
     if whole is None:
         return
     parts = [_count_replicas(windows), _number(whole.load.running, "{:.1f} running")]

@@ -11,27 +11,27 @@ from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
     from draftwise.deploying.deployment import deploy
-    from draftwise.deploying.files import Folder
-    from draftwise.deploying.order import Evidence, Mode, Order, Platform, make_order
+    from draftwise.deploying.deployment_folder import Folder
+    from draftwise.deploying.order import Mode, Platform, RunEvidence, ServiceOrder, make_order
     from draftwise.deploying.targets import TARGETS
     from draftwise.deploying.weights_layout import read_layout
 
 __all__ = [
     "TARGETS",
-    "Evidence",
     "Folder",
     "Mode",
-    "Order",
     "Platform",
+    "RunEvidence",
+    "ServiceOrder",
     "deploy",
     "make_order",
     "read_layout",
 ]
 
 _MODULES = {
-    "files": "Folder",
+    "deployment_folder": "Folder",
     "weights_layout": "read_layout",
-    "order": "Evidence Mode Order Platform make_order",
+    "order": "RunEvidence Mode ServiceOrder Platform make_order",
     "deployment": "deploy",
     "targets": "TARGETS",
 }

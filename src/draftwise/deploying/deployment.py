@@ -1,37 +1,150 @@
-"""The folder of a deployment: the service, its twin, the commands, and what was measured of it."""
+"""The folder of a deployment: the service, its twin, the commands, the memo, and what was measured of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity
-from draftwise.deploying.baseline import make_baseline
-from draftwise.deploying.files import CANARY, Folder
-from draftwise.deploying.memo import write_memo
+from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
+from draftwise.deploying.api_server import validate_text
+from draftwise.deploying.deployment_folder import (
+    BASELINE,
+    CANARY,
+    DEPLOYMENT,
+    SETUP,
+    Folder,
+    Record,
+    TwinFile,
+    write_record,
+)
 from draftwise.deploying.observe import Observation, observe
 from draftwise.deploying.observe.naming import name_for
-from draftwise.deploying.order import Order, refuse_other_hosts
-from draftwise.deploying.proxies import Front, Wanted
-from draftwise.deploying.proxies.policy import find_policy
+from draftwise.deploying.observe.promise import make_baseline
+from draftwise.deploying.order import ServiceOrder, refuse_other_hosts
+from draftwise.deploying.proxies import Front, ProxyOptions
+from draftwise.deploying.proxies.pool_policy import find_policy
 from draftwise.deploying.read_back import read_back
-from draftwise.deploying.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploying.scaling import SCALING, scale, settle
 from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
-from draftwise.deploying.twin import Pool, without_speculation
-from draftwise.deploying.validate import validate_text
+from draftwise.deploying.twin import Pool, count_hosts, without_speculation
 from draftwise.deploying.weights_layout import name_leftovers
 from draftwise.plan.check import check
-from draftwise.setups.write import write_json
+from draftwise.reporting.conditions import describe_rule
+from draftwise.reporting.units import describe_load
+from draftwise.setups.write import write_json, write_shell
 
 __all__ = ["THEN", "deploy", "fill_in", "start_twin"]
 
+_NOBODY = "**Who.** Nobody is named to answer for it (--owner)."
+
+
+def _write_memo(
+    order: ServiceOrder,
+    *,
+    files: Mapping[str, str],
+    apply: Mapping[str, str],
+    weights: Sequence[str] = (),
+    limits: Sequence[Finding] = (),
+    leave_off: Sequence[str] = (),
+    leaves: str = "",
+    unwatched: Sequence[str] = (),
+) -> str:
+    """Return the memo as Markdown.
+
+    Args:
+        order: of the side that speculates.
+        files: what each file of the folder is for, by its name.
+        apply: the commands by what they do.
+        weights: where the server finds its weights, and where else they could lie, a sentence each.
+        limits: what the platform does not grant.
+        leave_off: where speculation does not belong, a sentence each.
+        leaves: what stays behind after going back, a sentence.
+        unwatched: what no rule watches, a sentence each.
+    """
+    return "\n".join(
+        chain(
+            _tell(order),
+            _list_files(files),
+            _list_points("Where the weights lie", weights),
+            _list_memo_commands(apply),
+            _list_points("Limits", map(str, limits)),
+            _list_points("Where to leave it off", leave_off),
+            _list_points("What to expect", _tell_expected(order.evidence.expected)),
+            _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
+            _list_points("What going back leaves behind", [leaves] if leaves else []),
+            _list_points("Not watched", unwatched),
+            _list_points("Not measured", order.evidence.unmeasured),
+            ("",),
+        )
+    )
+
+
+def _tell(order: ServiceOrder) -> Iterator[str]:
+    setup, evidence = order.setup, order.evidence
+    method = setup.spec.method if setup.spec is not None else None
+    yield f"# {order.service}: {f'speculative decoding with {method}' if method else 'plain decoding'}"
+    yield ""
+    if evidence.headline:
+        yield f"**Why.** {evidence.headline} (run `{evidence.run}`)"
+    else:
+        yield "**Why.** Nobody has measured this setup: `draftwise decide` does."
+    yield ""
+    yield "**What.** The server that both files stand for; its twin lacks the speculative config and nothing else:"
+    yield ""
+    yield "```sh"
+    yield write_shell(setup, line_per_flag=True)
+    yield "```"
+    yield ""
+    hosts, gpus = count_hosts(setup), f"{order.num_gpus} GPU{'s' if order.num_gpus > 1 else ''}"
+    who, gib = f"Each of its {hosts} hosts" if hosts > 1 else "It", 1 << 30
+    yield (
+        f"{who} takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
+        f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
+    )
+    yield ""
+    yield f"**Who.** {order.owner} answers for it." if order.owner else _NOBODY
+
+
+def _tell_expected(expected: Expected | None) -> Iterator[str]:
+    """Yield what the counters of the run said, where its break-even is the highest."""
+    if expected is None:
+        return
+    counters, drafts = expected.counters, expected.counters.spec
+    place = f"{expected.workload}, {describe_load(expected.condition)}"
+    if counters.tokens_per_step is not None:
+        yield f"{place}: {counters.tokens_per_step:.2f} tokens per step."
+    if drafts.acceptance_length is not None:
+        rates = ", ".join(f"{100 * rate:.0f} %" for rate in drafts.rate_per_pos)
+        yield f"{place}: {drafts.acceptance_length:.2f} tokens of output for a draft; accepted by position {rates}."
+
+
+def _list_files(files: Mapping[str, str]) -> Iterator[str]:
+    yield from ("", "## Files", "")
+    yield from (f"- `{name}`: {text}" for name, text in files.items())
+
+
+def _list_memo_commands(apply: Mapping[str, str]) -> Iterator[str]:
+    yield from ("", "## Commands")
+    for text, command in apply.items():
+        yield from ("", f"{text}:", "", "```sh", command, "```")
+
+
+def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
+    """Yield a section; nothing where there are no points."""
+    lines = [f"- {point}" for point in points]
+    if lines:
+        yield from ("", f"## {title}", "", *lines)
+
+
 THEN = " && "
-"""Between the commands of a step."""
+"""Separator of the commands of one step."""
 
 
-def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wanted | None = None) -> Folder:
+def deploy(
+    order: ServiceOrder, to: str, *, metrics_prefix: str | None = "", proxy: ProxyOptions | None = None
+) -> Folder:
     """Return the files of an order for a platform.
 
     Args:
@@ -61,7 +174,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         )
     warned, policy = tuple(_find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
-    twins: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
+    twins: dict[Pool, ServiceOrder] = {"spec": order, "plain": order.without_speculation()}
     sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
     files: dict[str, str] = {}
     for side, each in sides.items():
@@ -90,7 +203,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides, is_scaled=SCALING in more)
     files[DEPLOYMENT] = write_record(record)
-    files["MEMO.md"] = write_memo(
+    files["MEMO.md"] = _write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
@@ -133,7 +246,7 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
             )
 
 
-def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, Order], *, is_scaled: bool) -> Record:
+def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], *, is_scaled: bool) -> Record:
     order = sides["spec"]
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
@@ -142,11 +255,11 @@ def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, Order], *, 
         to=to,
         platform_release=order.platform.release,
         startup_s=order.startup_s,
-        sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
+        sides={pool: TwinFile(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
     )
 
 
-def _watch(order: Order, target: DeployTarget, prefix: str | None) -> Observation:
+def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Observation:
     if prefix is None:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
@@ -163,7 +276,7 @@ def _describe(target: DeployTarget) -> Mapping[str, str]:
     }
 
 
-def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:
+def fill_in(command: str, side: TwinFile, record: Record, folder: Path = Path()) -> str:
     """Return a command of a target for one of the twins, as a shell takes it.
 
     Args:
@@ -175,7 +288,7 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 
-def _offer_proxy(order: Order, to: str, target: DeployTarget) -> dict[str, str]:
+def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str, str]:
     """Return the command of a canary where the platform itself has none."""
     places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
     return {

@@ -12,26 +12,26 @@ from typing import Literal
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
-from draftwise.deploying.weights_layout import Layout, Placement
+from draftwise.deploying.weights_layout import Layout, WeightsPlacement
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
 __all__ = [
-    "Evidence",
     "Host",
     "Mode",
-    "Order",
     "Platform",
+    "RunEvidence",
     "Scale",
+    "ServiceOrder",
     "find_lull_s",
     "make_order",
     "refuse_other_hosts",
 ]
 
 Mode = Literal["Standard", "Knative"]
-"""As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
+"""KServe's deployment mode: a Deployment, or a Knative Service with revisions."""
 
 _GIB = 1 << 30
 _PORT = 8000
@@ -43,11 +43,11 @@ _STARTUP_PRIOR_S = 1200.0
 _ANY_GPU = "1000GiB"
 """Stands for a GPU that is not named: weights do not depend on it."""
 _PROCESS_BYTES = 6 * _GIB
-"""Of the host, for the API server and the engine's own processes."""
+"""Host memory of the API server and the engine's own processes."""
 _WORKER_BYTES = 4 * _GIB
-"""Of the host, for each GPU's worker: pinned buffers and libraries."""
+"""Host memory of each GPU's worker: pinned buffers and libraries."""
 _SHM_BYTES = 2 * _GIB
-"""Of /dev/shm, for each GPU: messages between the processes, and NCCL's buffers."""
+"""Shared memory per GPU in /dev/shm: messages between the processes, and NCCL's buffers."""
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
@@ -57,7 +57,7 @@ _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class RunEvidence:
     """What was measured of a setup, for those who read its files later."""
 
     run: str = ""
@@ -78,11 +78,11 @@ class Evidence:
     expected: Expected | None = None
     """What its counters grew by in the cell that decides."""
     curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """By arm, streams and the milliseconds of a step."""
+    """Streams and the milliseconds of a step, by arm."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
-    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> Evidence:
+    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> RunEvidence:
         """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over.
 
         Args:
@@ -112,13 +112,13 @@ def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the processes take beside the GPUs' memory."""
+    """What the processes take in addition to the GPUs' memory."""
 
     cpus: int
     memory_bytes: int
     shm_bytes: int
     weights_bytes: int = 0
-    """Of target and drafter, on a volume; 0 where nobody knows."""
+    """Size of target and drafter on a volume; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,20 +136,20 @@ class Platform:
     """What the files depend on of the platform that takes them."""
 
     release: str = ""
-    """Of KServe; empty for the newest that is known here."""
+    """KServe's release; empty for the newest that is known here."""
     mode: Mode = "Standard"
     service_account: str = ""
     """Whose secrets open the places that weights are fetched from."""
     layout: Layout | None = None
     """None to choose one."""
     verifier: str = ""
-    """Image that holds draftwise; empty where there is none to run it on the platform."""
+    """Image that holds draftwise; empty if the platform has no such image."""
     scale: Scale | None = None
     """None for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ServiceOrder:
     """One service."""
 
     name: str
@@ -158,14 +158,14 @@ class Order:
     """Which of the two twins it is."""
     setup: Setup
     image: str
-    """With a tag that names the release."""
+    """Container image; its tag names the release."""
     host: Host
     startup_s: int
     """How long a start may take before it counts as failed."""
     owner: str = ""
     """Who answers for it; empty where nobody is named."""
-    evidence: Evidence = field(default_factory=Evidence)
-    placement: Placement = field(default_factory=Placement)
+    evidence: RunEvidence = field(default_factory=RunEvidence)
+    placement: WeightsPlacement = field(default_factory=WeightsPlacement)
     platform: Platform = field(default_factory=Platform)
 
     @property
@@ -208,13 +208,13 @@ class Order:
         }
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
 
-    def without_speculation(self) -> Order:
+    def without_speculation(self) -> ServiceOrder:
         """Return the twin: the same server, without speculation."""
         plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
         return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
 
 
-def find_lull_s(order: Order) -> int:
+def find_lull_s(order: ServiceOrder) -> int:
     """Return the seconds of low load after which a replica is removed: at least as long as its start may take."""
     return min(max(_SHORTEST_LULL_S, order.startup_s), _LONGEST_LULL_S)
 
@@ -225,8 +225,8 @@ def make_order(
     name: str = "",
     image: str = "",
     cold_start_s: float | None = None,
-    evidence: Evidence | None = None,
-) -> Order:
+    evidence: RunEvidence | None = None,
+) -> ServiceOrder:
     """Return the order for a setup.
 
     Args:
@@ -252,12 +252,12 @@ def make_order(
             where="--name",
             fix="Use at most 52 lower-case letters, digits and dashes, a letter first, e.g. llama-8b.",
         )
-    evidence, setup = evidence or Evidence(), count_device(setup)
+    evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
     if cold_start_s is None:
         remarks = (*remarks, f"How long a cold start takes: {startup_s:.0f} s is a guess (--cold-start-s gives it).")
-    return Order(
+    return ServiceOrder(
         name=name,
         pool="plain" if setup.spec is None else "spec",
         setup=setup,

@@ -12,11 +12,11 @@ from math import floor
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.files import StepFile
+from draftwise.deploying.deployment_folder import StepFile
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import find_crossover
-from draftwise.deploying.order import Order, Scale, find_lull_s
-from draftwise.deploying.templating import dump_yaml
+from draftwise.deploying.order import Scale, ServiceOrder, find_lull_s
+from draftwise.deploying.templating import dump_yaml, fill
 
 __all__ = ["SCALING", "scale", "settle"]
 
@@ -24,7 +24,7 @@ SCALING = "scaling.yaml"
 _IN_FLIGHT = "sum(vllm:num_requests_running) + sum(vllm:num_requests_waiting)"
 
 
-def settle(order: Order, scaled: str) -> Order:
+def settle(order: ServiceOrder, scaled: str) -> ServiceOrder:
     """Return an order that says how many requests in flight a replica of it takes, where it is to be scaled.
 
     Args:
@@ -49,7 +49,7 @@ def settle(order: Order, scaled: str) -> Order:
     return replace(order, platform=replace(order.platform, scale=known))
 
 
-def _find_threshold(order: Order) -> int:
+def _find_threshold(order: ServiceOrder) -> int:
     """Return the requests in flight that a replica takes, as far as it was measured and pays."""
     evidence = order.evidence
     arm = evidence.plain_arm if order.pool == "plain" else evidence.arm
@@ -68,7 +68,7 @@ def _find_threshold(order: Order) -> int:
     return floor(found)
 
 
-def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
+def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
     """Return the objects that scale both twins; none where they are not scaled, or Knative does it by their own fields.
 
     Args:
@@ -92,33 +92,17 @@ def scale(orders: Sequence[Order], naming: Naming, scaled: str) -> Mapping[str, 
     }
 
 
-def _make_scaler(order: Order, wanted: Scale, naming: Naming, scaled: str) -> dict[str, Any]:
+def _make_scaler(order: ServiceOrder, wanted: Scale, naming: Naming, scaled: str) -> dict[str, Any]:
     version, kind, name = scaled.format(name=order.name).split()
-    trigger = {
-        "type": "prometheus",
-        # The sum over all replicas, for each of which there is the threshold.
-        "metricType": "AverageValue",
-        "metadata": {
-            "serverAddress": PROMETHEUS,
-            "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
-            "threshold": str(wanted.per_replica),
-            # Without it, metrics that are gone count as no requests, and the service is scaled down under its load.
-            "ignoreNullValues": "false",
-        },
+    values = {
+        "scaled_version": version,
+        "scaled_kind": kind,
+        "scaled_name": name,
+        "max_replicas": wanted.most,
+        "threshold": str(wanted.per_replica),
+        "lull_s": find_lull_s(order),
+        "prometheus": PROMETHEUS,
+        "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
     }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": order.name, "labels": dict(order.labels)},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": version, "kind": kind, "name": name},
-            "minReplicaCount": 1,
-            "maxReplicaCount": wanted.most,
-            "advanced": {
-                "horizontalPodAutoscalerConfig": {
-                    "behavior": {"scaleDown": {"stabilizationWindowSeconds": find_lull_s(order)}}
-                }
-            },
-            "triggers": [trigger],
-        },
-    }
+    (scaler,) = fill("scaling.yaml", order, values)
+    return dict(scaler)

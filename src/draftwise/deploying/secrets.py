@@ -11,7 +11,7 @@ from draftwise.core import Finding, InvalidSetup, Setup
 __all__ = ["refuse_secrets", "without_secrets"]
 
 _NAME = re.compile(r"(?:^|_)(?:api_?key|access_?key|token|secret|password|passwd)$", re.IGNORECASE)
-"""Of arguments and variables that hold one: `api_key`, `HF_TOKEN`."""
+"""Names of arguments and variables that hold a secret: `api_key`, `HF_TOKEN`."""
 _IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
 _TAKEN_FROM: Mapping[str, str] = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Variables that vLLM and the hub's library read instead of an argument."""

@@ -18,10 +18,21 @@ from typing import Any
 import yaml
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.setups.write import write_flags
 
-__all__ = ["PROGRAM", "VALUES", "dump_yaml", "fill", "fill_part", "list_args", "list_env", "to_gib", "write_template"]
+__all__ = [
+    "PROGRAM",
+    "VALUES",
+    "dump_yaml",
+    "fill",
+    "fill_part",
+    "list_args",
+    "list_env",
+    "read_template",
+    "to_gib",
+    "write_template",
+]
 
 PROGRAM = ["vllm", "serve"]
 """The command, written out because the entry point of vLLM's images differs from release to release."""
@@ -56,7 +67,7 @@ def dump_yaml(*documents: Any) -> str:
     return "---\n".join(yaml.dump(each, **options) for each in copies)
 
 
-def list_args(order: Order) -> list[str]:
+def list_args(order: ServiceOrder) -> list[str]:
     """Return the arguments of the server; a flag and its value are one word, so that a rollback drops a single line.
 
     Raises:
@@ -73,7 +84,7 @@ def list_args(order: Order) -> list[str]:
     return words
 
 
-def _join(order: Order) -> Iterator[str]:
+def _join(order: ServiceOrder) -> Iterator[str]:
     for words in write_flags(order.setup):
         if words[0] == "--speculative-config":
             yield f"{words[0]}={json.dumps(json.loads(words[1]), separators=(',', ':'))}"
@@ -83,7 +94,7 @@ def _join(order: Order) -> Iterator[str]:
             yield from words
 
 
-def list_env(order: Order) -> list[dict[str, str]] | None:
+def list_env(order: ServiceOrder) -> list[dict[str, str]] | None:
     """Return the variables as a container's field `env` has them; None where there are no variables."""
     return [{"name": name, "value": value} for name, value in order.setup.env.items()] or None
 
@@ -93,16 +104,16 @@ def to_gib(num_bytes: int) -> str:
     return f"{ceil(num_bytes / _GIB)}Gi"
 
 
-def _select_node(order: Order) -> dict[str, str] | None:
+def _select_node(order: ServiceOrder) -> dict[str, str] | None:
     return {"nvidia.com/gpu.product": order.gpu_product} if order.gpu_product else None
 
 
-def _select_node_by_terms(order: Order) -> list[dict[str, Any]] | None:
+def _select_node_by_terms(order: ServiceOrder) -> list[dict[str, Any]] | None:
     product = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [order.gpu_product]}
     return [{"matchExpressions": [product]}] if order.gpu_product else None
 
 
-VALUES: Mapping[str, Callable[[Order], Any]] = {
+VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
     "name": lambda order: order.name,
     "service": lambda order: order.service,
     "service_name": lambda order: order.name,
@@ -139,7 +150,7 @@ VALUES: Mapping[str, Callable[[Order], Any]] = {
 """Placeholders that every template may use, next to the parts of `parts.yaml`."""
 
 
-def write_template(name: str, order: Order, values: Mapping[str, Any] | None = None) -> str:
+def write_template(name: str, order: ServiceOrder, values: Mapping[str, Any] | None = None) -> str:
     """Return the file of a template, filled.
 
     Args:
@@ -150,18 +161,21 @@ def write_template(name: str, order: Order, values: Mapping[str, Any] | None = N
     return dump_yaml(*fill(name, order, values))
 
 
-def fill(name: str, order: Order, values: Mapping[str, Any] | None = None) -> list[Any]:
+def fill(name: str, order: ServiceOrder | None, values: Mapping[str, Any] | None = None) -> list[Any]:
     """Return the documents of a template, filled; the arguments are those of `write_template`."""
-    return [_Filling(order, values or {}).fill(each) for each in _read(name)]
+    return [_Filling(order, values or {}).fill(each) for each in read_template(name)]
 
 
-def fill_part(name: str, order: Order, values: Mapping[str, Any] | None = None, *, of: str = _PARTS) -> Any:
+def fill_part(
+    name: str, order: ServiceOrder | None, values: Mapping[str, Any] | None = None, *, of: str = _PARTS
+) -> Any:
     """Return the part under a key of a template, filled; the other arguments are those of `write_template`."""
-    return _Filling(order, values or {}).fill(_read(of)[0][name])
+    return _Filling(order, values or {}).fill(read_template(of)[0][name])
 
 
 @cache
-def _read(name: str) -> list[Any]:
+def read_template(name: str) -> list[Any]:
+    """Return the documents of a template, not filled; nobody changes them."""
     text = files("draftwise.deploying").joinpath(f"templates/{name}").read_text(encoding="utf-8")
     return list(yaml.load_all(text, Loader=_FastLoader))
 
@@ -169,16 +183,16 @@ def _read(name: str) -> list[Any]:
 class _Filling:
     """Fills templates with the values of one order."""
 
-    def __init__(self, order: Order, values: Mapping[str, Any]) -> None:
+    def __init__(self, order: ServiceOrder | None, values: Mapping[str, Any]) -> None:
         self._order, self._values = order, values
 
     def look_up(self, name: str) -> Any:
         """Return what a placeholder stands for; KeyError for an unknown one."""
         if name in self._values:
             return self._values[name]
-        if name in VALUES:
+        if self._order is not None and name in VALUES:
             return VALUES[name](self._order)
-        return self.fill(_read(_PARTS)[0][name])
+        return self.fill(read_template(_PARTS)[0][name])
 
     def fill(self, value: Any) -> Any:
         match value:

@@ -17,12 +17,12 @@ from draftwise.knowledge.stored import read_rows
 __all__ = [
     "LAYOUTS",
     "MODEL_ROOTS",
-    "Checkpoint",
-    "Kind",
+    "CheckpointRef",
     "Layout",
+    "LayoutKind",
     "LayoutRow",
     "Mount",
-    "Placement",
+    "WeightsPlacement",
     "choose_layout",
     "find_drafter",
     "name_directory",
@@ -33,11 +33,11 @@ __all__ = [
     "rename_upstream",
 ]
 
-Kind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
+LayoutKind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
 _MODELS = "/mnt/models"
 """Where KServe puts what `storageUri` names."""
 _CLAIM = "/mnt/claim"
-"""Beside the directories that are downloaded, which may lie on a volume of their own."""
+"""Mount point of a claim, apart from the downloaded directories, which may lie on a volume of their own."""
 MODEL_ROOTS = (_MODELS, _CLAIM)
 """Where the server's directories of weights begin."""
 
@@ -46,7 +46,7 @@ MODEL_ROOTS = (_MODELS, _CLAIM)
 class LayoutRow:
     """One kind of layout, a row of `knowledge/data/weights_layouts.json`."""
 
-    kind: Kind
+    kind: LayoutKind
     about: str
     leftovers: str
     """What stays after going back, a sentence; `{directory}` and `{store}` are filled in."""
@@ -61,14 +61,14 @@ class LayoutRow:
         return f"{self.kind}:{self.store}" if self.store else self.kind
 
 
-LAYOUTS: Mapping[Kind, LayoutRow] = {row["kind"]: LayoutRow(**row) for row in read_rows("weights_layouts")}
+LAYOUTS: Mapping[LayoutKind, LayoutRow] = {row["kind"]: LayoutRow(**row) for row in read_rows("weights_layouts")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """One way of bringing the weights to the server."""
 
-    kind: Kind
+    kind: LayoutKind
     store: str = ""
     """The image of a modelcar, or the name of a claim."""
 
@@ -86,13 +86,13 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointRef:
     """Weights of the target or of the drafter."""
 
     name: str
-    """As the hub names it, or a directory of the operator's."""
+    """Name on the hub, or a directory of the operator's."""
     revision: str = ""
-    """Of the hub's; empty for its main branch."""
+    """Revision on the hub; empty for the main branch."""
 
     @property
     def directory(self) -> str:
@@ -106,7 +106,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WeightsPlacement:
     """Where the weights lie; by default the server fetches what its setup names."""
 
     target: str = ""
@@ -117,7 +117,7 @@ class Placement:
     """Or a URI for the target's directory."""
     drafts: tuple[Mount, ...] = ()
     """And one for the drafter's."""
-    staged: tuple[Checkpoint, ...] = ()
+    staged: tuple[CheckpointRef, ...] = ()
     """What has to be put into the image or onto the claim."""
 
 
@@ -174,7 +174,7 @@ def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layo
 
 
 def find_drafter(setup: Setup) -> str:
-    """Return the checkpoint of a setup's drafter; empty where it has none beside the target's."""
+    """Return the checkpoint of a setup's drafter; empty if it uses the target's weights only."""
     spec = setup.spec
     if spec is None or not spec.model or spec.model == setup.target or find_placeholder(spec.model) is not None:
         return ""
@@ -201,7 +201,7 @@ def rename_upstream(setup: Setup) -> Setup:
     return replace(setup, target=name_upstream(setup.target), spec=spec)
 
 
-def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
+def place(setup: Setup, layout: Layout) -> tuple[Setup, WeightsPlacement]:
     """Return a setup as it is said on the server, with directories for names, and what fills these.
 
     Raises:
@@ -220,36 +220,36 @@ def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
     return _rename(setup, setup.target if is_named else path, draft_path or own), placement
 
 
-def _list_checkpoints(setup: Setup) -> tuple[Checkpoint, Checkpoint | None]:
+def _list_checkpoints(setup: Setup) -> tuple[CheckpointRef, CheckpointRef | None]:
     """Return the checkpoints of the target and of the drafter."""
     name = find_drafter(setup)
     revision = setup.spec.options.get("revision") if setup.spec is not None else None
-    target = Checkpoint(name=setup.target, revision=_to_text(setup.args.get("revision")))
-    return target, Checkpoint(name=name, revision=_to_text(revision)) if name else None
+    target = CheckpointRef(name=setup.target, revision=_to_text(setup.args.get("revision")))
+    return target, CheckpointRef(name=name, revision=_to_text(revision)) if name else None
 
 
 def _to_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _fill(layout: Layout, path: str, target: Checkpoint, drafter: Checkpoint | None) -> Placement:
+def _fill(layout: Layout, path: str, target: CheckpointRef, drafter: CheckpointRef | None) -> WeightsPlacement:
     """Return what brings the target to its directory."""
     both = (target,) if drafter is None else (target, drafter)
     match layout.kind:
         case "one":
-            return Placement(whole=target.uri)
+            return WeightsPlacement(whole=target.uri)
         case "storage-uris":
-            return Placement(mounts=(Mount(uri=target.uri, path=path),))
+            return WeightsPlacement(mounts=(Mount(uri=target.uri, path=path),))
         case "modelcar":
-            return Placement(whole=f"oci://{layout.store}", staged=both)
+            return WeightsPlacement(whole=f"oci://{layout.store}", staged=both)
         case "pvc":
-            return Placement(whole=f"pvc://{layout.store}", staged=both)
+            return WeightsPlacement(whole=f"pvc://{layout.store}", staged=both)
         case "mixed":
             # KServe mounts the whole claim there, whatever path the URI goes on with.
-            return Placement(mounts=(Mount(uri=f"pvc://{layout.store}", path=_CLAIM),), staged=(target,))
+            return WeightsPlacement(mounts=(Mount(uri=f"pvc://{layout.store}", path=_CLAIM),), staged=(target,))
 
 
-def _refuse(layout: Layout, target: Checkpoint, drafter: Checkpoint | None) -> None:
+def _refuse(layout: Layout, target: CheckpointRef, drafter: CheckpointRef | None) -> None:
     if drafter is not None and layout.kind == "one":
         raise InvalidSetup.because(
             "layout-too-small",

@@ -20,7 +20,7 @@ from shutil import which
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.version import __version__
 
 __all__ = [

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from draftwise.core import Finding
 from draftwise.core.action import Action
-from draftwise.guarding.reading import Reading, Rules
-from draftwise.guarding.state import State
-from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, Rows, WindowRow, find_learned_days
+from draftwise.guarding.guard_state import State
+from draftwise.guarding.service_reading import Rules, ServiceReading
+from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArrays, find_learned_days
 
 __all__ = ["failed", "find_alarms", "not_learned", "put_back", "unconfirmed"]
 
 
-def find_alarms(state: State, reading: Reading, rules: Rules) -> Iterator[Finding]:
+def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
     """Yield what an operator should know of a state and a reading."""
     if not rules.break_even:
         yield Finding.warning(
@@ -63,9 +63,9 @@ def _drifted(alarm_s: int) -> Finding:
     )
 
 
-def not_learned(state: State, past: Sequence[WindowRow]) -> Finding:
+def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     """Return that drift is not judged yet, and how much is missing."""
-    rows = Rows.of([row for row in past if row.began_s >= state.learn_from_s])
+    rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(
         "drift-not-learned",
         f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known, so that slow drift is not judged yet: "

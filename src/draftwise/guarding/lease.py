@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.machine.cache import cache_folder
-from draftwise.machine.files import open_lock, write_whole
+from draftwise.machine.folders import cache_folder
+from draftwise.machine.whole_files import open_lock, write_whole
 
 __all__ = ["Lease", "locked", "open_leases"]
 
@@ -27,7 +27,7 @@ def locked(path: Path) -> Iterator[None]:
     """Let one process after the other at a file; the lock ends with its process, however that ends.
 
     Raises:
-        StorageError: there can be no lock beside the file.
+        StorageError: no lock can be made next to the file.
     """
     try:
         descriptor = open_lock(path.with_name(f"{path.name}.lock"))

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from draftwise.core.action import Action, Step
 from draftwise.guarding.executors import find_executor, parse_executor
-from draftwise.guarding.state import Latch
-from draftwise.guarding.store import Store
+from draftwise.guarding.guard_state import Latch, Store
 
 __all__ = ["undo"]
 

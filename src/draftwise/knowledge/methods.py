@@ -1,4 +1,4 @@
-"""Drafting methods, one row each: what a method drafts from, what it loads and keeps, and how vLLM spells it.
+"""Drafting methods, one row each: source of drafts, weights, state, vLLM's spelling, and the code that runs it.
 
 The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them: the most specific
 first. What is true of a method in some releases only is in their generated tables and in the rules.
@@ -70,7 +70,7 @@ class Method:
     """One method."""
 
     name: str
-    """As vLLM and this project spell it."""
+    """Spelling of vLLM and of this project."""
     aliases: tuple[str, ...] = ()
     """Other names that some releases have for it."""
     placeholders: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Method:
     keeps_kv: bool = False
     """Whether it has a KV cache of its own."""
     package: str = ""
-    """Of Python, that it needs in the server's environment and vLLM does not install."""
+    """Python package that it needs in the server's environment and vLLM does not install."""
     shares: tuple[Literal["embedding", "head"], ...] = ()
     """Weights that it takes from the target if its own checkpoint does not have them."""
     parallel: Parallel = "never"

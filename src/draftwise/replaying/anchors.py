@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = ["UNLIMITED", "Anchors", "Drafts", "read_anchors", "write_anchors"]
 

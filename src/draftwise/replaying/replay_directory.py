@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError
 from draftwise.core.documents import to_json
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 from draftwise.runs.row_files import RowFile, cut_unfinished

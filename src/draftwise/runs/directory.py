@@ -42,7 +42,7 @@ from draftwise.core import (
     Workload,
 )
 from draftwise.core.documents import from_json, to_json
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
 from draftwise.workloads import read_prompts

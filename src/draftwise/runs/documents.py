@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from draftwise.core import Baseline, Calibration, Profile, StorageError, UnreadableSource
 from draftwise.core.documents import read_document, to_json
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = ["read_baseline", "read_calibration", "read_file", "read_profile", "write_document"]
 

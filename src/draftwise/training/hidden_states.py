@@ -25,7 +25,7 @@ from torch import Tensor
 
 from draftwise.backends.asking import Asker
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.machine.files import replacing
+from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.ranks import Ranks

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.machine.files import replacing, write_whole
+from draftwise.machine.whole_files import replacing, write_whole
 from draftwise.reporting.svg import PALETTE, to_svg
 from draftwise.runs.row_files import RowFile
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 from draftwise.core import Finding, Severity
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
-from draftwise.deploying.record import SETUP
-from draftwise.deploying.verify.manifests import read_setup
+from draftwise.deploying.deployment_folder import SETUP
+from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["BundleRequest", "BundleResult", "bundle"]
@@ -75,7 +75,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
     lead elsewhere. An interrupted call continues where it stopped when it is repeated; the folder appears when it is
     whole. With `verify`, every file of a bundle is checked by its sum, and its checkpoints are inspected.
     """
-    from draftwise.deploying.bundle.pack import Wanted, pack, verify_bundle
+    from draftwise.deploying.weights_bundle import BundleOptions, pack, verify_bundle
 
     if request.verify:
         folder = Path(request.setup)
@@ -83,7 +83,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
     if request.out is None:
         refuse("Name the new folder with --out.")
     setup = Path(request.setup)
-    wanted = Wanted(
+    wanted = BundleOptions(
         image=request.image,
         modelcar=request.modelcar,
         claim=request.claim,

@@ -93,13 +93,13 @@ def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judgement]) -> 
         if "apiVersion" in text.text and (text.is_chosen or text.may_start_vllm):
             found = [each for each in _find_refused(text) if (each.where or "").rpartition(" ")[2] not in said]
             if found:
-                from draftwise.deploying.verify.manifests import report_of
+                from draftwise.deploying.verify.manifest_files import report_of
 
                 yield Judgement.of(report_of(*found), where=text.name, verdict="may not be taken whole")
 
 
 def _find_refused(text: SourceText) -> Iterator[Finding]:
-    from draftwise.deploying.validate import validate_text
+    from draftwise.deploying.api_server import validate_text
 
     with suppress(InvalidSetup):  # not YAML: whoever reads it says so
         for finding in validate_text(text.text, name=text.name):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from draftwise.core import Baseline, Device, Finding, InvalidSetup, Setup, Severity
 from draftwise.core.progress import Progress
-from draftwise.deploying import TARGETS, Evidence, Mode, Platform, make_order, read_layout
+from draftwise.deploying import TARGETS, Mode, Platform, RunEvidence, make_order, read_layout
 from draftwise.deploying import deploy as write_files
-from draftwise.deploying.files import Folder
+from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale
-from draftwise.deploying.proxies import ProxyKind, Wanted
+from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.verbs.access import Header, read_headers
@@ -138,7 +138,7 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
         setup, evidence = _read_run(run, request, version)
     else:
         setup = _with_gpu(find_sources(request).read(version).require_one(), request.gpu)
-        evidence = Evidence()
+        evidence = RunEvidence()
     if request.edit is not None:
         if request.to is not None or request.out is not None:
             refuse("--edit changes a file that is there; --to and --out write new ones.")
@@ -169,7 +169,7 @@ def _find_run(request: DeployRequest) -> Path | None:
     return Path(given[0])
 
 
-def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: Evidence) -> Folder:
+def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: RunEvidence) -> Folder:
     start_s = _find_start(request)
     order = make_order(setup, name=request.name, image=request.image, cold_start_s=start_s, evidence=evidence)
     platform = Platform(
@@ -184,7 +184,9 @@ def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: Eviden
     proxy = (
         None
         if request.proxy is None
-        else Wanted(kind=request.proxy, share=request.share, spec=request.spec_address, plain=request.plain_address)
+        else ProxyOptions(
+            kind=request.proxy, share=request.share, spec=request.spec_address, plain=request.plain_address
+        )
     )
     return write_files(
         replace(order, platform=platform, owner=request.owner),
@@ -199,11 +201,10 @@ def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -
     import asyncio
 
     from draftwise.backends.backend import ProbedPair
-    from draftwise.deploying.record import BASELINE
-    from draftwise.deploying.verify.server import verify_server
+    from draftwise.deploying.deployment_folder import BASELINE
+    from draftwise.deploying.verify.running_server import verify_server
     from draftwise.verbs.probing import ask_again, load_prompts
-    from draftwise.watching.fingerprint import take_answers
-    from draftwise.watching.recording import record_baseline
+    from draftwise.watching.fingerprint import record_baseline, take_answers
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
     repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
@@ -246,8 +247,8 @@ def _find_start(request: DeployRequest) -> float | None:
 
 
 def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None) -> EditedFile:
-    from draftwise.deploying.edit.edit import edit_as
-    from draftwise.deploying.files import replace_text
+    from draftwise.deploying.deployment_folder import replace_text
+    from draftwise.deploying.edit import edit_as
     from draftwise.setups.read import find_texts
 
     (source,) = find_texts(path)
@@ -261,11 +262,11 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
     )
 
 
-def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[Setup, Evidence]:
+def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[Setup, RunEvidence]:
     """Return the setup that a run adopted, with what it found."""
     from draftwise.deciding.comparison.latencies import trace_step_times
     from draftwise.deciding.conclusions import conclude_run
-    from draftwise.deploying.baseline import find_expected
+    from draftwise.deploying.observe.promise import find_expected
     from draftwise.reporting.sentences import describe_decision
     from draftwise.runs import RunDirectory
 
@@ -281,7 +282,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
     version, target = version or arm.setup.engine_version, request.target or arm.setup.target
     setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
-    evidence = Evidence(
+    evidence = RunEvidence(
         run=path.resolve().name,
         headline=describe_decision(decision),
         rollback=rules,

@@ -6,41 +6,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draftwise.core import Baseline, Window
-from draftwise.watching.diagnose import Asked, Expectation, diagnose
+from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.fingerprint import Fingerprint
-from draftwise.watching.look import PLAIN
-from draftwise.watching.misleading import find_misleading
-from draftwise.watching.watcher import UNREAD, Sight
-from draftwise.watching.yardstick import Yardstick
+from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
+from draftwise.watching.yardstick import Yardstick, find_misleading
 
 __all__ = ["add_diagnoses"]
 
 
 def add_diagnoses(
-    sight: Sight,
+    snapshot: Snapshot,
     baseline: Baseline | None,
-    asked: Asked | None,
+    asked: SideInfo | None,
     fingerprints: Sequence[Fingerprint] = (),
     earlier: Window | None = None,
-) -> Sight:
+) -> Snapshot:
     """Return what was seen with what is wrong: servers that cannot be read, diagnoses, then what would be misread.
 
     A server that is gone explains what happens to the others, and nothing that is read of these says so.
 
     Args:
-        sight: what was seen.
+        snapshot: what was seen.
         baseline: what the pools are held against.
         asked: what was given beside the counters.
         fingerprints: of the servers that were probed.
         earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
     """
-    pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
+    pools = {pool: snapshot.of(pool) for pool in snapshot.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
     seen = None if baseline is None else baseline.seen
-    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
-    found = diagnose(pools, expected, sight.of(PLAIN), replace(asked or Asked(), probe=probe))
+    expected = PoolExpectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
+    found = diagnose(pools, expected, snapshot.of(PLAIN), replace(asked or SideInfo(), probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = (note for whole in wholes for note in find_misleading(whole))
-    gone = [each for each in sight.findings if each.code == UNREAD]
-    rest = [each for each in sight.findings if each.code != UNREAD]
-    return replace(sight, findings=(*gone, *found, *rest, *notes))
+    gone = [each for each in snapshot.findings if each.code == UNREAD]
+    rest = [each for each in snapshot.findings if each.code != UNREAD]
+    return replace(snapshot, findings=(*gone, *found, *rest, *notes))

@@ -20,10 +20,10 @@ from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
-    from draftwise.guarding.loop import Guard, Tick
-    from draftwise.guarding.reading import ProbeReading
-    from draftwise.guarding.store import Store
-    from draftwise.watching.pages import HttpPage
+    from draftwise.guarding.guard_state import Store
+    from draftwise.guarding.service_guard import ServiceGuard, Tick
+    from draftwise.guarding.service_reading import ProbeReading
+    from draftwise.watching.watcher import HttpPage
 
 __all__ = ["GuardRequest", "GuardResult", "ReplicaRow", "guard"]
 
@@ -114,7 +114,7 @@ def guard(request: GuardRequest, progress: Progress) -> GuardResult:
     of traffic, shows that it pays again. Missing data, an alert that resolved and a restart are no reason. Every step
     is recorded with its evidence, and `undo` takes all of them back. Every look goes to `progress.update`.
     """
-    from draftwise.guarding.store import Store
+    from draftwise.guarding.guard_state import Store
 
     urls = (request.urls,) if isinstance(request.urls, str) else tuple(request.urls)
     store = Store(Path(request.state))
@@ -138,9 +138,9 @@ def guard(request: GuardRequest, progress: Progress) -> GuardResult:
 
 async def _read_history(store: Store, url: str, model: str | None, progress: Progress) -> None:
     """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
-    from draftwise.guarding.recorded import read_recorded
-    from draftwise.guarding.store import KEPT_DAYS
-    from draftwise.watching.prometheus_api import PrometheusApi
+    from draftwise.guarding.guard_state import KEPT_DAYS
+    from draftwise.guarding.recorded_history import read_recorded
+    from draftwise.watching.prometheus import PrometheusApi
 
     now_s, api = time.time(), PrometheusApi(url)
     try:
@@ -174,7 +174,7 @@ def _find_headers(request: GuardRequest) -> Mapping[str, Mapping[str, str]]:
 
 
 def _open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping[str, str]]) -> Sequence[HttpPage]:
-    from draftwise.watching.pages import open_pages
+    from draftwise.watching.watcher import open_pages
 
     pages = open_pages(pools, headers)
     names = [page.instance for page in pages]
@@ -191,11 +191,11 @@ def _make_guard(
     pages: Sequence[HttpPage],
     baseline: Baseline | None,
     headers: Mapping[str, str],
-) -> Guard:
+) -> ServiceGuard:
     from draftwise.guarding.executors import parse_executor
     from draftwise.guarding.lease import open_leases
-    from draftwise.guarding.loop import Guard, Means
-    from draftwise.guarding.reading import Rules
+    from draftwise.guarding.service_guard import Means, ServiceGuard
+    from draftwise.guarding.service_reading import Rules
     from draftwise.watching.yardstick import Yardstick
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in _POOLS)
@@ -211,12 +211,12 @@ def _make_guard(
     leases = open_leases(store.path, spec, every_s=request.every_s)
     probe = _make_probe(baseline, headers) if request.probe else None
     means = Means(executors=executors, leases=leases, probe=probe)
-    return Guard(spec, plain, rules=rules, store=store, means=means)
+    return ServiceGuard(spec, plain, rules=rules, store=store, means=means)
 
 
 def _make_probe(baseline: Baseline | None, headers: Mapping[str, str]) -> Callable[..., Awaitable[ProbeReading | None]]:
     """Return the function that asks a replica a few prompts."""
-    from draftwise.guarding.probing import read_probe, refuse_unless_comparable
+    from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable
     from draftwise.verbs.probing import ask, load_prompts
 
     known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
@@ -228,10 +228,10 @@ def _make_probe(baseline: Baseline | None, headers: Mapping[str, str]) -> Callab
 
 
 async def _run(
-    request: GuardRequest, made: Guard, pages: Sequence[HttpPage], baseline: Baseline | None, progress: Progress
+    request: GuardRequest, made: ServiceGuard, pages: Sequence[HttpPage], baseline: Baseline | None, progress: Progress
 ) -> GuardResult | None:
     """Look until the operator ends it, or until a decision could be made, and return what was found last."""
-    from draftwise.guarding.reading import MIN_WINDOWS
+    from draftwise.guarding.service_reading import MIN_WINDOWS
     from draftwise.verbs.diagnosing import add_diagnoses
     from draftwise.watching.watcher import Watcher
 
@@ -241,10 +241,10 @@ async def _run(
         )
     result, num_looks = None, 0
     with suppress(asyncio.CancelledError):
-        async with aclosing(Watcher(pages).sights(request.every_s)) as sights:
+        async with aclosing(Watcher(pages).snapshots(request.every_s)) as snapshots:
             try:
-                async for sight in sights:
-                    tick, num_looks = await made.tick(add_diagnoses(sight, baseline, None)), num_looks + 1
+                async for snapshot in snapshots:
+                    tick, num_looks = await made.tick(add_diagnoses(snapshot, baseline, None)), num_looks + 1
                     result = _describe(tick)
                     progress.update(result)
                     is_decided = num_looks * request.every_s >= made.hold_s and num_looks >= MIN_WINDOWS

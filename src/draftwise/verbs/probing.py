@@ -10,10 +10,9 @@ from pathlib import Path
 from draftwise.backends.backend import Probed
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 from draftwise.measure.probe import load_probe, probe
-from draftwise.watching.fingerprint import Fingerprint, judge_probe, take_answers
-from draftwise.watching.recording import FEWEST_DRAFTS, record_baseline
+from draftwise.watching.fingerprint import FEWEST_DRAFTS, Fingerprint, judge_probe, record_baseline, take_answers
 from draftwise.watching.watcher import unread
 from draftwise.workloads.loading import load_workloads
 

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop

@@ -11,8 +11,8 @@ from typing import ClassVar
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.deploying.files import prove
-from draftwise.deploying.rollback import Rollback, plan_rollback, run
+from draftwise.deploying.deployment_folder import prove
+from draftwise.deploying.rollback_plan import RollbackPlan, plan_rollback, run
 from draftwise.verbs.verb import Result, verb
 
 __all__ = ["RollbackRequest", "RollbackResult", "RollbackStep", "rollback"]
@@ -90,7 +90,7 @@ def _run(request: RollbackRequest, first: str, command: str, ran: list[str]) -> 
     return True
 
 
-def _describe(way: Rollback, ran: list[str], after: list[str]) -> RollbackResult:
+def _describe(way: RollbackPlan, ran: list[str], after: list[str]) -> RollbackResult:
     start = [("Start the twin", way.start), (way.commit, "")]
     start.insert(0 if way.moves_first else len(start), (way.move, ""))
     steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]

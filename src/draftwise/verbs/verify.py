@@ -11,7 +11,7 @@ from typing import ClassVar
 from draftwise.core import Baseline, InvalidSetup, Setup, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.deploying.verify.manifests import find_ordered, read_setup, report_of, verify_folder, verify_text
+from draftwise.deploying.verify.manifest_files import find_ordered, read_setup, report_of, verify_folder, verify_text
 from draftwise.plan.check import Report
 from draftwise.runs.documents import read_baseline
 from draftwise.setups.read import SourceText, find_texts, read_stdin
@@ -122,7 +122,7 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     import secrets
 
     from draftwise.backends.url import UrlBackend
-    from draftwise.deploying.verify.server import verify_server
+    from draftwise.deploying.verify.running_server import verify_server
     from draftwise.measure.probe import load_probe, probe
     from draftwise.watching.fingerprint import judge_probe
 
@@ -141,14 +141,14 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
 
 
 def _read_log(name: str | PathLike[str], setup: Setup) -> Judgement:
-    from draftwise.deploying.verify.log import verify_log
+    from draftwise.deploying.verify.running_server import verify_log
 
     text = _open(name)
     return _describe(text.name, report_of(*verify_log(text, setup), setup=setup), "started as it was ordered")
 
 
 def _read_objects(name: str | PathLike[str], setup: Setup) -> tuple[list[Judgement], list[tuple[str, str]]]:
-    from draftwise.deploying.verify.cluster import list_commands, read_objects, verify_object
+    from draftwise.deploying.verify.cluster_objects import list_commands, read_objects, verify_object
 
     text = _open(name)
     objects = read_objects(text)
@@ -170,7 +170,7 @@ def _open(source: str | PathLike[str]) -> SourceText:
 
 
 def _compare(sent: SourceText, returned: str | PathLike[str]) -> Report:
-    from draftwise.deploying.verify.returned import compare_returned
+    from draftwise.deploying.api_server import compare_returned
 
     try:
         return report_of(*compare_returned(sent, _open(returned)))

@@ -17,18 +17,17 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
-from draftwise.watching.look import PLAIN
-from draftwise.watching.rows import ExpectedRow, PoolRow, describe_expected, describe_pool
-from draftwise.watching.watcher import UNREAD, Sight
+from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
+from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick
 
 if TYPE_CHECKING:
-    from draftwise.watching.diagnose import Asked
+    from draftwise.watching.diagnose import SideInfo
     from draftwise.watching.fingerprint import Fingerprint
-    from draftwise.watching.rollout import Step
+    from draftwise.watching.rollout import SetupStep
     from draftwise.watching.watcher import Watching
 
-__all__ = ["PLAIN", "UNREAD", "Sight", "WatchRequest", "WatchResult", "Yardstick", "watch"]
+__all__ = ["PLAIN", "UNREAD", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
 
 _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _POOLS = ("spec", "plain")
@@ -89,7 +88,7 @@ class WatchResult(Result):
     """Questions that cannot be answered, a sentence each."""
     is_only: bool = field(metadata=HIDDEN)
     """Whether no other look was asked for."""
-    sight: Sight = field(metadata=HIDDEN)
+    snapshot: Snapshot = field(metadata=HIDDEN)
     yardstick: Yardstick = field(metadata=HIDDEN)
 
     @property
@@ -112,8 +111,8 @@ class _Service:
     baseline: Baseline | None
     once: bool
     record: Path | None
-    asked: Asked | None
-    step: Step | None
+    asked: SideInfo | None
+    step: SetupStep | None
     """From the setup before a roll-out to today's."""
     yardstick: Yardstick
     unanswered: tuple[str, ...]
@@ -132,7 +131,7 @@ def watch(request: WatchRequest, progress: Progress) -> WatchResult:
         progress.update(result)
         return result
     seen = asyncio.run(_watch(service, progress))
-    return seen if seen is not None else _describe(service, Sight(at_s=0.0, windows=(), recent=()))
+    return seen if seen is not None else _describe(service, Snapshot(at_s=0.0, windows=(), recent=()))
 
 
 def _read(request: WatchRequest) -> _Service:
@@ -177,18 +176,18 @@ def _read_baseline(path: Path) -> Baseline:
     return read_baseline(path)
 
 
-def _read_asked(request: WatchRequest, step: Step | None) -> Asked | None:
+def _read_asked(request: WatchRequest, step: SetupStep | None) -> SideInfo | None:
     """Return what files say of the service; reading a setup takes as long to import as all the rest."""
     if request.setup is None and request.start_log is None:
         return None
-    from draftwise.watching.configured import read_asked
+    from draftwise.watching.configured import read_side_info
 
     files = (None if each is None else Path(each) for each in (request.setup, request.start_log))
-    asked = read_asked(*files)
+    asked = read_side_info(*files)
     return asked if step is None else replace(asked, releases=step.releases)
 
 
-def _compare_setups(request: WatchRequest) -> Step | None:
+def _compare_setups(request: WatchRequest) -> SetupStep | None:
     if request.setup_before is None:
         return None
     if request.setup is None:
@@ -225,17 +224,17 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
         )
 
 
-def _see_log(of: _Service, name: str) -> Sight:
+def _see_log(of: _Service, name: str) -> Snapshot:
     from draftwise.verbs.diagnosing import add_diagnoses
     from draftwise.watching.log import see_log
 
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
-            sight = see_log(lines, name="stdin" if name == "-" else name)
+            snapshot = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         text = f"{name} cannot be read ({error})."
         raise UnreadableSource.because("unreadable-file", text, where=name) from None
-    return add_diagnoses(sight, of.baseline, of.asked)
+    return add_diagnoses(snapshot, of.baseline, of.asked)
 
 
 def _open(of: _Service) -> Watching:
@@ -244,8 +243,7 @@ def _open(of: _Service) -> Watching:
         from draftwise.watching.prometheus import PrometheusWatcher
 
         return PrometheusWatcher(of.request.prometheus, model=of.request.model, headers=of.headers["spec"])
-    from draftwise.watching.pages import open_pages
-    from draftwise.watching.watcher import Watcher
+    from draftwise.watching.watcher import Watcher, open_pages
 
     return Watcher(open_pages(of.urls, of.headers))
 
@@ -259,63 +257,65 @@ async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
     watching = _open(of)
     with suppress(asyncio.CancelledError):
         await watching.begin()
-        async with aclosing(watching.sights(of.request.interval_s)) as sights:
-            async for seen in sights:
-                result = _describe(of, await _judge_sight(of, watching, seen))
+        async with aclosing(watching.snapshots(of.request.interval_s)) as snapshots:
+            async for seen in snapshots:
+                result = _describe(of, await _judge_snapshot(of, watching, seen))
                 progress.update(result)
                 if of.once or progress.stop_requested:
                     break
     return result
 
 
-def _describe(of: _Service, sight: Sight) -> WatchResult:
+def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
     return WatchResult(
-        at_s=sight.at_s,
+        at_s=snapshot.at_s,
         expected=describe_expected(of.yardstick),
-        pools=tuple(describe_pool(sight.of(pool)) for pool in sight.pools),
-        findings=sight.findings,
+        pools=tuple(describe_pool(snapshot.of(pool)) for pool in snapshot.pools),
+        findings=snapshot.findings,
         unanswered=of.unanswered,
         is_only=of.once,
-        sight=sight,
+        snapshot=snapshot,
         yardstick=of.yardstick,
     )
 
 
-async def _judge_sight(of: _Service, watching: Watching, sight: Sight) -> Sight:
+async def _judge_snapshot(of: _Service, watching: Watching, snapshot: Snapshot) -> Snapshot:
     """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
     from draftwise.verbs.diagnosing import add_diagnoses
 
-    findings, fingerprints = await _ask(of, sight)
-    notes, earlier, sight = await _look_back(of, watching, sight)
-    whole = replace(sight, findings=(*sight.findings, *findings, *notes))
+    findings, fingerprints = await _ask(of, snapshot)
+    notes, earlier, snapshot = await _look_back(of, watching, snapshot)
+    whole = replace(snapshot, findings=(*snapshot.findings, *findings, *notes))
     return add_diagnoses(whole, of.baseline, of.asked, fingerprints, earlier)
 
 
 async def _look_back(
-    of: _Service, watching: Watching, sight: Sight
-) -> tuple[tuple[Finding, ...], Window | None, Sight]:
+    of: _Service, watching: Watching, snapshot: Snapshot
+) -> tuple[tuple[Finding, ...], Window | None, Snapshot]:
     """Return what changed with a roll-out, the window before it and what is seen since, where that is asked for."""
     about_step = () if of.step is None else of.step.findings
-    if of.request.since_rollout is None or sight.findings:
-        return about_step, None, sight
+    if of.request.since_rollout is None or snapshot.findings:
+        return about_step, None, snapshot
     from draftwise.watching.prometheus import PrometheusWatcher
     from draftwise.watching.rollout import parse_time, tell_rollout
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(of.request.since_rollout))
     if rollout is not None:
-        sight = await watching.look(since_s=rollout.ended_s)
-    before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
-    return (tell_rollout(rollout, before, after), *about_step), before, sight
+        snapshot = await watching.look(since_s=rollout.ended_s)
+    before, after = (
+        Window.pooled(each for each in side if each.pool != "plain") for side in (windows, snapshot.recent)
+    )
+    return (tell_rollout(rollout, before, after), *about_step), before, snapshot
 
 
-async def _ask(of: _Service, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
+async def _ask(of: _Service, snapshot: Snapshot) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
     """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
-    unread = {finding.where for finding in sight.findings}
+    unread = {finding.where for finding in snapshot.findings}
     if not (of.request.probe or of.record):
         return (), ()
     from draftwise.verbs.probing import load_prompts, probe_servers, record
-    from draftwise.watching.pages import name_server
+    from draftwise.watching.watcher import name_server
 
     urls = [url for url in map(name_server, of.urls["spec"]) if url not in unread]
     prompts, headers = load_prompts(of.request.workload), of.headers["spec"]
@@ -326,6 +326,6 @@ async def _ask(of: _Service, sight: Sight) -> tuple[tuple[Finding, ...], tuple[F
         findings = tuple(finding for finding, _ in judged)
         fingerprints = tuple(each for _, each in judged if each is not None)
     if of.record is not None and urls:
-        window = Window.pooled(sight.of("spec"))
+        window = Window.pooled(snapshot.of("spec"))
         findings += (await record(of.record, urls[0], prompts, window, of.baseline, headers),)
     return findings, fingerprints

@@ -1,4 +1,4 @@
-"""What is known of a service beside its counters: its setup as `check` judges it, and its start-up log."""
+"""Side information about a service: its setup as `check` judges it, and its start-up log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from draftwise.backends.vllm_log import StartupLog
 from draftwise.core import UnreadableSource
 from draftwise.plan.check import judge
-from draftwise.setups.read import Reading, read_setups
-from draftwise.watching.diagnose import Asked
+from draftwise.setups.read import SetupReading, read_setups
+from draftwise.watching.diagnose import SideInfo
 
-__all__ = ["read_asked"]
+__all__ = ["read_side_info"]
 
 
-def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
+def read_side_info(setup_file: Path | None, start_log: Path | None) -> SideInfo:
     """Return what files say of a service, for diagnoses that a config or a log settles.
 
     Args:
@@ -29,15 +29,15 @@ def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
     started.take((log or "").splitlines(), 0.0)
     largest = started.values.get("largest_graph") or None  # 0: it runs without graphs, at any batch
     if setup_file is None:
-        return Asked(log=log, largest_graph=largest)
+        return SideInfo(log=log, largest_graph=largest)
     readings = read_setups(setup_file)
     chosen = next((reading for reading in readings if reading.setup.spec is not None), readings[0])
     chosen = chosen if log is None else _settle(chosen, started)
     rulings = {finding.code: finding.message for finding in judge(chosen, nearest=True).findings}
-    return Asked(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
+    return SideInfo(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
 
 
-def _settle(reading: Reading, started: StartupLog) -> Reading:
+def _settle(reading: SetupReading, started: StartupLog) -> SetupReading:
     """Return a setup as its server started it: Model Runner V1 is fallen back to for reasons that no setup tells."""
     settled = {"engine_version": started.values.get("engine_version") or reading.setup.engine_version}
     if started.values.get("runner") == "V1":

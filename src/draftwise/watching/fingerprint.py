@@ -1,4 +1,4 @@
-"""The probe's fingerprint: in how many steps a server writes the answers to the same prompts, now and when it was good.
+"""The probe's fingerprint: in how many steps a server writes answers to the same prompts, and its record as a baseline.
 
 Greedy answers to fixed prompts take the same steps as long as engine and drafter are the same, whatever the traffic is.
 Rounding may depend on the batch, so that some prompts change without a cause: how many is measured by repeats.
@@ -14,19 +14,40 @@ from math import comb, exp, log, sqrt
 from statistics import fmean, stdev
 
 from draftwise.backends.backend import Probed
-from draftwise.core import Answer, Baseline, Finding, ProbeAnswer
+from draftwise.core import (
+    NO_PROBE,
+    Answer,
+    Baseline,
+    ClosedLoop,
+    Condition,
+    Expected,
+    Finding,
+    InvalidSetup,
+    ProbeAnswer,
+    Window,
+)
 from draftwise.core.grouping import group_by
 
-__all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers"]
+__all__ = [
+    "AS_SERVED",
+    "FEWEST_DRAFTS",
+    "Fingerprint",
+    "compare_probe",
+    "find_null",
+    "judge_probe",
+    "record_baseline",
+    "take_answers",
+]
 
 _SURE = 0.01
-"""Chance of so many changed prompts, or of so large a change, without a cause."""
+"""Probability that as many prompts change, or change as much, without a cause."""
 _LEAST_NULL = 0.05
 """Share of prompts that may change without a cause even if none did: of a few dozen, no change proves no less."""
 _SURE_ERRORS = 2.33
 """Standard errors of the same chance, one-sided."""
 _LEAST_CHANGE = log(0.95)
-"""Of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this limit."""
+"""Logarithm of a change of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this
+limit."""
 _FEWEST = 8
 """Comparable prompts under which nothing is decided."""
 _TOLERANCE = 0.02
@@ -38,7 +59,7 @@ class Fingerprint:
     """How the answers of a probe differ from the baseline's."""
 
     num_prompts: int
-    """That both were asked."""
+    """Prompts present in both probes."""
     num_comparable: int
     """Those whose text is one of the baseline's: only their steps can be compared."""
     num_changed: int
@@ -78,7 +99,7 @@ class Fingerprint:
         return self.change < _LEAST_CHANGE and self.change < -_SURE_ERRORS * self.error
 
     def _chance(self) -> float:
-        """Return how probable so many changed prompts are without a cause (binomial)."""
+        """Return the probability that as many prompts change without a cause (binomial)."""
         share, count = max(self.null, _LEAST_NULL), self.num_comparable
         few = (comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(self.num_changed))
         return 1.0 - sum(few)
@@ -139,7 +160,7 @@ def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
 
 
 def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
-    """Return what a probe says beside the baseline's, and the fingerprint that it rests on, where one can be taken.
+    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint.
 
     Args:
         probed: one server.
@@ -150,7 +171,7 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
     others = _count_others(probed)
     found = found and replace(found, alone=None if others is None else not others)
-    limits = " ".join(list_limits(probed, answers))
+    limits = " ".join(_list_limits(probed, answers))
     if found is None or found.differs is None:
         told = (
             "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
@@ -165,7 +186,7 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     return Finding.info("probe-same", text, where=where), found
 
 
-def list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
+def _list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
     """Yield what limits what a probe tells, a sentence each."""
     if not answers:
         yield (
@@ -231,3 +252,51 @@ def _resolve_null(null: float | None, baseline: Sequence[ProbeAnswer]) -> float:
     most = max(map(len, by_prompt.values()), default=0)
     found = find_null([[each[index] for each in by_prompt.values() if index < len(each)] for index in range(most)])
     return 1.0 if found is None else found
+
+
+AS_SERVED = "as served"
+"""Workload of what was seen in production."""
+_NO_RUN = "No run has measured this service: its break-even, its crossover and the times of its steps are not known."
+FEWEST_DRAFTS = 1000
+"""Minimum number of drafts whose rates are kept: two digits of them are right."""
+
+
+def record_baseline(
+    window: Window | None, repeats: Sequence[Sequence[ProbeAnswer]], known: Baseline | None = None
+) -> Baseline:
+    """Return a baseline of what was seen.
+
+    Args:
+        window: of the service; kept where it saw enough drafts, and as what to expect where nothing is known yet.
+        repeats: of the probe, each with the answers to all prompts.
+        known: a baseline to which the probe is added; what a run measured stays.
+
+    Raises:
+        InvalidSetup: the steps of the probe's answers cannot be counted.
+    """
+    if not all(repeats):
+        raise InvalidSetup.because(
+            "probe-undecided",
+            "The probe's steps cannot be counted on this server, so that no later probe could be compared.",
+            where="--record-baseline",
+            fix="Start it with --stream-interval 1, or from vLLM 0.29 on with --per-request-spec-decode-metrics.",
+        )
+    expected = _expect(window)
+    base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
+    answers = tuple(answer for each in repeats for answer in each)
+    missing = tuple(each for each in base.missing if each != NO_PROBE)
+    seen = None if window is None or expected is None else replace(window, instance="")
+    return replace(base, probe=answers, probe_null=find_null(repeats), missing=missing, seen=seen or base.seen)
+
+
+def _expect(window: Window | None) -> Expected | None:
+    if window is None or window.counters.spec.num_drafts < FEWEST_DRAFTS:
+        return None
+    load = ClosedLoop(concurrency=max(1, round(window.batch or 1)))
+    return Expected(workload=AS_SERVED, condition=Condition(load=load), counters=window.counters)
+
+
+def _list_missing(expected: Expected | None) -> Iterator[str]:
+    yield _NO_RUN
+    if expected is None:
+        yield f"Fewer than {FEWEST_DRAFTS} drafts were seen: what to expect of the traffic is not known."

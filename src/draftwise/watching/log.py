@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
-from draftwise.knowledge.stats_log import read_stats_log
-from draftwise.watching.watcher import RECENT_S, Recent, Sight
+from draftwise.knowledge.log_lines import read_stats_log
+from draftwise.watching.watcher import RECENT_S, Recent, Snapshot
 
 __all__ = ["read_log", "see_log"]
 
@@ -27,12 +27,12 @@ class _Entry:
     engine: str
     at_s: float
     since_s: float | None
-    """Since the engine's line before, by the times of both; None for the first one."""
+    """Seconds since the engine's line before, by the times of both; None for the first one."""
     readings: dict[str, str] = field(default_factory=dict)
     is_about_drafts: bool = False
 
 
-def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Sight:
+def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Snapshot:
     """Return what the last minutes of a log say.
 
     Args:
@@ -45,10 +45,10 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         recent.add([window])
         last = window
     if last is None:
-        return Sight(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
-    return Sight(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
+    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

@@ -2,21 +2,87 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import groupby, pairwise
+from typing import Any
+from urllib.parse import quote, urlencode
 
+from draftwise.backends.address import check_url
+from draftwise.backends.backend import BrokenStream
+from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
-from draftwise.watching.look import Look, grow, read_page
-from draftwise.watching.prometheus_api import PrometheusApi, Series
 from draftwise.watching.rollout import RollOut, find_rollout
-from draftwise.watching.watcher import RECENT_S, Sight, tick_every, unread
+from draftwise.watching.watcher import RECENT_S, Look, Snapshot, grow, read_page, tick_every, unread
 
-__all__ = ["PrometheusWatcher"]
+__all__ = ["PrometheusApi", "PrometheusWatcher", "Series"]
+
+_TIMEOUT_S = 30.0
+"""A query over five minutes takes milliseconds, unless the server is drowned."""
+Series = Mapping[str, Any]
+"""A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
+
+
+class PrometheusApi:
+    """A connection to a Prometheus.
+
+    Args:
+        url: with the prefix of its path.
+        headers: sent with every request.
+
+    Raises:
+        InvalidSetup: the URL is not an http(s) URL.
+    """
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        check_url(url, where="--prometheus")
+        self.url = url.rstrip("/")
+        tls = ssl.create_default_context() if url.startswith("https:") else None
+        self._wire = Wire(self.url, headers=headers, now=time.perf_counter, tls=tls)
+
+    async def query(self, query: str, *, at_s: float | None = None) -> list[Series]:
+        """Return the series that a query gives now, or as it was at another time (seconds since the epoch).
+
+        Raises:
+            BackendError: Prometheus does not answer, or refuses the query.
+        """
+        return await self._ask("query", query=query, **({} if at_s is None else {"time": f"{at_s:.3f}"}))
+
+    async def query_range(self, query: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Return what a query gives at every step of a stretch of time, 11,000 steps at the most.
+
+        Raises:
+            BackendError: Prometheus does not answer, or refuses the query.
+        """
+        return await self._ask("query_range", query=query, start=start_s, end=end_s, step=step_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+    async def _ask(self, endpoint: str, **given: object) -> list[Series]:
+        path = f"/api/v1/{endpoint}?{urlencode(given, quote_via=quote)}"
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                answer = await self._wire.get(path)
+        except TimeoutError:
+            raise BackendError(f"{self.url} does not answer within {_TIMEOUT_S:g} s.") from None
+        except BrokenStream as error:
+            raise BackendError(f"{self.url} does not answer ({error}).") from None
+        try:
+            body = json.loads(b"".join(data for _, data in answer.received))
+            if body["status"] != "success":
+                raise BackendError(f"{self.url} refuses the query: {body.get('error', 'no reason is given')}.")
+            found: list[Series] = body["data"]["result"]
+        except (ValueError, LookupError, TypeError):
+            raise BackendError(f"{self.url} answers {answer.status}, and not as Prometheus' API does.") from None
+        return found
 
 
 class PrometheusWatcher:
@@ -48,7 +114,7 @@ class PrometheusWatcher:
     async def begin(self) -> None:
         """Do nothing: what came before was recorded."""
 
-    async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+    async def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
         """Yield what was recorded, at once and then at every interval."""
         try:
             async for _ in tick_every(interval_s):
@@ -56,7 +122,7 @@ class PrometheusWatcher:
         finally:
             self._api.close()
 
-    async def look(self, *, since_s: float | None = None) -> Sight:
+    async def look(self, *, since_s: float | None = None) -> Snapshot:
         """Return what was recorded in the last minutes.
 
         Args:
@@ -67,9 +133,9 @@ class PrometheusWatcher:
             series = await self._api.query(f"{_select(self._model)}[{span_s:.0f}s]")
             looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
         except BackendError as error:
-            return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
+            return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
         pairs = [list(_chain(each)) for each in looks]
-        return Sight(
+        return Snapshot(
             at_s=self._now(),
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
@@ -107,7 +173,7 @@ def _of_one_model(series: Sequence[Series], url: str) -> Sequence[Series]:
     """Return the series, which are of one model.
 
     Raises:
-        BackendError: there are none, or they are of several.
+        BackendError: there are no series, or they are of several models.
     """
     models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if not series:

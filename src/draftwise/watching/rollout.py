@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Window
-from draftwise.plan.upgrade import compare_releases
-from draftwise.setups.read import Reading, read_setups
+from draftwise.plan.release_changes import compare_releases
+from draftwise.setups.read import SetupReading, read_setups
 
-__all__ = ["LAST", "RollOut", "Step", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
+__all__ = ["LAST", "RollOut", "SetupStep", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
 
 LAST = "last"
 """Says: when the newest server was started."""
@@ -30,13 +30,13 @@ class RollOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SetupStep:
     """From one setup to another."""
 
     findings: tuple[Finding, ...]
     """What `upgrade` says of it."""
     releases: tuple[str, str] | None
-    """Of vLLM, before and after, where these differ and nothing else does."""
+    """Releases of vLLM before and after, if they differ and nothing else does."""
 
 
 def parse_time(text: str) -> float | None:
@@ -95,7 +95,7 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
     return Finding.info("rolled-out", text, where="roll-out")
 
 
-def compare_setups(before_file: Path, after_file: Path) -> Step:
+def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
     """Return what `upgrade` says of the step from one setup to another, each with its own release.
 
     Raises:
@@ -111,10 +111,10 @@ def compare_setups(before_file: Path, after_file: Path) -> Step:
     releases = upgrade.before.version, upgrade.after.version
     as_new = replace(before.setup, engine_version=after.setup.engine_version)
     is_alone = as_new == after.setup and releases[0] != releases[1]
-    return Step(findings=tuple(findings), releases=releases if is_alone else None)
+    return SetupStep(findings=tuple(findings), releases=releases if is_alone else None)
 
 
-def _read(path: Path) -> Reading:
+def _read(path: Path) -> SetupReading:
     readings = read_setups(path)
     return next((reading for reading in readings if reading.setup.spec is not None), readings[0])
 

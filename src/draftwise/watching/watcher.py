@@ -1,45 +1,286 @@
-"""Watches servers: looks at all of them at intervals, and keeps of each engine its recent past, in bounded memory."""
+"""Watches servers: reads their counters at intervals, and keeps the recent past of each engine in bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Protocol
 
-from draftwise.core import BackendError, Finding, Window
-from draftwise.watching.look import Look, grow
-from draftwise.watching.pages import Page, read_all
+from draftwise.backends.address import check_url
+from draftwise.backends.backend import BrokenStream
+from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
+from draftwise.backends.wire import Wire
+from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window
 
-__all__ = ["RECENT_S", "UNREAD", "Recent", "Sight", "Watcher", "Watching", "tick_every", "unread"]
+__all__ = [
+    "PLAIN",
+    "RECENT_S",
+    "UNREAD",
+    "CountersPage",
+    "HttpPage",
+    "Look",
+    "Recent",
+    "Snapshot",
+    "Watcher",
+    "Watching",
+    "grow",
+    "name_server",
+    "open_pages",
+    "read_all",
+    "read_page",
+    "tick_every",
+    "unread",
+]
+
+PLAIN = "plain"
+"""The pool whose servers do not speculate, as the operator says."""
+_START_TOLERANCE_S = 1.0
+"""Tolerance between two start times of one process: gateways and exporters round them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One server's page of counters."""
+
+    pool: str
+    instance: str
+    at_s: float
+    """When it was read, in seconds since the epoch."""
+    clock_s: float
+    """The same on a clock that is never set, in seconds: for durations."""
+    engines: tuple[EngineReading, ...]
+    server: str | None
+    """Engine whose metrics these are, such as vLLM; None where no sample of the page is known."""
+    started_s: float | None
+    """When the process started, in seconds since the epoch; None where the page does not tell."""
+
+
+def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float) -> Look:
+    """Return what a page of counters says."""
+    return Look(
+        pool=pool,
+        instance=instance,
+        at_s=at_s,
+        clock_s=clock_s,
+        engines=parse_engines(text),
+        server=find_engine(text),
+        started_s=parse_start(text),
+    )
+
+
+def grow(before: Look, after: Look) -> Iterator[Window]:
+    """Yield the window of each engine between two looks at one server.
+
+    An engine that began anew in between has grown since that start only. One that was not there before has no window
+    yet, and one that is gone has none any more.
+    """
+    known = {engine.engine: engine for engine in before.engines}
+    for engine in after.engines:
+        if (earlier := known.get(engine.engine)) is not None:
+            yield _compare(before, after, earlier, engine)
+
+
+def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading) -> Window:
+    counters, sums = later.counters - earlier.counters, later.sums - earlier.sums
+    restarted = _is_new_start(before, after) or _has_fallen(counters, sums)
+    awake = (earlier.sleeping, later.sleeping)
+    return Window(
+        pool=after.pool,
+        instance=after.instance,
+        engine=later.engine,
+        start_s=before.at_s,
+        duration_s=after.clock_s - before.clock_s,
+        counters=later.counters if restarted else counters,
+        load=_average(earlier.load, later.load),
+        sums=later.sums if restarted else sums,
+        counts_drafts=later.counts_drafts,
+        tells_acceptance=(
+            later.counts_drafts is not None or later.counters.spec.num_accepted_tokens > 0 or after.pool == PLAIN
+        ),
+        restarted=restarted,
+        sleeping=None if awake == (None, None) else any(awake),
+        adapters=frozenset(name for name, seen_s in later.adapters.items() if seen_s >= before.at_s),
+        uptime_s=None if after.started_s is None else after.at_s - after.started_s,
+        cache_dtype=later.cache_dtype,
+    )
+
+
+def _is_new_start(before: Look, after: Look) -> bool:
+    starts = (before.started_s, after.started_s)
+    return None not in starts and abs(starts[1] - starts[0]) > _START_TOLERANCE_S  # type: ignore[operator]
+
+
+def _has_fallen(counters: Counters, sums: Sums) -> bool:
+    """Return whether a counter went down, which it does at a new start only."""
+    spec: SpecStats = counters.spec
+    counts = (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens, *spec.accepted_per_pos)
+    others = (counters.generation_tokens, counters.prefix_queries, counters.prefix_hits)
+    totals = (getattr(sums, each.name) for each in fields(Sums))
+    return any(count is not None and count < 0 for count in (*counts, *others, *totals))
+
+
+def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
+    """Return the mean of both ends; of one end where the other does not tell."""
+
+    def each(x: float | None, y: float | None) -> float | None:
+        return (x + y) / 2 if x is not None and y is not None else x if y is None else y
+
+    return ServerLoad(
+        running=each(a.running, b.running), waiting=each(a.waiting, b.waiting), kv_usage=each(a.kv_usage, b.kv_usage)
+    )
+
+
+_METRICS = "/metrics"
+_TIMEOUT_S = 5.0
+"""Timeout of a whole page: a server that takes longer tells nothing about now."""
+
+
+class CountersPage(Protocol):
+    """Where one server's counters are read."""
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool that the server belongs to."""
+
+    @property
+    def instance(self) -> str:
+        """What the server is called."""
+
+    async def look(self) -> Look:
+        """Return what the page says now.
+
+        Raises:
+            BackendError: it cannot be read, or is of no known server.
+        """
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+class HttpPage:
+    """A server's /metrics.
+
+    Args:
+        pool: of the server.
+        url: the server's, with or without `/v1`; or of the page itself, which ends in `/metrics`.
+        headers: sent with every request.
+        tls: for https.
+        timeout_s: for the whole page.
+
+    Raises:
+        InvalidSetup: the URL is not an http(s) URL.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        check_url(url, where="URL")
+        self.pool = pool
+        self.instance = name_server(url)
+        self._timeout_s = timeout_s
+        self._wire = Wire(self.instance, headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s)
+
+    async def look(self) -> Look:
+        """Return what the page says now.
+
+        Raises:
+            BackendError: it does not answer in time, or with something else than the counters of a known server.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._wire.get(_METRICS)
+        except TimeoutError:
+            raise BackendError(f"{self.instance} does not show its counters within {self._timeout_s:g} s.") from None
+        except BrokenStream as error:
+            raise BackendError(f"{self.instance} does not answer ({error}).") from None
+        if not 200 <= answer.status < 300:
+            raise BackendError(f"{self.instance}{_METRICS} answers {answer.status}{_explain(answer.status)}.")
+        text = b"".join(data for _, data in answer.received).decode(errors="replace")
+        at_s = time.time() - (time.perf_counter() - answer.finished)
+        look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
+        if look.server is None:
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a server that is known.")
+        return look
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+
+def name_server(url: str) -> str:
+    """Return the URL of the server behind any of its URLs, by which findings name it."""
+    return url.partition("?")[0].rstrip("/").removesuffix(_METRICS).removesuffix("/v1")
+
+
+def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping[str, str]]) -> list[HttpPage]:
+    """Return the page of every server.
+
+    Args:
+        pools: URLs by pool.
+        headers: sent to the servers of a pool.
+
+    Raises:
+        InvalidSetup: a URL is not an http(s) URL.
+    """
+    any_tls = any(url.startswith("https:") for urls in pools.values() for url in urls)
+    tls = ssl.create_default_context() if any_tls else None
+    return [HttpPage(pool, url, headers=headers.get(pool), tls=tls) for pool, urls in pools.items() for url in urls]
+
+
+async def read_all(pages: Sequence[CountersPage]) -> list[Look | BackendError]:
+    """Return what each page says now, or why it says nothing: all are read at once."""
+
+    async def read(page: CountersPage) -> Look | BackendError:
+        try:
+            return await page.look()
+        except BackendError as error:
+            return error
+
+    return await asyncio.gather(*map(read, pages))
+
+
+def _explain(status: int) -> str:
+    """Return what a status says of the request, as a clause."""
+    if status in (401, 403):
+        return ": it wants a key or a header (--api-key-env, --header)"
+    return ": give the page that Prometheus scrapes" if status == 404 else ""
+
 
 UNREAD = "server-unread"
 """Code of a server that cannot be read."""
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
 _CHUNKS = 10
-"""In which the recent past is kept, whatever the interval is."""
+"""Number of windows that the recent past is kept in, whatever the interval is."""
 
 _Engine = tuple[str, str, str]
 """Pool, instance and engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Snapshot:
     """What was seen at one time."""
 
     at_s: float
     """Seconds since the epoch."""
     windows: tuple[Window, ...]
-    """Of each engine, since the look before."""
+    """Window of each engine since the look before."""
     recent: tuple[Window, ...]
-    """Of each engine, over the last minutes."""
+    """Window of each engine over the last minutes."""
     findings: tuple[Finding, ...] = ()
-    """Of servers that cannot be read."""
+    """Findings about servers that cannot be read."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -55,9 +296,9 @@ class Watching(Protocol):
     """Whatever tells again and again what a service does."""
 
     async def begin(self) -> None:
-        """Take what the first sight is held against: intervals count from then on."""
+        """Take what the first snapshot is held against: intervals count from then on."""
 
-    def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+    def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
         """Yield what is seen at every interval, for as long as somebody asks."""
 
 
@@ -106,7 +347,7 @@ class Watcher:
     """
 
     def __init__(
-        self, pages: Sequence[Page], *, span_s: float = RECENT_S, now: Callable[[], float] = time.time
+        self, pages: Sequence[CountersPage], *, span_s: float = RECENT_S, now: Callable[[], float] = time.time
     ) -> None:
         self._pages, self._now = pages, now
         self._last: dict[tuple[str, str], Look] = {}
@@ -118,7 +359,7 @@ class Watcher:
         self._began_s = asyncio.get_running_loop().time()
         await self.look()
 
-    async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+    async def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
         """Yield what is seen at every interval: first one interval after the beginning, as a window needs two looks."""
         try:
             if self._began_s is None:
@@ -129,7 +370,7 @@ class Watcher:
         finally:
             self.close()
 
-    async def look(self) -> Sight:
+    async def look(self) -> Snapshot:
         """Look at all servers now; the first look has no windows."""
         answers = await read_all(self._pages)
         looks = [answer for answer in answers if isinstance(answer, Look)]
@@ -139,7 +380,7 @@ class Watcher:
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
         faults = (unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError))
-        return Sight(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
+        return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
     def close(self) -> None:
         """Close all connections."""

@@ -1,4 +1,4 @@
-"""What a service is held against: the numbers of its baseline that its windows are to meet."""
+"""What a service is held against: its baseline; and which of its counters say something else than they seem to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,42 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from draftwise.core import Baseline, RollbackBasis, Window
+from draftwise.core import Baseline, Finding, RollbackBasis, Window
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
-__all__ = ["Yardstick"]
+__all__ = ["Yardstick", "find_misleading"]
+
+_MUCH = 0.1
+"""Share of the tokens, or of the steps, from which a ratio says something else than it seems to."""
+_FEW_DRAFTS = 200
+"""Minimum number of drafts; with fewer, a share of the steps is an accident."""
+
+
+def find_misleading(window: Window) -> Iterator[Finding]:
+    """Yield notes on ratios of a pool that would be misread."""
+    first, tokens = window.sums.first_tokens, window.output_tokens
+    if first and tokens and first >= _MUCH * tokens and window.tokens_per_decode_step and window.tokens_per_step:
+        yield _note(
+            "first-tokens-count",
+            f"Of {tokens} tokens {first:.0f} are the first of an answer, which prefill emits: tokens per step are "
+            f"{window.tokens_per_step:.2f} with them, and {window.tokens_per_decode_step:.2f} in decoding.",
+            window,
+            "Hold it against a break-even that was measured with answers as short.",
+        )
+    drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
+    decoding = None if steps is None else steps - (first or 0)
+    if decoding and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoding:
+        yield _note(
+            "drafts-on-some-steps",
+            f"Only {drafts / decoding:.0%} of the steps have a draft: acceptance length {window.acceptance_length:.2f} "
+            f"is of these, and all steps give {window.tokens_per_step:.2f} tokens.",
+            window,
+            "Judge by tokens per step; acceptance length and rate leave out the steps without a draft.",
+        )
+
+
+def _note(code: str, message: str, window: Window, fix: str) -> Finding:
+    return Finding.info(code, message, where=window.pool, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +78,7 @@ class Yardstick:
         return points[-1][0] if points else None
 
     def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
-        """Return how long a step took in the run with so many running requests, between its points by a straight line.
+        """Return how long a step took in the run under a number of running requests, interpolated linearly.
 
         Args:
             batch: of one engine; fewer than the run had cost as much as its fewest.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import Setup, SpecConfig
-from draftwise.deploying.bundle.pack import Wanted, pack
+from draftwise.deploying.weights_bundle import BundleOptions, pack
 
 pytestmark = pytest.mark.engine
 MODELS = Path(__file__).parents[3] / "bundle"
@@ -45,7 +45,7 @@ def test_a_bundle_serves_without_a_network(tmp_path: Path) -> None:
         pytest.skip("unshare --net is not allowed here")
     spec = SpecConfig(method="eagle3", model=str(MODELS / "eagle3"), num_speculative_tokens=3)
     setup = Setup(target=str(MODELS / "target"), engine="vllm", engine_version="0.26.0", spec=spec)
-    pack(setup, {}, tmp_path / "out", Wanted(), told=lambda count: None)
+    pack(setup, {}, tmp_path / "out", BundleOptions(), told=lambda count: None)
     env = dict(line.split("=", 1) for line in (tmp_path / "out" / "env").read_text().splitlines())
     words = ["unshare", "--net", "env", *(f"{name}={value}" for name, value in env.items())]
     client = [sys.executable, "-c", CLIENT, str(tmp_path / "out")]

@@ -16,9 +16,8 @@ from jsonschema import Draft7Validator
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Setup, SpecConfig, StorageError
 from draftwise.deploying import deploy, make_order, read_layout
-from draftwise.deploying.bundle.artefacts import find_artefacts, list_checkpoints
-from draftwise.deploying.bundle.pack import Wanted, pack
 from draftwise.deploying.order import Platform
+from draftwise.deploying.weights_bundle import BundleOptions, list_checkpoints, locate_checkpoints, pack
 from draftwise.knowledge.methods import methods_where
 
 MODELS = Path(__file__).parents[3] / "bundle"
@@ -40,9 +39,9 @@ def checkpoints(tmp_path: Path) -> Setup:
 
 
 def write(
-    setup: Setup, out: Path, wanted: Wanted | None = None, told: Callable[[int], None] = lambda count: None
+    setup: Setup, out: Path, wanted: BundleOptions | None = None, told: Callable[[int], None] = lambda count: None
 ) -> Any:
-    return pack(setup, {}, out, wanted or Wanted(), told=told)
+    return pack(setup, {}, out, wanted or BundleOptions(), told=told)
 
 
 def run(*words: str | Path) -> Result:
@@ -212,9 +211,9 @@ def test_hidden_files_stay_behind(checkpoints: Setup, tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup, match=f"hf download {HUB}"):
-        find_artefacts(make_setup(HUB, HEAD), {})
+        locate_checkpoints(make_setup(HUB, HEAD), {})
     with pytest.raises(InvalidSetup, match="does not load gpt2"):
-        find_artefacts(make_setup(HUB, HEAD), {"gpt2": tmp_path})
+        locate_checkpoints(make_setup(HUB, HEAD), {"gpt2": tmp_path})
 
 
 @pytest.mark.parametrize("layout", ["storage-uris", "pvc:models", "mixed:models", "modelcar:registry.local/llama:1"])
@@ -239,7 +238,7 @@ def test_what_the_other_place_lacks_is_said(checkpoints: Setup, tmp_path: Path) 
     assert {"wheel-missing", "image-not-pinned"} <= codes
     wheel = tmp_path / "arctic_inference-0.1.1-cp312-none-any.whl"
     wheel.write_bytes(b"wheel")
-    wanted = Wanted(image="vllm/vllm-openai@sha256:" + 64 * "1", wheels=[wheel])
+    wanted = BundleOptions(image="vllm/vllm-openai@sha256:" + 64 * "1", wheels=[wheel])
     assert {"wheel-missing", "image-not-pinned"}.isdisjoint(
         finding.code for finding in write(setup, tmp_path / "again", wanted)
     )
@@ -251,14 +250,14 @@ def test_what_the_other_place_lacks_is_said(checkpoints: Setup, tmp_path: Path) 
     [("https://hub.example.org", "HF_ENDPOINT=https://hub.example.org"), ("modelscope", "VLLM_USE_MODELSCOPE=True")],
 )
 def test_a_mirror_stands_for_the_hub(checkpoints: Setup, tmp_path: Path, mirror: str, line: str) -> None:
-    write(checkpoints, tmp_path / "out", Wanted(mirror=mirror))
+    write(checkpoints, tmp_path / "out", BundleOptions(mirror=mirror))
     assert line in (tmp_path / "out" / "env").read_text().splitlines()
 
 
 @pytest.mark.parametrize("mirror", ["https://user:word@hub.example.org", "hub.example.org"])
 def test_no_secret_is_written(checkpoints: Setup, tmp_path: Path, mirror: str) -> None:
     with pytest.raises(InvalidSetup, match="may hold no user or password"):
-        write(checkpoints, tmp_path / "out", Wanted(mirror=mirror))
+        write(checkpoints, tmp_path / "out", BundleOptions(mirror=mirror))
     assert not (tmp_path / "out").exists()
 
 

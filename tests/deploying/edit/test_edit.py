@@ -17,7 +17,7 @@ from tests.support.combinations import tries
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.deploying import TARGETS, deploy
-from draftwise.deploying.edit.edit import edit
+from draftwise.deploying.edit import edit
 from draftwise.setups.read import SourceText, read_setups
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

@@ -21,7 +21,7 @@ from tests.support.production import PLAIN, SPEC, Server
 
 from draftwise.core import Window
 from draftwise.knowledge.findings import all_findings, get_finding
-from draftwise.watching.diagnose import Asked, diagnose
+from draftwise.watching.diagnose import SideInfo, diagnose
 from draftwise.watching.diagnose.diagnose import RULES
 from draftwise.watching.fingerprint import Fingerprint
 
@@ -55,7 +55,7 @@ def judge(options: tuple[str, ...], windows: list[Window], plain: Window, probe:
     expected = expect(
         earlier=HEALTHY if "earlier" in options else None, baseline=make_baseline() if "baseline" in options else None
     )
-    asked = Asked(
+    asked = SideInfo(
         spec=ASKED_SPEC if "spec" in options else None,
         probe=probe if "probe" in options else None,
         releases=("0.26.0", "0.33.0") if "releases" in options else None,

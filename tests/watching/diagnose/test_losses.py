@@ -12,10 +12,8 @@ from tests.support.made_windows import ASKED_SPEC, EXPECTED, HEALTHY, expect, ma
 from tests.support.production import SPEC
 
 from draftwise.core import ServerLoad
-from draftwise.watching.diagnose import Asked, diagnose
-from draftwise.watching.diagnose.case import Case
-from draftwise.watching.diagnose.losses import find_losses, find_request_loss
-from draftwise.watching.diagnose.noise import is_less, relative_error
+from draftwise.watching.diagnose import SideInfo, diagnose
+from draftwise.watching.diagnose.pool_case import PoolCase, find_losses, find_request_loss, is_less, relative_error
 
 
 @given(
@@ -30,7 +28,7 @@ def test_the_parts_add_up_to_the_time_per_token(
 ) -> None:
     server = replace(SPEC, step_s=step_s, running=running, positions=(first, first**2, first**3), coverage=coverage)
     expected = expect(earlier=HEALTHY if has_earlier else None, baseline=make_baseline())
-    case = Case(windows=(make_window(server),), expected=expected)
+    case = PoolCase(windows=(make_window(server),), expected=expected)
     losses = find_losses(case)
     assert case.good is not None
     then_step, then_tokens = expected.yardstick.step_s(case.good.batch), case.good.tokens_per_step
@@ -45,10 +43,10 @@ def test_the_parts_add_up_to_the_time_per_token(
 
 
 def test_what_is_not_known_is_none() -> None:
-    losses = find_losses(Case(windows=(HEALTHY,)))
+    losses = find_losses(PoolCase(windows=(HEALTHY,)))
     assert (losses.machine, losses.load, losses.acceptance) == (None, None, None)
     no_gauges = replace(HEALTHY, load=ServerLoad())
-    assert find_losses(Case(windows=(no_gauges,), expected=EXPECTED)).machine is None
+    assert find_losses(PoolCase(windows=(no_gauges,), expected=EXPECTED)).machine is None
     assert find_request_loss(HEALTHY, None) is None
 
 
@@ -74,7 +72,7 @@ ZERO = make_window(replace(SPEC, positions=(0.0,) * 3))
 
 def test_a_log_confirms_what_counters_leave_open() -> None:
     line = "WARNING Async scheduling is disabled because the V1 model runner does not support it with ngram."
-    (first, *rest) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=Asked(log=f"INFO start\n{line}\n"))
+    (first, *rest) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=SideInfo(log=f"INFO start\n{line}\n"))
     assert (first.code, first.evidence[0]) == ("async-off", line)
     assert [(each.code, each.follows_from) for each in rest if each.code == "step-cost-up"] == [
         ("step-cost-up", "async-off")
@@ -82,11 +80,11 @@ def test_a_log_confirms_what_counters_leave_open() -> None:
 
 
 def test_a_check_of_the_setup_confirms_or_rules_out() -> None:
-    gated = Asked(spec=ASKED_SPEC, rulings={"context-gate": "One long request stops drafting for its whole batch."})
+    gated = SideInfo(spec=ASKED_SPEC, rulings={"context-gate": "One long request stops drafting for its whole batch."})
     (first, *_) = diagnose({"spec": [ZERO]}, EXPECTED, asked=gated)
     assert first.code == "context-gated"
     assert first.evidence[0].startswith("One long request")
-    (first, *_) = diagnose({"spec": [ZERO]}, EXPECTED, asked=Asked(spec=ASKED_SPEC, rulings={}))
+    (first, *_) = diagnose({"spec": [ZERO]}, EXPECTED, asked=SideInfo(spec=ASKED_SPEC, rulings={}))
     assert first.code == "zero-acceptance"
     assert "context-gated" not in first.candidates
     (first, *_) = diagnose({"spec": [ZERO]}, EXPECTED)
@@ -95,7 +93,7 @@ def test_a_check_of_the_setup_confirms_or_rules_out() -> None:
 
 
 def test_how_far_graphs_reach_does_not_say_that_a_batch_is_beyond() -> None:
-    said = Asked(spec=ASKED_SPEC, rulings={"cudagraph-reach": "CUDA graphs reach 512 tokens a step."})
+    said = SideInfo(spec=ASKED_SPEC, rulings={"cudagraph-reach": "CUDA graphs reach 512 tokens a step."})
     (first, *_) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=said)
     assert first.code == "step-cost-up"
 
@@ -105,21 +103,21 @@ def test_the_largest_graph_of_a_start_says_whether_a_batch_is_beyond() -> None:
     tokens = SLOWER.batch * 4  # k = 3
     cliff = {"cudagraph-cliff": "With more requests than that a step runs without a graph."}
     for rulings in ({}, cliff):
-        beyond = Asked(spec=ASKED_SPEC, rulings=rulings, log="", largest_graph=tokens - 1)
+        beyond = SideInfo(spec=ASKED_SPEC, rulings=rulings, log="", largest_graph=tokens - 1)
         (first, *rest) = diagnose({"spec": [SLOWER]}, EXPECTED, asked=beyond)
         assert first.code == "beyond-graphs"
         assert first.evidence[0].endswith(f"has {tokens:.0f} tokens, and the largest graph {tokens - 1:.0f}")
         assert ("step-cost-up", "beyond-graphs") in {(each.code, each.follows_from) for each in rest}
         within = replace(beyond, largest_graph=tokens)
         assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=within)[0].code == "step-cost-up"
-    unknown = Asked(spec=ASKED_SPEC, rulings=cliff)
+    unknown = SideInfo(spec=ASKED_SPEC, rulings=cliff)
     assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=unknown)[0].code == "beyond-graphs"
     holes = replace(beyond, largest_graph=tokens, rulings={"graph-holes": "2 batch sizes find no full graph."})
     assert diagnose({"spec": [SLOWER]}, EXPECTED, asked=holes)[0].code == "beyond-graphs"
 
 
 def test_what_costs_most_comes_first_and_what_follows_from_it_last() -> None:
-    found = diagnose({"spec": [replace(ZERO, restarted=True)]}, EXPECTED, [], Asked(spec=ASKED_SPEC))
+    found = diagnose({"spec": [replace(ZERO, restarted=True)]}, EXPECTED, [], SideInfo(spec=ASKED_SPEC))
     explained = [bool(each.follows_from) for each in found]
     assert explained == sorted(explained)
     losses = [each.loss or 0.0 for each in found if not each.follows_from]

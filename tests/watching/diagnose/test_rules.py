@@ -9,15 +9,15 @@ from tests.support.made_windows import ASKED_SPEC, EXPECTED, HEALTHY, PLAIN_WIND
 from tests.support.production import FAULTS, PLAIN, SPEC, Fault, Server
 
 from draftwise.core import Diagnosis, ServerLoad, SpecConfig, Window
-from draftwise.watching.diagnose import Asked, diagnose
+from draftwise.watching.diagnose import SideInfo, diagnose
 
 SAME = make_fingerprint(1)
 DIFFERS = make_fingerprint(44, change=-0.3)
 ALONE = replace(DIFFERS, alone=True)
-ASKED = Asked(spec=ASKED_SPEC, probe=SAME)
+ASKED = SideInfo(spec=ASKED_SPEC, probe=SAME)
 
 
-def judge(*windows: Window, asked: Asked = ASKED, plain: Window | None = PLAIN_WINDOW) -> list[Diagnosis]:
+def judge(*windows: Window, asked: SideInfo = ASKED, plain: Window | None = PLAIN_WINDOW) -> list[Diagnosis]:
     """Return what is found, with every reading at hand unless told otherwise."""
     return list(diagnose({"spec": windows}, EXPECTED, [plain] if plain else [], asked))
 
@@ -116,7 +116,7 @@ def test_nothing_accepted_is_the_drafter_or_a_long_sequence_once_a_reading_says_
 ) -> None:
     for first in (0.0, 0.009):  # padding was accepted as often beside a long sequence on vLLM 0.32
         zero = change(positions=(first, 0.0, 0.0))
-        assert name(judge(zero, asked=Asked(spec=ASKED_SPEC, **known))) == [code]  # type: ignore[arg-type]
+        assert name(judge(zero, asked=SideInfo(spec=ASKED_SPEC, **known))) == [code]  # type: ignore[arg-type]
 
 
 def test_a_long_sequence_now_and_then_leaves_later_positions_as_they_were() -> None:
@@ -160,7 +160,7 @@ def test_a_schedule_that_stops_drafting_is_no_fault() -> None:
     spec = SpecConfig(
         method="eagle3", num_speculative_tokens=3, options={"num_speculative_tokens_per_batch_size": rows}
     )
-    asked = Asked(spec=spec, rulings={}, probe=SAME)
+    asked = SideInfo(spec=spec, rulings={}, probe=SAME)
     assert name(judge(change(coverage=0.0), asked=asked)) == ["schedule-zero"]
     assert "schedule-ignored" not in name(judge(change(running=3.0), asked=asked))
     rows[1][2] = 1
@@ -184,10 +184,10 @@ def test_the_same_counters_lose_or_gain_by_the_break_even_of_the_run() -> None:
 
 def test_without_a_baseline_the_methods_band_is_a_note_and_with_one_it_is_not_said() -> None:
     window = change(positions=(0.4, 0.16, 0.06))
-    (found,) = [each for each in diagnose({"spec": [window]}, asked=Asked(spec=ASKED_SPEC)) if not each.follows_from]
+    (found,) = [each for each in diagnose({"spec": [window]}, asked=SideInfo(spec=ASKED_SPEC)) if not each.follows_from]
     assert (found.code, found.severity) == ("acceptance-low", "info")
     assert "acceptance-low" not in name(judge(window))
-    probed = Asked(spec=ASKED_SPEC, probe=DIFFERS)  # it needs no window of the good time
+    probed = SideInfo(spec=ASKED_SPEC, probe=DIFFERS)  # it needs no window of the good time
     assert name(list(diagnose({"spec": [window]}, asked=probed))) == ["drafter-changed"]
 
 
@@ -195,3 +195,16 @@ def test_without_a_baseline_the_methods_band_is_a_note_and_with_one_it_is_not_sa
 def test_little_traffic_is_said_to_be_little(spec: Server) -> None:
     window = make_window(replace(spec, positions=(0.0,) * 3), seconds=60.0)
     assert set(name(judge(window))) <= {"no-traffic", "zero-acceptance"}
+
+
+def test_the_evidence_names_the_position_of_each_rate() -> None:
+    """Positions count from 0, as the label of vLLM's counter does."""
+    dead = change(positions=(0.6, 0.3, 0.02))
+    (last,) = [each for each in judge(dead) if each.code == "tail-dead"]
+    assert last.evidence == (f"accepted at position 2 {dead.rate_per_pos[2]:.3g}",)
+    fallen = change(positions=(0.5, 0.1, 0.06))
+    (fell,) = [each for each in judge(fallen) if each.code == "tail-fell"]
+    rates = enumerate(zip(fallen.conditional_rate_per_pos, HEALTHY.conditional_rate_per_pos, strict=True))
+    assert fell.evidence == tuple(
+        f"conditional at position {index} {now:.3g}, expected {then:.3g}" for index, (now, then) in rates
+    )

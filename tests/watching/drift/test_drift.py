@@ -11,10 +11,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.support.combinations import tries
 
-from draftwise.watching.drift import LEARN_DAYS, ROW_S, Drift, DriftModel, Rows, WindowRow, fit_model
-from draftwise.watching.drift.cusum import Form, run
-from draftwise.watching.drift.rows import MIN_DRAFTS, ROWS_PER_DAY
-from draftwise.watching.drift.season import Noise, Season, cross_fit
+from draftwise.watching.drift import (
+    LEARN_DAYS,
+    MIN_DRAFTS,
+    ROW_S,
+    ROWS_PER_DAY,
+    Drift,
+    DriftModel,
+    DriftRow,
+    DriftSum,
+    Noise,
+    RowArrays,
+    Season,
+    cross_fit,
+    fit_model,
+    run,
+)
 
 LEARNED = LEARN_DAYS * ROWS_PER_DAY
 
@@ -32,8 +44,8 @@ def model(service):
 
 
 def rows(drafts, accepted, *, begin_s=1_767_571_200, usable=True):
-    return Rows.of([
-        WindowRow(began_s=begin_s + i * ROW_S, drafts=d, accepted=a, usable=usable)
+    return RowArrays.of([
+        DriftRow(began_s=begin_s + i * ROW_S, drafts=d, accepted=a, usable=usable)
         for i, (d, a) in enumerate(zip(drafts, accepted, strict=True))
     ])  # fmt: skip
 
@@ -68,7 +80,7 @@ def test_fewer_than_21_days_teach_nothing(service):
 def test_days_without_traffic_do_not_count(service):
     base = service.rows[0.0]
     idle = np.isin(base.days, np.unique(base.days)[:5])
-    quiet = Rows(base.began_s, np.where(idle, 0, base.drafts), base.accepted, base.usable)
+    quiet = RowArrays(base.began_s, np.where(idle, 0, base.drafts), base.accepted, base.usable)
     assert fit_model(quiet[: LEARNED + 2 * ROWS_PER_DAY]) is None
     assert fit_model(quiet) is not None
 
@@ -111,7 +123,7 @@ def test_row_by_row_is_all_at_once(service, model):
 def test_gaps_restarts_and_idle_hours_leave_the_sums_where_they_are(model, given):
     """The trap: a sum that goes on over gaps explodes."""
     usable, drafts = given.get("usable", True), given["drafts"]
-    since = Drift(sums={Form.LIKELIHOOD: 3.0, Form.SLACK: 0.2})
+    since = Drift(sums={DriftSum.LIKELIHOOD: 3.0, DriftSum.SLACK: 0.2})
     assert model.follow(rows([drafts] * 300, [0] * 300, usable=usable), since) == since
     assert model.follow(rows([], []), since) == since
 
@@ -121,7 +133,7 @@ def test_one_odd_row_is_no_alarm(service, model):
     base = service.rows[0.0][LEARNED : LEARNED + 50]
     accepted = base.accepted.copy()
     accepted[20] = 0
-    assert model.follow(Rows(base.began_s, base.drafts, accepted, base.usable)).alarm_s is None
+    assert model.follow(RowArrays(base.began_s, base.drafts, accepted, base.usable)).alarm_s is None
 
 
 def test_no_row_explains_itself(service):

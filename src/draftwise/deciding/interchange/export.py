@@ -18,7 +18,7 @@ import numpy as np
 
 from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing
 from draftwise.core.grouping import group_by
-from draftwise.machine.files import write_whole
+from draftwise.machine.whole_files import write_whole
 
 __all__ = ["FORMATS", "export_run"]
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from draftwise.deploying.deployment_folder import SETUP
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import Promise
-from draftwise.deploying.order import Order
-from draftwise.deploying.record import SETUP
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.templating import fill_part
 from draftwise.setups.write import write_json
 
 __all__ = [
-    "Window",
+    "AnalysisWindow",
     "find_window",
     "make_analysis",
     "make_canary_metric",
@@ -28,124 +29,76 @@ _LEAST_S, _MOST_S = 300, 3600
 """Twenty scrapes at least, and an answer within a working day."""
 _DEFAULT_S = 600
 _NOT_SLOWER = 1.02
-"""Seconds per token beside the plain pool's, from which it is damage."""
-_COUNT = 12
-_SETUP_FOLDER = "/setup"
+"""Seconds per token over the plain pool's, from which speculation does damage."""
+_TEMPLATE = "observe.yaml"
+_SIDES = {"canary": "spec", "stable": "plain"}
+"""Arguments of the analysis: the pool of either side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Over what a reading is taken, so that its noise does not decide."""
+class AnalysisWindow:
+    """The stretch that one reading covers, long enough that its noise does not decide."""
 
     seconds: int
     requests: int
-    """Fewer of them are no answer."""
+    """Minimum number of requests that make an answer."""
 
 
-def find_window(promise: Promise) -> Window:
+def find_window(promise: Promise) -> AnalysisWindow:
     """Return the window in which three deviations of the noise fit between what was measured and the break-even."""
     margin = 1 - promise.break_even / promise.measured
     requests = ceil((_SPREAD / margin) ** 2)
     wanted = _DEFAULT_S if promise.rate_per_s is None else requests / promise.rate_per_s
-    return Window(seconds=60 * ceil(min(max(wanted, _LEAST_S), _MOST_S) / 60), requests=requests)
+    return AnalysisWindow(seconds=60 * ceil(min(max(wanted, _LEAST_S), _MOST_S) / 60), requests=requests)
 
 
-def make_analysis(order: Order, naming: Naming, promise: Promise) -> dict[str, Any]:
+def make_analysis(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
     """Return the AnalysisTemplate: failure under the break-even, success from the wanted gain, else inconclusive."""
-    window = find_window(promise)
-    canary, stable = ('pool="{{args.canary}}"',), ('pool="{{args.stable}}"',)
-    least = promise.worthwhile
-    metrics = {
-        "tokens-per-step": (
-            _query_tokens_per_step(naming, window, canary),
-            f"result[0] >= {least:.4g}",
-            f"result[0] < {promise.break_even:.4g}",
-        ),
-        "seconds-per-token-beside-stable": (
-            f"{_query_seconds_per_token(naming, window, canary)} / {_query_seconds_per_token(naming, window, stable)}",
-            f"result[0] <= {promise.break_even / least:.4g}",
-            f"result[0] > {_NOT_SLOWER}",
-        ),
-    }
-    args = {"canary": "spec", "stable": "plain", "prometheus": PROMETHEUS}
+    window, least = find_window(promise), promise.worthwhile
+    canary, stable = (_query_seconds_per_token(naming, window, f'pool="{{{{args.{side}}}}}"') for side in _SIDES)
+    metrics = [
+        {
+            "metric_name": "tokens-per-step",
+            "query": _query_tokens_per_step(naming, window, 'pool="{{args.canary}}"'),
+            "success": f">= {least:.4g}",
+            "failure": f"< {promise.break_even:.4g}",
+        },
+        {
+            "metric_name": "seconds-per-token-beside-stable",
+            "query": f"{canary} / {stable}",
+            "success": f"<= {promise.break_even / least:.4g}",
+            "failure": f"> {_NOT_SLOWER}",
+        },
+    ]
+    args = {**_SIDES, "prometheus": PROMETHEUS}
+    times = {"window_s": window.seconds, "delay_s": order.startup_s + window.seconds}
+    found = [_fill("analysis_metric", order, **each, **times) for each in metrics]
     if order.platform.verifier:
         args |= {"canary-url": f"http://{order.service}", "stable-url": f"http://{order.service}-plain"}
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "AnalysisTemplate",
-        "metadata": {"name": order.service, "annotations": dict(order.annotations)},
-        "spec": {
-            "args": [{"name": name, "value": value} for name, value in args.items()],
-            "metrics": [
-                *(_make_metric(name, order, window, *rest) for name, rest in metrics.items()),
-                *([_make_job(order)] if order.platform.verifier else []),
-            ],
-        },
-    }
+        job = _fill("analysis_job", order, verifier=order.platform.verifier, setup_file=f"/setup/{SETUP}")
+        found.append(job)
+    pairs = [{"name": name, "value": value} for name, value in args.items()]
+    return _fill("analysis", order, analysis_args=pairs, metrics=found)
 
 
-def make_setup_map(order: Order) -> dict[str, Any]:
+def make_setup_map(order: ServiceOrder) -> dict[str, Any]:
     """Return the ConfigMap with the setup, for the job that verifies a canary."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": f"{order.service}-setup"},
-        "data": {SETUP: write_json(order.setup)},
-    }
+    return _fill("setup_map", order, setup=write_json(order.setup))
 
 
-def _make_job(order: Order) -> dict[str, Any]:
-    """Return the metric that runs `draftwise verify` on the canary once: its exit code decides."""
-    command = ["draftwise", "verify", "{{args.canary-url}}", "--against", "{{args.stable-url}}"]
-    container = {
-        "name": "verify",
-        "image": order.platform.verifier,
-        "command": [*command, "--setup", f"{_SETUP_FOLDER}/{SETUP}"],
-        "volumeMounts": [{"name": "setup", "mountPath": _SETUP_FOLDER, "readOnly": True}],
-    }
-    volume = {"name": "setup", "configMap": {"name": f"{order.service}-setup"}}
-    pod = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
-    return {
-        "name": "verified",
-        "initialDelay": f"{order.startup_s}s",
-        "count": 1,
-        "failureLimit": 0,
-        "provider": {"job": {"spec": {"backoffLimit": 0, "template": {"spec": pod}}}},
-    }
-
-
-def _make_metric(name: str, order: Order, window: Window, query: str, success: str, failure: str) -> dict[str, Any]:
-    # Without traffic there is an empty vector or NaN: neither is a success, and neither a failure.
-    answered = "len(result) > 0 && !isNaN(result[0])"
-    return {
-        "name": name,
-        "initialDelay": f"{order.startup_s + window.seconds}s",
-        "interval": f"{window.seconds}s",
-        "count": _COUNT,
-        "failureLimit": 2,
-        "inconclusiveLimit": 4,
-        "consecutiveErrorLimit": 4,
-        "successCondition": f"{answered} && {success}",
-        "failureCondition": f"{answered} && {failure}",
-        "provider": {"prometheus": {"address": "{{args.prometheus}}", "query": query}},
-    }
-
-
-def make_metric_template(order: Order, naming: Naming, promise: Promise) -> dict[str, Any]:
+def make_metric_template(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
     """Return the MetricTemplate of Flagger; its threshold stands in a Canary (`make_canary_metric`)."""
     pods = ('namespace="{{ namespace }}"', 'pod=~"{{ target }}-[0-9a-zA-Z]+(-[0-9a-zA-Z]+)"')
-    return {
-        "apiVersion": "flagger.app/v1beta1",
-        "kind": "MetricTemplate",
-        "metadata": {"name": f"{order.service}-tokens-per-step", "annotations": dict(order.annotations)},
-        "spec": {
-            "provider": {"type": "prometheus", "address": PROMETHEUS},
-            "query": _query_tokens_per_step(naming, find_window(promise), pods),
-        },
-    }
+    query = _query_tokens_per_step(naming, find_window(promise), *pods)
+    return _fill("metric_template", order, prometheus=PROMETHEUS, query=query)
 
 
-def make_canary_metric(order: Order, promise: Promise) -> dict[str, Any]:
+def _fill(part: str, order: ServiceOrder, **values: object) -> dict[str, Any]:
+    filled: dict[str, Any] = fill_part(part, order, values, of=_TEMPLATE)
+    return filled
+
+
+def make_canary_metric(order: ServiceOrder, promise: Promise) -> dict[str, Any]:
     """Return the item of a Canary's `analysis.metrics` that fails under the break-even."""
     name = f"{order.service}-tokens-per-step"
     return {
@@ -156,7 +109,7 @@ def make_canary_metric(order: Order, promise: Promise) -> dict[str, Any]:
     }
 
 
-def _query_tokens_per_step(naming: Naming, window: Window, matchers: tuple[str, ...]) -> str:
+def _query_tokens_per_step(naming: Naming, window: AnalysisWindow, *matchers: str) -> str:
     def grown(sample: str) -> str:
         return f"sum(increase({sample}[{window.seconds}s]))"
 
@@ -165,7 +118,7 @@ def _query_tokens_per_step(naming: Naming, window: Window, matchers: tuple[str, 
     return naming.write(f"{generated} / ({generated} - {accepted} > 0) and {finished} >= {window.requests}", *matchers)
 
 
-def _query_seconds_per_token(naming: Naming, window: Window, matchers: tuple[str, ...]) -> str:
+def _query_seconds_per_token(naming: Naming, window: AnalysisWindow, *matchers: str) -> str:
     def grown(sample: str) -> str:
         return f"sum(increase(vllm:{sample}[{window.seconds}s]))"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.knowledge.vllm import Release, get_release
 
 __all__ = ["PROMETHEUS", "VLLM", "Naming", "name_for"]
@@ -37,7 +37,7 @@ class Naming:
     prefix: str = VLLM
 
     def find_missing(self, expression: str) -> str:
-        """Return the first sample of an expression that the release does not export; empty where there is none."""
+        """Return the first sample of an expression that the release does not export; empty for none."""
         exported = set(self._list_samples())
         names = (name for origin, name, _ in _SERIES.findall(expression) if origin == VLLM)
         return next((name for name in names if name not in exported), "")
@@ -57,7 +57,7 @@ class Naming:
             yield from (name.removeprefix(VLLM) + suffix for suffix in _SUFFIXES[row["kind"]])
 
 
-def name_for(order: Order, prefix: str) -> Naming:
+def name_for(order: ServiceOrder, prefix: str) -> Naming:
     """Return how the metrics of an order's server are named.
 
     Raises:

@@ -1,10 +1,14 @@
-"""The files that watch a service."""
+"""The files that watch a service: rules, what is scraped, notifications, a dashboard, the analysis of a canary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
 
+from draftwise.deploying.observe.alert_rules import RuleSet, make_rules
 from draftwise.deploying.observe.analysis import (
     find_window,
     make_analysis,
@@ -12,18 +16,19 @@ from draftwise.deploying.observe.analysis import (
     make_metric_template,
     make_setup_map,
 )
-from draftwise.deploying.observe.dashboard import make_dashboard
-from draftwise.deploying.observe.monitor import make_pod_monitor, make_scrape_config
 from draftwise.deploying.observe.naming import VLLM, Naming, name_for
 from draftwise.deploying.observe.promise import Promise, find_promise
-from draftwise.deploying.observe.routes import make_routes
-from draftwise.deploying.observe.rules import RuleSet, make_rules
-from draftwise.deploying.order import Order
-from draftwise.deploying.templating import dump_yaml
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.templating import dump_yaml, fill_part, read_template
 
 __all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
 
+_TEMPLATE, _DASHBOARD = "observe.yaml", "dashboard.yaml"
 ANALYSIS, FLAGGER = "observe/analysis.yaml", "observe/flagger.yaml"
+
+_GRAFANA_SCHEMA = 42
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
 
 _UNVERIFIED = "The analysis of a canary does not run `draftwise verify`: no image that holds it was named (--verifier)."
 _UNJUDGED = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
@@ -45,7 +50,7 @@ class Observation:
         return {name: about for name, (about, _) in self.files.items()}
 
 
-def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
+def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
     """Return what watches a service.
 
     Args:
@@ -61,9 +66,9 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | N
         **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
             "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
-            _ROUTES + dump_yaml(make_routes(naming)),
+            _ROUTES + _write("alertmanager", order, model_matcher=f"model_name={json.dumps(naming.model)}"),
         ),
-        "dashboard.json": ("a dashboard for Grafana: does it pay?", make_dashboard(order, naming)),
+        "dashboard.json": ("a dashboard for Grafana: does it pay?", _make_dashboard(order, naming)),
     }
     missing = [f"The alert {name} is not written: {why}." for name, why in rules.missing.items()]
     promise = find_promise(order)
@@ -80,7 +85,7 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | N
     )
 
 
-def _list_commands(order: Order, *, in_cluster: bool) -> Mapping[str, str]:
+def _list_commands(order: ServiceOrder, *, in_cluster: bool) -> Mapping[str, str]:
     if not in_cluster:
         does = "Watch it: the rules go under Prometheus' rule_files, what it scrapes under its scrape_configs"
         return {does: "promtool check rules observe/rules.yaml"}
@@ -103,25 +108,30 @@ _SCRAPE = """\
 """
 
 
-def _watch_hosts(order: Order) -> dict[str, tuple[str, str]]:
-    scrape = make_scrape_config((order, order.without_speculation()))
-    return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + dump_yaml(scrape))}
+def _write(part: str, order: ServiceOrder, **values: object) -> str:
+    return dump_yaml(fill_part(part, order, values, of=_TEMPLATE))
 
 
-def _watch_cluster(order: Order, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
-    prometheus_rule = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {"name": f"{order.service}-speculation", "labels": {"app.kubernetes.io/name": order.service}},
-        "spec": {"groups": list(rules.groups)},
-    }
+def _watch_hosts(order: ServiceOrder) -> dict[str, tuple[str, str]]:
+    sides = (order, order.without_speculation())
+    targets = [{"targets": [f"{each.name}:{each.port}"], "labels": {"pool": each.pool}} for each in sides]
+    return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + _write("scrape", order, targets=targets))}
+
+
+def _watch_cluster(order: ServiceOrder, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
     return {
-        "prometheusrule.yaml": ("the same rules for the Prometheus operator", dump_yaml(prometheus_rule)),
-        "podmonitor.yaml": ("what the Prometheus operator scrapes", dump_yaml(make_pod_monitor(order, port))),
+        "prometheusrule.yaml": (
+            "the same rules for the Prometheus operator",
+            _write("prometheus_rule", order, groups=list(rules.groups)),
+        ),
+        "podmonitor.yaml": (
+            "what the Prometheus operator scrapes",
+            _write("pod_monitor", order, metrics_port=str(port)),
+        ),
     }
 
 
-def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, tuple[str, str]]:
+def _judge_canary(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, tuple[str, str]]:
     item = dump_yaml([make_canary_metric(order, promise)])
     use = "".join(f"# {line}\n" for line in ["In the Canary, under spec.analysis.metrics:", *item.splitlines()])
     fails = f"fails under {promise.break_even:.3g} tokens per step"
@@ -138,3 +148,63 @@ def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, t
             use + dump_yaml(make_metric_template(order, naming, promise)),
         ),
     }
+
+
+def _make_dashboard(order: ServiceOrder, naming: Naming) -> str:
+    """Return the dashboard as JSON, to be imported or provisioned."""
+    title = f"{order.service}: does speculation pay?"
+    dashboard = {
+        "uid": sha256(title.encode()).hexdigest()[:16],
+        "title": title,
+        "description": order.evidence.headline,
+        "tags": ["draftwise", "vllm"],
+        "schemaVersion": _GRAFANA_SCHEMA,
+        "editable": True,
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "1m",
+        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}]},
+        "annotations": {"list": list(_annotate(naming))},
+        "links": [{"title": "vLLM", "type": "dashboards", "tags": ["vllm"], "asDropdown": True, "icon": "", "url": "",
+                   "tooltip": "", "includeVars": False, "keepTime": True, "targetBlank": False}],
+        "panels": list(_lay_out(naming)),
+    }  # fmt: skip
+    return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"
+
+
+def _lay_out(naming: Naming) -> Iterator[dict[str, Any]]:
+    """Yield rows and panels with their places, three panels in a row."""
+    number = top = 0
+    for row, panels in read_template(_DASHBOARD)[0].items():
+        number += 1
+        place = {"x": 0, "y": top, "w": _COLUMNS, "h": 1}
+        yield {"id": number, "type": "row", "title": row, "gridPos": place, "collapsed": False, "panels": []}
+        top += 1
+        for index, panel in enumerate(panels):
+            number += 1
+            left, down = index * _WIDTH % _COLUMNS, index * _WIDTH // _COLUMNS * _HEIGHT
+            place = {"x": left, "y": top + down, "w": _WIDTH, "h": _HEIGHT}
+            yield {"id": number, "gridPos": place, **_draw(panel, naming)}
+        top += _HEIGHT * -(-len(panels) * _WIDTH // _COLUMNS)
+
+
+def _draw(panel: Mapping[str, Any], naming: Naming) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": naming.write(query), "legendFormat": legend}
+        for index, (legend, query) in enumerate(panel["queries"].items())
+    ]
+    return {
+        "type": "timeseries",
+        "title": panel["title"],
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": {"unit": panel["unit"]}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}},
+        "targets": targets,
+    }
+
+
+def _annotate(naming: Naming) -> Iterator[dict[str, Any]]:
+    """Yield the events that are drawn over all panels."""
+    alerts = f'ALERTS{{alertstate="firing",rule!="",model_name={json.dumps(naming.model)}}}'
+    restarts = "changes(process_start_time_seconds[5m]) > 0 and on (job, instance) vllm:num_requests_running"
+    for name, expression, colour in (("Alerts", alerts, "red"), ("Restarts", naming.write(restarts), "blue")):
+        yield {"name": name, "datasource": _SOURCE, "enable": True, "iconColor": colour, "expr": expression}

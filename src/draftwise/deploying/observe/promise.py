@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
-from draftwise.core import Rollback, RollbackBasis
-from draftwise.deploying.order import Order
+from draftwise.core import NO_PROBE, Baseline, Expected, Rollback, RollbackBasis
+from draftwise.deploying.order import RunEvidence, ServiceOrder
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+
+if TYPE_CHECKING:
+    from draftwise.core import Decision
 
 __all__ = [
     "Promise",
     "find_configured_k",
     "find_crossover",
+    "find_expected",
     "find_expected_coverage",
     "find_promise",
-    "find_strictest",
+    "make_baseline",
 ]
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -27,7 +33,7 @@ class Promise:
     """Tokens per step, where their break-even is the highest of all that the run adopted."""
 
     break_even: float
-    """Under it, the measured gain is gone."""
+    """Tokens per step below which the measured gain is gone."""
     measured: float
     """What the run measured there."""
     wanted_gain: float
@@ -41,9 +47,9 @@ class Promise:
         return self.break_even * (1 + self.wanted_gain)
 
 
-def find_promise(order: Order) -> Promise | None:
+def find_promise(order: ServiceOrder) -> Promise | None:
     """Return what the run promised; None where none adopted the setup by its counters."""
-    strictest = find_strictest(order.evidence.rollback)
+    strictest = _find_strictest(order.evidence.rollback)
     if strictest is None or strictest.measured is None:
         return None
     place = strictest.condition.place
@@ -55,20 +61,20 @@ def find_promise(order: Order) -> Promise | None:
     )
 
 
-def find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
-    """Return the rule with the highest break-even of tokens per step; None where there is none."""
+def _find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
+    """Return the rule with the highest break-even of tokens per step; None without such a rule."""
     found = (rule for rule in rules if (rule.basis, rule.metric) == (RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
     return max(found, key=lambda rule: rule.value, default=None)
 
 
-def find_crossover(order: Order) -> float | None:
+def find_crossover(order: ServiceOrder) -> float | None:
     """Return the requests in flight on a server beyond which it does not pay, the fewest of all workloads."""
     in_flight = LOAD_SIGNALS["concurrency"].name
     ends = [rule.value for rule in _rules(order, RollbackBasis.BAND_END) if rule.metric == in_flight]
     return min(ends, default=None)
 
 
-def find_expected_coverage(order: Order) -> float | None:
+def find_expected_coverage(order: ServiceOrder) -> float | None:
     """Return the share of the run's steps that had a draft; None where it did not count, or a schedule leaves some."""
     expected, spec = order.evidence.expected, order.setup.spec
     if expected is None or spec is None or _SCHEDULE in spec.options:
@@ -76,7 +82,7 @@ def find_expected_coverage(order: Order) -> float | None:
     return expected.counters.coverage
 
 
-def find_configured_k(order: Order) -> int | None:
+def find_configured_k(order: ServiceOrder) -> int | None:
     """Return the tokens of every draft; None where the setup lets them vary, or the method drafts what it finds."""
     spec = order.setup.spec
     method = None if spec is None else find_method(spec.method)
@@ -85,5 +91,49 @@ def find_configured_k(order: Order) -> int | None:
     return spec.num_speculative_tokens
 
 
-def _rules(order: Order, basis: RollbackBasis) -> list[Rollback]:
+def _rules(order: ServiceOrder, basis: RollbackBasis) -> list[Rollback]:
     return [rule for rule in order.evidence.rollback if rule.basis is basis]
+
+
+def find_expected(decision: Decision, arm: str) -> Expected | None:
+    """Return what was counted of an arm where its break-even is the highest; None where nothing was counted.
+
+    An arm that was not adopted has no break-even: then it is what was counted under its last, heaviest condition.
+    """
+    cells = [each for each in decision.comparisons if each.candidate == arm and each.counters.generation_tokens]
+    strictest = _find_strictest(rule for rule in decision.rollback if rule.arm == arm)
+    if strictest is not None:
+        cells = [each for each in cells if (each.workload, each.condition) == (strictest.workload, strictest.condition)]
+    if not cells:
+        return None
+    return Expected(workload=cells[-1].workload, condition=cells[-1].condition, counters=cells[-1].counters)
+
+
+def make_baseline(evidence: RunEvidence, setup: str) -> Baseline:
+    """Return the baseline of a deployment.
+
+    Args:
+        evidence: what was measured of it.
+        setup: the text of its setup.json.
+    """
+    return Baseline(
+        setup_sha256=sha256(setup.encode()).hexdigest(),
+        run=evidence.run,
+        arm=evidence.arm,
+        plain_arm=evidence.plain_arm,
+        expected=evidence.expected,
+        curve_ms=evidence.curve_ms,
+        rollback=evidence.rollback,
+        missing=tuple(_list_missing(evidence)),
+    )
+
+
+def _list_missing(evidence: RunEvidence) -> Iterator[str]:
+    if evidence.expected is None:
+        yield "What its counters are expected to say: no run counted it for this model, release and GPU."
+    if not evidence.curve_ms:
+        yield "How long a step takes: no run had it under a fixed number of streams, for this model, release and GPU."
+    if not evidence.rollback:
+        yield "When to go back: no run adopted it for this model, release and GPU."
+    yield NO_PROBE
+    yield "What each hour of the week expects: that takes three weeks of its own traffic."

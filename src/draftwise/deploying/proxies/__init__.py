@@ -1,6 +1,6 @@
 """Proxies in front of both twins: what the speculative pool must not get, a canary's share, draining, a way out.
 
-Routing by load is none of it: with the same servers, two equal pools were better than a split at every load
+They do not route by load: with the same servers, two equal pools were better than a split at every load
 (docs/deploying.md has the numbers).
 """
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.deploying.proxies.pools import Front, ProxyKind, Wanted
+    from draftwise.deploying.proxies.pool_policy import Front, ProxyKind, ProxyOptions
     from draftwise.deploying.proxies.proxy import PROXIES, put_in_front
 
-__all__ = ["PROXIES", "Front", "ProxyKind", "Wanted", "put_in_front"]
+__all__ = ["PROXIES", "Front", "ProxyKind", "ProxyOptions", "put_in_front"]
 
-_MODULES = {"pools": "Front ProxyKind Wanted", "proxy": "PROXIES put_in_front"}
+_MODULES = {"pool_policy": "Front ProxyKind ProxyOptions", "proxy": "PROXIES put_in_front"}
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -10,16 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.deploying.proxies.policy import POOL_HEADER, Policy
-from draftwise.deploying.proxies.pools import Pools
-from draftwise.deploying.templating import dump_yaml
+from draftwise.deploying.proxies.pool_policy import POOL_HEADER, Policy, Pools
+from draftwise.deploying.templating import dump_yaml, fill_part
 
 __all__ = ["render", "set_share"]
 
+_TEMPLATE = "proxies.yaml"
 _SPACE = "draftwise"
 _TYPES = "type.googleapis.com/envoy.extensions"
-_BUFFER = 16 << 20
-"""Bytes of a request that Envoy holds and looks at."""
 _ANSWERS = ("max_tokens", "max_completion_tokens")
 _MANY = 1 << 40
 """Bytes or tokens that no request has: the upper end of ranges."""
@@ -54,12 +52,9 @@ def render(policy: Policy, pools: Pools) -> str:
         pools: the servers, and the share of the speculative one.
     """
     comment = "".join(f"#   {line}\n" for line in policy.describe())
-    config = {
-        "admin": {"address": _place("127.0.0.1:9901")},
-        "layered_runtime": {"layers": [{"name": "admin", "admin_layer": {}}]},
-        "static_resources": {"listeners": [_listen(policy, pools)], "clusters": list(_make_clusters(pools))},
-    }
-    return f"# Requests for the plain pool:\n{comment}" + dump_yaml(config)
+    filters = [*_read_bodies(policy), _filter("router", "router.v3.Router", {})]
+    values = {"filters": filters, "routes": list(_route(policy, pools)), "clusters": list(_make_clusters(pools))}
+    return f"# Requests for the plain pool:\n{comment}" + dump_yaml(fill_part("envoy", None, values, of=_TEMPLATE))
 
 
 def _place(address: str) -> dict[str, Any]:
@@ -71,45 +66,11 @@ def _make_clusters(pools: Pools) -> Iterator[dict[str, Any]]:
     """Yield each pool with the other one behind it, and the plain one alone."""
     orders = {"spec": (pools.spec, pools.plain), "plain": (pools.plain, pools.spec), "plain_only": (pools.plain,)}
     for name, addresses in orders.items():
-        yield {
-            "name": name,
-            "type": "STRICT_DNS",
-            "connect_timeout": "5s",
-            "circuit_breakers": {"thresholds": [{"max_requests": 10_000, "max_pending_requests": 10_000}]},
-            "health_checks": [
-                {
-                    "timeout": "2s",
-                    "interval": "2s",
-                    "no_traffic_interval": "2s",
-                    "unhealthy_threshold": 2,
-                    "healthy_threshold": 1,
-                    "http_health_check": {"path": "/health"},
-                }
-            ],
-            "load_assignment": {
-                "cluster_name": name,
-                "endpoints": [
-                    {"priority": priority, "lb_endpoints": [{"endpoint": {"address": _place(address)}}]}
-                    for priority, address in enumerate(addresses)
-                ],
-            },
-        }
-
-
-def _listen(policy: Policy, pools: Pools) -> dict[str, Any]:
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": _SPACE,
-        "http_filters": [*_read_bodies(policy), _filter("router", "router.v3.Router", {})],
-        "route_config": {"virtual_hosts": [{"name": "llm", "domains": ["*"], "routes": list(_route(policy, pools))}]},
-    }
-    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-    return {
-        "name": "llm",
-        "address": _place("0.0.0.0:8080"),
-        "per_connection_buffer_limit_bytes": _BUFFER,
-        "filter_chains": [chain],
-    }
+        endpoints = [
+            {"priority": priority, "lb_endpoints": [{"endpoint": {"address": _place(address)}}]}
+            for priority, address in enumerate(addresses)
+        ]
+        yield fill_part("envoy_cluster", None, {"cluster": name, "endpoints": endpoints}, of=_TEMPLATE)
 
 
 def _filter(name: str, kind: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -149,11 +110,8 @@ def _read_bodies(policy: Policy) -> Iterator[dict[str, Any]]:
 def _route(policy: Policy, pools: Pools) -> Iterator[dict[str, Any]]:
     for name, match in _list_plain(policy):
         yield {"name": name, "match": {"prefix": "/", **match}, "route": {"cluster": "plain_only", "timeout": "0s"}}
-    weights = {"spec": pools.share, "plain": 100 - pools.share}
-    clusters = [{"name": name, "weight": weight} for name, weight in weights.items()]
-    retry = {"num_retries": 1, "retry_on": "connect-failure,refused-stream,reset-before-request"}
-    action = {"weighted_clusters": {"clusters": clusters, "runtime_key_prefix": f"{_SPACE}.shared"}, "timeout": "0s"}
-    yield {"name": "shared", "match": {"prefix": "/"}, "route": {**action, "retry_policy": retry}}
+    weights = {"spec_weight": pools.share, "plain_weight": 100 - pools.share}
+    yield fill_part("envoy_shared_route", None, weights, of=_TEMPLATE)
 
 
 def _list_plain(policy: Policy) -> Iterator[tuple[str, dict[str, Any]]]:

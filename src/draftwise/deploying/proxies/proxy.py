@@ -1,4 +1,7 @@
-"""One proxy in front of both twins: its file, the commands that share and drain, and what it does not do."""
+"""One proxy in front of both twins: its file, the commands that share and drain, and what it does not do.
+
+Both see headers and no bodies: what has to be told from a body, a client or a gateway in front says by a header.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,67 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.files import StepFile
-from draftwise.deploying.order import Order
-from draftwise.deploying.proxies import cluster, envoy, haproxy
-from draftwise.deploying.proxies.classes import judge_split
-from draftwise.deploying.proxies.policy import POOL_HEADER, Policy
-from draftwise.deploying.proxies.pools import Front, Pools, ProxyKind, Wanted
+from draftwise.deploying.deployment_folder import StepFile
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.proxies import envoy, haproxy_config
+from draftwise.deploying.proxies.pool_policy import (
+    POOL_HEADER,
+    Front,
+    Policy,
+    Pools,
+    ProxyKind,
+    ProxyOptions,
+    judge_split,
+)
+from draftwise.deploying.templating import dump_yaml, fill_part
 
 __all__ = ["PROXIES", "put_in_front"]
+
+
+def _set_route_share(percent: int, service: str) -> str:
+    """Return the command that gives the speculative pool another share of a route's requests."""
+    path = "/spec/rules/1/backendRefs"
+    values = ",".join(
+        f'{{"op":"replace","path":"{path}/{index}/weight","value":{weight}}}'
+        for index, weight in enumerate((percent, 100 - percent))
+    )
+    return f"kubectl patch httproute {service} --type=json -p '[{values}]'"
+
+
+def _render_route(policy: Policy, pools: Pools) -> str:
+    """Return the HTTPRoute.
+
+    Args:
+        policy: what the speculative pool must not get.
+        pools: the Services, and the share of the speculative one.
+    """
+    spec, plain = (address.rpartition(":") for address in (pools.spec, pools.plain))
+    values = {
+        "spec_host": spec[0],
+        "spec_port": int(spec[2]),
+        "spec_weight": pools.share,
+        "plain_host": plain[0],
+        "plain_port": int(plain[2]),
+        "plain_weight": 100 - pools.share,
+    }
+    return _write("http_route", policy, pools, **values)
+
+
+def _render_picker(policy: Policy, pools: Pools) -> str:
+    """Return the EndpointPickerConfig.
+
+    Args:
+        policy: what the speculative pool must not get.
+        pools: are found by their labels.
+    """
+    return _write("picker", policy, pools)
+
+
+def _write(part: str, policy: Policy, pools: Pools, **values: object) -> str:
+    lines = "".join(f"#   {line}\n" for line in policy.describe())
+    named = {"name": pools.name, "header": POOL_HEADER, **values}
+    text = dump_yaml(fill_part(part, None, named, of="proxies.yaml"))
+    return f"# Requests for the plain pool, of which only the header is seen here:\n{lines}{text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +89,10 @@ class _Proxy:
 PROXIES: Mapping[ProxyKind, _Proxy] = {
     "haproxy": _Proxy(
         file="haproxy.cfg",
-        render=haproxy.render,
+        render=haproxy_config.render,
         start="haproxy -c -f haproxy.cfg && haproxy -f haproxy.cfg",
         sees_bodies=True,
-        set_share=haproxy.set_share,
+        set_share=haproxy_config.set_share,
     ),
     "envoy": _Proxy(
         file="envoy.yaml",
@@ -47,21 +103,21 @@ PROXIES: Mapping[ProxyKind, _Proxy] = {
     ),
     "httproute": _Proxy(
         file="httproute.yaml",
-        render=cluster.render_route,
+        render=_render_route,
         start="kubectl apply -f httproute.yaml",
         sees_bodies=False,
-        set_share=cluster.set_share,
+        set_share=_set_route_share,
     ),
     "epp": _Proxy(
         file="endpoint-picker.yaml",
-        render=cluster.render_picker,
+        render=_render_picker,
         start="kubectl create configmap draftwise-endpoint-picker --from-file=endpoint-picker.yaml",
         sees_bodies=False,
     ),
 }
 
 
-def put_in_front(order: Order, wanted: Wanted, address: str, policy: Policy) -> Front:
+def put_in_front(order: ServiceOrder, wanted: ProxyOptions, address: str, policy: Policy) -> Front:
     """Return the proxy's file with its commands, and what it does not do.
 
     Args:
@@ -91,7 +147,7 @@ def put_in_front(order: Order, wanted: Wanted, address: str, policy: Policy) -> 
     return Front(steps={proxy.file: step}, commands=commands, limits=limits)
 
 
-def _find_pools(order: Order, wanted: Wanted, address: str) -> Pools:
+def _find_pools(order: ServiceOrder, wanted: ProxyOptions, address: str) -> Pools:
     plain = order.without_speculation()
     spec_at, plain_at = (
         given or address.format(name=each.name, port=each.port)

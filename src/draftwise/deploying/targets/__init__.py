@@ -1,5 +1,5 @@
 """The platforms that files are written for: a row and a template each, and a module where a template is not enough."""
 
-from draftwise.deploying.targets.registry import TARGETS, DeployTarget, name_targets
+from draftwise.deploying.targets.target_rows import TARGETS, DeployTarget, name_targets
 
 __all__ = ["TARGETS", "DeployTarget", "name_targets"]

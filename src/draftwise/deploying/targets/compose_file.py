@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import list_args
 
 __all__ = ["HOOKS"]
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     return {
         "args": [_escape(word) for word in list_args(order)],
         "environment": {name: _escape(value) for name, value in order.setup.env.items()} or None,

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftwise.core import Finding
-from draftwise.deploying.files import CANARY, StepFile
+from draftwise.deploying.deployment_folder import CANARY, StepFile
 from draftwise.deploying.observe import FLAGGER, Observation
 from draftwise.deploying.observe.analysis import make_canary_metric
 from draftwise.deploying.observe.promise import find_promise
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, write_template
 
 __all__ = ["HOOKS"]
 
 _SHARES = "flagger-canary.yaml"
 _MINUTES = 10
-"""Between two steps, where no run says how long a reading takes."""
+"""Minutes between two steps, if no run says how long a reading takes."""
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     return {"selector": {"app": order.name}}
 
 
-def _write_more(spec: Order, plain: Order, watched: Observation) -> Mapping[str, StepFile]:
+def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -> Mapping[str, StepFile]:
     """Return the Canary of the plain side's Deployment, and the Deployment with pods that speculate."""
     promise = find_promise(spec) if FLAGGER in watched.files else None
     metric = None if promise is None else make_canary_metric(spec, promise)
@@ -52,7 +52,7 @@ def _write_more(spec: Order, plain: Order, watched: Observation) -> Mapping[str,
     }
 
 
-def _render_changed(spec: Order, plain: Order) -> str:
+def _render_changed(spec: ServiceOrder, plain: ServiceOrder) -> str:
     (deployment,), (speculating,) = (fill("flagger.yaml", each, _list_values(each)) for each in (plain, spec))
     pods = speculating["spec"]["template"]
     deployment["metadata"]["annotations"] = dict(spec.annotations)
@@ -61,7 +61,7 @@ def _render_changed(spec: Order, plain: Order) -> str:
     return dump_yaml(deployment)
 
 
-def _find_limits(_order: Order) -> Iterator[Finding]:
+def _find_limits(_order: ServiceOrder) -> Iterator[Finding]:
     yield Finding.info(
         "canary-provider",
         "Flagger shares requests through a mesh, an ingress or a gateway, which its own --mesh-provider names; "

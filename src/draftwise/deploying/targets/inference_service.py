@@ -15,14 +15,14 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.files import CANARY, MODELCAR, STAGE, StepFile
+from draftwise.deploying.deployment_folder import CANARY, MODELCAR, STAGE, StepFile
 from draftwise.deploying.observe import Observation
-from draftwise.deploying.order import Order, find_lull_s
-from draftwise.deploying.targets.registry import TARGETS, DeployTarget, Hooks
+from draftwise.deploying.order import ServiceOrder, find_lull_s
+from draftwise.deploying.targets.target_rows import TARGETS, DeployTarget, Hooks
 from draftwise.deploying.templating import dump_yaml, fill, fill_part, to_gib
 from draftwise.deploying.weights_layout import (
     LAYOUTS,
-    Checkpoint,
+    CheckpointRef,
     Layout,
     LayoutRow,
     choose_layout,
@@ -54,7 +54,7 @@ _SPARE = 1.25
 """Size of a claim over that of the weights: a download needs room next to the files that are there already."""
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     mode, is_scaled = order.platform.mode, order.platform.scale is not None
     has_names = _ROW.has("mode-names", Version(order.platform.release or str(_list_releases()[-1])))
     return {
@@ -68,7 +68,7 @@ def _list_values(order: Order) -> Mapping[str, object]:
     }
 
 
-def _make_probes(order: Order) -> dict[str, Any]:
+def _make_probes(order: ServiceOrder) -> dict[str, Any]:
     probes: dict[str, Any] = fill_part("probes", order, {"probe_port": order.port})
     if order.platform.mode == "Knative":
         del probes["startupProbe"]  # Knative waits for readiness until its progress deadline
@@ -76,7 +76,7 @@ def _make_probes(order: Order) -> dict[str, Any]:
     return probes
 
 
-def _make_predictor(order: Order) -> dict[str, Any]:
+def _make_predictor(order: ServiceOrder) -> dict[str, Any]:
     weights, scale = order.placement, order.platform.scale
     uris = [{"uri": mount.uri, "mountPath": mount.path} for mount in (*weights.mounts, *weights.drafts)]
     values = {
@@ -89,7 +89,7 @@ def _make_predictor(order: Order) -> dict[str, Any]:
     return predictor
 
 
-def _make_knative(order: Order) -> dict[str, Any]:
+def _make_knative(order: ServiceOrder) -> dict[str, Any]:
     """Return how long Knative waits for a start, and by what it scales: requests in flight, those that wait, too."""
     annotations, scale = {"serving.knative.dev/progress-deadline": f"{order.startup_s + 60}s"}, order.platform.scale
     if scale is None:
@@ -102,12 +102,12 @@ def _make_knative(order: Order) -> dict[str, Any]:
     return {"annotations": annotations, "scaleMetric": "concurrency", "scaleTarget": scale.per_replica}
 
 
-def _has_canaries(order: Order) -> bool:
+def _has_canaries(order: ServiceOrder) -> bool:
     """Say whether KServe shares the traffic of one service between two versions of it."""
     return order.platform.mode == "Knative" or _ROW.has("canary", Version(order.platform.release))
 
 
-def _render_canary(spec: Order, plain: Order) -> str:
+def _render_canary(spec: ServiceOrder, plain: ServiceOrder) -> str:
     """Return the plain service with a share of its requests answered with speculation.
 
     Args:
@@ -127,7 +127,7 @@ def _render_canary(spec: Order, plain: Order) -> str:
     return dump_yaml(runtime, service)
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order with its weights placed.
 
     Raises:
@@ -168,7 +168,7 @@ def _read_release(text: str) -> Version:
     )
 
 
-def _write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str, StepFile]:
+def _write_more(spec: ServiceOrder, plain: ServiceOrder, _watched: Observation) -> Mapping[str, StepFile]:
     """Return the files that stage the weights, and the canary where KServe shares traffic."""
     steps: dict[str, StepFile] = {}
     layout, account = spec.platform.layout, spec.platform.service_account
@@ -190,7 +190,7 @@ def _write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str
     return steps
 
 
-def _make_account(order: Order) -> StepFile:
+def _make_account(order: ServiceOrder) -> StepFile:
     name = order.platform.service_account
     return StepFile(
         text=dump_yaml(fill_part("account_object", order, _HUB, of=_PARTS)),
@@ -201,7 +201,7 @@ def _make_account(order: Order) -> StepFile:
     )
 
 
-def _build_modelcar(order: Order, image: str) -> StepFile:
+def _build_modelcar(order: ServiceOrder, image: str) -> StepFile:
     """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
     names = [each.directory for each in order.placement.staged]
     copies = [json.dumps([name, f"{_STAGING}/{name}"]) for name in names]
@@ -219,7 +219,7 @@ def _build_modelcar(order: Order, image: str) -> StepFile:
     )
 
 
-def _make_claim(order: Order, claim: str) -> StepFile:
+def _make_claim(order: ServiceOrder, claim: str) -> StepFile:
     values = {"claim": claim, "storage": to_gib(ceil(_SPARE * order.host.weights_bytes))}
     return StepFile(
         text=dump_yaml(fill_part("claim_object", order, values, of=_PARTS)),
@@ -229,7 +229,7 @@ def _make_claim(order: Order, claim: str) -> StepFile:
     )
 
 
-def _fill_claim(order: Order, claim: str) -> StepFile:
+def _fill_claim(order: ServiceOrder, claim: str) -> StepFile:
     values = {**_HUB, "download": _DOWNLOAD, "staging": _STAGING}
     containers = [
         fill_part(
@@ -254,12 +254,12 @@ def _fill_claim(order: Order, claim: str) -> StepFile:
     )
 
 
-def _list_fetched(order: Order) -> Iterator[Checkpoint]:
+def _list_fetched(order: ServiceOrder) -> Iterator[CheckpointRef]:
     """Yield the checkpoints that come from the hub; the others are directories of the operator's."""
     return (each for each in order.placement.staged if not names_directory(each.name))
 
 
-def warn_of_deadline(order: Order, target: DeployTarget) -> Iterator[Finding]:
+def warn_of_deadline(order: ServiceOrder, target: DeployTarget) -> Iterator[Finding]:
     """Yield a warning if a start may take longer than KServe gives a Deployment."""
     deadline_s = target.deadline_s or 0  # of the Deployment that KServe makes (deployment_reconciler.go)
     if order.platform.mode == "Standard" and order.startup_s > deadline_s:
@@ -273,7 +273,7 @@ def warn_of_deadline(order: Order, target: DeployTarget) -> Iterator[Finding]:
         )
 
 
-def _find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     """Yield what KServe does not grant the service, or wants to be allowed first."""
     yield from warn_of_deadline(order, _ROW)
     features = list(_list_features(order))
@@ -292,7 +292,7 @@ def _find_limits(order: Order) -> Iterator[Finding]:
         )
 
 
-def _list_features(order: Order) -> Iterator[str]:
+def _list_features(order: ServiceOrder) -> Iterator[str]:
     if order.platform.mode != "Knative":
         return
     if order.gpu_product:
@@ -304,7 +304,7 @@ def _list_features(order: Order) -> Iterator[str]:
         yield "kubernetes.podspec-init-containers"
 
 
-def _describe_layout(order: Order) -> Iterator[str]:
+def _describe_layout(order: ServiceOrder) -> Iterator[str]:
     """Yield what the layout is and what the others would be, a sentence each."""
     layout = order.platform.layout
     if layout is None:
@@ -317,7 +317,7 @@ def _describe_layout(order: Order) -> Iterator[str]:
         yield f"KServe {_ROW.since['storage-uris']} could download several checkpoints."
 
 
-def _list_others(order: Order, layout: Layout) -> Iterator[LayoutRow]:
+def _list_others(order: ServiceOrder, layout: Layout) -> Iterator[LayoutRow]:
     """Yield the other layouts that would hold the weights of the service."""
     has_drafter = bool(find_drafter(order.setup))
     takes_several = _ROW.has("storage-uris", Version(order.platform.release))

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.order import Order, refuse_other_hosts
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder, refuse_other_hosts
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import fill_part
 from draftwise.deploying.twin import count_hosts
 
@@ -31,7 +31,7 @@ _ONLY_WITH_API = "api_server_count"
 """A flag that workers without an API refuse."""
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order whose ranks can be dealt out to a group.
 
     Raises:
@@ -54,7 +54,7 @@ def _refuse(args: Mapping[str, Any], flags: Iterable[str], why: str) -> None:
         )
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     size, container = count_hosts(order.setup), fill_part("container", order)
     pods = {"workerTemplate": container}
     if size > 1:
@@ -64,11 +64,11 @@ def _list_values(order: Order) -> Mapping[str, object]:
     return {"size": size, "pods": templates, "service_name": f"{order.name}-http", "selector": selector}
 
 
-def _make_template(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+def _make_template(order: ServiceOrder, container: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": dict(order.labels)}, "spec": fill_part("pod", order, {"container": container})}
 
 
-def _make_leader(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
+def _make_leader(order: ServiceOrder, container: Mapping[str, Any]) -> dict[str, Any]:
     # Its name resolves for others; what listens takes an address.
     own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
@@ -78,20 +78,20 @@ def _make_leader(order: Order, container: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _make_worker(order: Order) -> dict[str, Any]:
+def _make_worker(order: ServiceOrder) -> dict[str, Any]:
     args = {name: value for name, value in order.setup.args.items() if name != _ONLY_WITH_API}
     container = fill_part("container", replace(order, setup=replace(order.setup, args=args)))
     container = {name: value for name, value in container.items() if name != "ports" and not name.endswith("Probe")}
     return {**container, "args": [*container["args"], f"--node-rank={_RANK}", *_meet_at(order, _LEADER), "--headless"]}
 
 
-def _meet_at(order: Order, address: str) -> Iterator[str]:
+def _meet_at(order: ServiceOrder, address: str) -> Iterator[str]:
     yield f"--master-addr={address}"
     if order.setup.args.get("data_parallel_size", 1) != 1:
         yield f"--data-parallel-address={address}"
 
 
-def _find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     """Yield what the files leave to the cluster."""
     if count_hosts(order.setup) > 1:
         yield Finding.warning(

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.order import Order
+from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.inference_service import warn_of_deadline
-from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args
 from draftwise.knowledge.models import names_directory
 
@@ -26,7 +26,7 @@ _CONFIG = "--speculative-config"
 _SIZE = "tensor_parallel_size"
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return the order as it is.
 
     Raises:
@@ -42,7 +42,7 @@ def _prepare(order: Order) -> Order:
     return order
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     """Return the arguments as words that a shell leaves alone.
 
     Raises:
@@ -65,7 +65,7 @@ def _list_values(order: Order) -> Mapping[str, object]:
     return {"words": words, "parallelism": {"tensor": size} if is_split else None}
 
 
-def _spell_config(order: Order) -> Iterator[str]:
+def _spell_config(order: ServiceOrder) -> Iterator[str]:
     """Yield the speculative config, a word for each value."""
     if order.setup.spec is not None:
         yield from _spell(_CONFIG, order.setup.spec.to_dict())
@@ -98,7 +98,7 @@ def _stays_text(value: str) -> bool:
     return False
 
 
-def _find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     yield from warn_of_deadline(order, TARGETS["llminferenceservice"])
 
 

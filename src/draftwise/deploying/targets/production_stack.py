@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import list_args
 
 __all__ = ["HOOKS"]
@@ -16,12 +16,12 @@ _SWITCHES = {_CACHING: "enablePrefixCaching", "enable_chunked_prefill": "enableC
 """Flags that the chart writes by itself, from its own keys."""
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order that says whether prefixes are cached: the chart turns that off where nobody says it."""
     return replace(order, setup=replace(order.setup, args={_CACHING: True, **order.setup.args}))
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     repository, _, tag = order.image.rpartition(":")
     args = dict(order.setup.args)
     size = args.get(_SIZE)

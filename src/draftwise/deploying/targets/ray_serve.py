@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, list_args
 
 __all__ = ["HOOKS"]
@@ -23,7 +23,7 @@ _RAY = re.compile(r".*/ray-llm:(\d+\.\d+\.\d+)")
 _NAMES, _EXECUTOR = "served_model_name", "distributed_executor_backend"
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order that names the model once, as Ray does.
 
     Raises:
@@ -43,7 +43,7 @@ def _prepare(order: Order) -> Order:
     return replace(order, setup=replace(order.setup, args=args))
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     application = {
         "name": order.service,
         "import_path": "ray.serve.llm:build_openai_app",
@@ -57,7 +57,7 @@ def _list_values(order: Order) -> Mapping[str, object]:
     }
 
 
-def _make_config(order: Order) -> dict[str, Any]:
+def _make_config(order: ServiceOrder) -> dict[str, Any]:
     _refuse(order)
     setup = order.setup
     args = dict(setup.args)
@@ -72,8 +72,8 @@ def _make_config(order: Order) -> dict[str, Any]:
     }
 
 
-def _refuse(order: Order) -> None:
-    """Raise for arguments that Ray refuses, or that are none of the engine's."""
+def _refuse(order: ServiceOrder) -> None:
+    """Raise for arguments that Ray refuses or the engine does not have."""
     args = order.setup.args
     names = args.get(_NAMES, [order.setup.target])
     refused = {

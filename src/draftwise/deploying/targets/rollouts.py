@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.deploying.files import CANARY, StepFile
+from draftwise.deploying.deployment_folder import CANARY, StepFile
 from draftwise.deploying.observe import ANALYSIS, Observation
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, fill_part
 
 __all__ = ["HOOKS"]
@@ -23,11 +23,11 @@ _WEIGHTS = (10, 50)
 """Percent of the requests in the steps of a canary."""
 
 
-def _list_values(order: Order) -> dict[str, object]:
+def _list_values(order: ServiceOrder) -> dict[str, object]:
     return {"selector": {"app": order.name}}
 
 
-def _write_more(spec: Order, plain: Order, watched: Observation) -> Mapping[str, StepFile]:
+def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -> Mapping[str, StepFile]:
     is_judged = ANALYSIS in watched.files
     judge = "an analysis" if is_judged else f"`kubectl argo rollouts promote {plain.name}`"
     weights = " and ".join(f"{weight} %" for weight in _WEIGHTS)
@@ -44,7 +44,7 @@ def _write_more(spec: Order, plain: Order, watched: Observation) -> Mapping[str,
     }
 
 
-def _render_canary(spec: Order, plain: Order, *, is_judged: bool) -> str:
+def _render_canary(spec: ServiceOrder, plain: ServiceOrder, *, is_judged: bool) -> str:
     """Return the plain side's Rollout with pods that speculate; without an analysis a person decides each step."""
     (rollout, _), (speculating, _) = (fill(_TEMPLATE, each, _list_values(each)) for each in (plain, spec))
     pods = speculating["spec"]["template"]
@@ -64,14 +64,14 @@ def _render_canary(spec: Order, plain: Order, *, is_judged: bool) -> str:
     return dump_yaml(rollout, *(fill_part("service_object", plain, values) for values in named))
 
 
-def _judge(spec: Order, services: Mapping[str, str]) -> dict[str, Any]:
+def _judge(spec: ServiceOrder, services: Mapping[str, str]) -> dict[str, Any]:
     urls = [{"name": f"{role}-url", "value": f"http://{name}"} for role, name in services.items()]
     # The template asks for the URLs only where a job of it sends requests there.
     args = {"args": urls} if spec.platform.verifier else {}
     return {"analysis": {"templates": [{"templateName": spec.service}], **args}}
 
 
-def _find_limits(_order: Order) -> Iterator[Finding]:
+def _find_limits(_order: ServiceOrder) -> Iterator[Finding]:
     yield Finding.info(
         "canary-by-replicas",
         "Without a traffic router Argo Rollouts shares requests by the number of pods: of one replica, a "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import PROGRAM, list_args
 
 __all__ = ["HOOKS"]
@@ -13,7 +13,7 @@ __all__ = ["HOOKS"]
 _MIB = 1 << 20
 
 
-def _render(order: Order) -> str:
+def _render(order: ServiceOrder) -> str:
     """Return the unit of a server.
 
     The unit runs what `/usr/bin/env` finds as `vllm`; only the comment on its first line names the release.

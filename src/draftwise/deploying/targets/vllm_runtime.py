@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.order import Order
-from draftwise.deploying.targets.registry import TARGETS, Hooks
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args, list_env
 
 __all__ = ["HOOKS"]
@@ -24,13 +24,13 @@ _WITH_PROGRAM = "lmcache/vllm-openai"
 """The image for which the project's chart starts that program; for others it starts `vllm`."""
 
 
-def _prepare(order: Order) -> Order:
+def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order that says what the operator would turn off where nobody says it."""
     args = dict.fromkeys(_SWITCHES, True) | dict(order.setup.args)
     return replace(order, setup=replace(order.setup, args=args, env={_V1: "1", **order.setup.env}))
 
 
-def _list_values(order: Order) -> Mapping[str, object]:
+def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     registry, _, name = order.image.partition("/")
     if not name:
         raise InvalidSetup.because(
@@ -43,7 +43,7 @@ def _list_values(order: Order) -> Mapping[str, object]:
     return {"model": list_args(order)[0], "config": config, "registry": registry, "image_name": name}
 
 
-def _make_config(order: Order) -> dict[str, Any]:
+def _make_config(order: ServiceOrder) -> dict[str, Any]:
     args, env = dict(order.setup.args), dict(order.setup.env)
     given = {field: args.pop(flag) for flag, field in _SWITCHES.items() if isinstance(args.get(flag), bool)}
     v1 = env.pop(_V1) == "1" if env.get(_V1) in ("0", "1") else True
@@ -52,7 +52,7 @@ def _make_config(order: Order) -> dict[str, Any]:
     return {"port": order.port, "v1": v1, **given, "extraArgs": words, **({"env": variables} if variables else {})}
 
 
-def _find_limits(order: Order) -> Iterator[Finding]:
+def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     """Yield what the operator decides and the service may not bear."""
     if _WITH_PROGRAM not in order.image:
         yield Finding.warning(

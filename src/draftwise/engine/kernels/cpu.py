@@ -21,7 +21,7 @@ from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.machine.cache import one_at_a_time
+from draftwise.machine.folders import one_at_a_time
 
 __all__ = ["CpuKernels", "Team"]
 

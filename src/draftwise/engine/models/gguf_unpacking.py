@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from draftwise.checkpoints.gguf import (
+from draftwise.checkpoints.gguf_files import (
     ROPE_FACTORS,
     GgufHeader,
     has_paired_rotation,
@@ -31,7 +31,7 @@ from draftwise.checkpoints.text_files import quote, quote_some
 from draftwise.core import InvalidSetup, SpecConfig, StorageError
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
-from draftwise.machine.cache import cache_folder, one_at_a_time
+from draftwise.machine.folders import cache_folder, one_at_a_time
 
 __all__ = ["checkpoint_of", "unpack_models", "write_tokenizer"]
 

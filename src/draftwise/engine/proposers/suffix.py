@@ -12,7 +12,7 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.machine.cache import one_at_a_time
+from draftwise.machine.folders import one_at_a_time
 
 if TYPE_CHECKING:
     from draftwise.lookup.suffix_cache import SuffixCache

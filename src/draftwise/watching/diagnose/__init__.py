@@ -1,8 +1,8 @@
-"""Diagnosis: what is wrong with a service, from windows of its counters and what is known beside them."""
+"""Diagnosis: what is wrong with a service, from windows of its counters and side information."""
 
 from __future__ import annotations
 
-from draftwise.watching.diagnose.case import Asked, Expectation
 from draftwise.watching.diagnose.diagnose import diagnose
+from draftwise.watching.diagnose.pool_case import PoolExpectation, SideInfo
 
-__all__ = ["Asked", "Expectation", "diagnose"]
+__all__ = ["PoolExpectation", "SideInfo", "diagnose"]

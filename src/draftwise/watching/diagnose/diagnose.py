@@ -12,13 +12,17 @@ from functools import cache
 
 from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
-from draftwise.watching.diagnose import accepting, drafting, gaining, serving
-from draftwise.watching.diagnose.case import Asked, Case, Expectation
-from draftwise.watching.diagnose.rule import Found, Rule
+from draftwise.watching.diagnose import draft_rules, gain_rules, low_acceptance_rules, serving_rules
+from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
 
 __all__ = ["RULES", "diagnose"]
 
-RULES: tuple[Rule, ...] = (*drafting.RULES, *accepting.RULES, *gaining.RULES, *serving.RULES)
+RULES: tuple[DiagnosisRule, ...] = (
+    *draft_rules.RULES,
+    *low_acceptance_rules.RULES,
+    *gain_rules.RULES,
+    *serving_rules.RULES,
+)
 
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
@@ -37,15 +41,15 @@ _SETTLED_BY = {
 @dataclass(frozen=True, slots=True)
 class _Hit:
     code: str
-    found: Found
+    found: RuleMatch
     certainty: float
 
 
 def diagnose(
     pools: Mapping[str, Sequence[Window]],
-    expected: Expectation | None = None,
+    expected: PoolExpectation | None = None,
     plain: Sequence[Window] = (),
-    asked: Asked | None = None,
+    asked: SideInfo | None = None,
 ) -> tuple[Diagnosis, ...]:
     """Return what is wrong with pools of servers that are to speculate, what costs most first.
 
@@ -53,24 +57,26 @@ def diagnose(
         pools: windows of each engine, by pool.
         expected: how the pools were when they were known to be good.
         plain: windows of servers without speculation, over the same stretch of time.
-        asked: what was found out beside the counters.
+        asked: side information, which the counters do not tell.
     """
     beside = Window.pooled(plain)
     found = [
         diagnosis
         for pool, windows in pools.items()
-        for diagnosis in _diagnose_pool(pool, tuple(windows), expected or Expectation(), beside, asked or Asked())
+        for diagnosis in _diagnose_pool(
+            pool, tuple(windows), expected or PoolExpectation(), beside, asked or SideInfo()
+        )
     ]
     return tuple(sorted(found, key=_rank))
 
 
 def _diagnose_pool(
-    pool: str, windows: tuple[Window, ...], expected: Expectation, plain: Window | None, asked: Asked
+    pool: str, windows: tuple[Window, ...], expected: PoolExpectation, plain: Window | None, asked: SideInfo
 ) -> Iterator[Diagnosis]:
     if not windows:
-        yield _write(_Hit("scrape-gap", Found(message=f"The pool {pool} has no data.", loss=0.0), 1.0), where=pool)
+        yield _write(_Hit("scrape-gap", RuleMatch(message=f"The pool {pool} has no data.", loss=0.0), 1.0), where=pool)
         return
-    case = Case(windows=windows, expected=expected, plain=plain, asked=asked)
+    case = PoolCase(windows=windows, expected=expected, plain=plain, asked=asked)
     hits = {hit.code: hit for hit in _apply(case)}
     hits |= {hit.code: hit for hit in _confirm(case, hits)}
     explained = _find_explained(hits)
@@ -79,14 +85,14 @@ def _diagnose_pool(
         yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits)
 
 
-def _apply(case: Case) -> Iterator[_Hit]:
+def _apply(case: PoolCase) -> Iterator[_Hit]:
     """Yield what holds, of the rules whose readings are at hand."""
     for rule in RULES:
         if not case.find_missing(_get_row(rule.code).needs) and (found := rule.find(case)) is not None:
             yield _Hit(rule.code, found, rule.certainty)
 
 
-def _confirm(case: Case, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
+def _confirm(case: PoolCase, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
     """Yield the causes, of what holds, that the setup's findings or the log confirm."""
     for hit in hits.values():
         for code in _list_causes(hit.code):
@@ -111,7 +117,7 @@ def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
     return explained
 
 
-def _add_candidates(diagnosis: Diagnosis, case: Case, hits: Mapping[str, _Hit]) -> Diagnosis:
+def _add_candidates(diagnosis: Diagnosis, case: PoolCase, hits: Mapping[str, _Hit]) -> Diagnosis:
     """Return a diagnosis with the causes that the readings at hand leave open, and the command that tells most."""
     missing: dict[str, tuple[str, ...]] = {}
     for code in _list_causes(diagnosis.code):

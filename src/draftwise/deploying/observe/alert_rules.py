@@ -1,0 +1,177 @@
+"""Recording and alerting rules for Prometheus, from the rows of `templates/rules.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.core import Rollback, Severity
+from draftwise.deploying.observe.naming import Naming
+from draftwise.deploying.observe.promise import (
+    find_configured_k,
+    find_crossover,
+    find_expected_coverage,
+    find_promise,
+)
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.templating import read_template
+from draftwise.knowledge.findings import get_finding
+from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
+from draftwise.reporting.promql import make_alert
+
+__all__ = ["ALERTS", "READINGS", "Alert", "Constant", "RuleSet", "find_constants", "make_rules"]
+
+_RECORD = re.compile(r"\bdraftwise:\w+(?::\w+)?")
+_SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
+SPECULATING = 'pool!="plain"'
+"""Servers without the label count as speculating: one pool needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number that production is held against."""
+
+    record: str
+    value: float | None
+    lack: str
+    """Why there is no value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert; its severity and texts are those of the finding."""
+
+    name: str
+    code: str
+    severity: Severity
+    action: str
+    """What to do first: note, probe, lower-k, restart-one, drain or rollback."""
+    wait: str
+    """How long it must hold."""
+    expression: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSet:
+    """Groups of rules, as Prometheus reads them, and what is not among them."""
+
+    groups: Sequence[Mapping[str, Any]]
+    missing: Mapping[str, str]
+    """Why an alert is not written, by its name."""
+
+
+READINGS: Mapping[str, str] = read_template("rules.yaml")[0]["readings"]
+"""Expressions by the name under which they are recorded, each after those that it reads."""
+ALERTS: Sequence[Alert] = tuple(
+    Alert(**{**row, "severity": Severity(row["severity"])}) for row in read_template("rules.yaml")[0]["alerts"]
+)
+
+_ROLLBACK_CODES = {
+    TOKENS_PER_STEP.name: "fell-below-break-even",
+    OUTPUT_TOKENS_PER_S.name: "slower-than-plain",
+    TTFT_P99_S.name: "ttft-damaged",
+    **{signal.name: "above-crossover" for signal in LOAD_SIGNALS.values()},
+}
+"""The finding that a rule of the decision stands for, by the quantity that it watches."""
+
+
+def make_rules(order: ServiceOrder, naming: Naming) -> RuleSet:
+    """Return the rules of a service: those whose metrics its release exports and whose numbers were measured."""
+    constants = find_constants(order)
+    lacking = {each.record: each.lack for each in constants if each.value is None}
+    readings = []
+    for record, expression in READINGS.items():
+        if lack := _find_lack(expression, naming, lacking):
+            lacking[record] = lack
+        else:
+            readings.append({"record": record, "expr": naming.write(expression)})
+    missing = {each.name: lack for each in ALERTS if (lack := _find_lack(each.expression, naming, lacking))}
+    alerts = [_write_alert(each, order, naming) for each in ALERTS if each.name not in missing]
+    known = [_write_constant(each, naming) for each in constants if each.value is not None]
+    rollback = [_write_rollback(rule, order, naming) for rule in order.evidence.rollback]
+    found = {"constants": known, "readings": readings, "alerts": alerts, "rollback": rollback}
+    prefix = f"draftwise-{order.service}"
+    groups = [{"name": f"{prefix}-{name}", "interval": "30s", "rules": rules} for name, rules in found.items() if rules]
+    return RuleSet(groups=groups, missing=missing)
+
+
+def find_constants(order: ServiceOrder) -> Sequence[Constant]:
+    """Return the numbers that the rules refer to."""
+    promise = find_promise(order)
+    unmeasured = "no run of `draftwise decide` that adopted this setup measured {}"
+    k = find_configured_k(order)
+    return (
+        Constant(
+            record="draftwise:breakeven_tokens_per_step",
+            value=None if promise is None else promise.break_even,
+            lack=unmeasured.format("its break-even of tokens per step"),
+        ),
+        Constant(
+            record="draftwise:expected_tokens_per_step",
+            value=None if promise is None else promise.measured,
+            lack=unmeasured.format("its tokens per step"),
+        ),
+        Constant(
+            record="draftwise:expected_coverage",
+            value=find_expected_coverage(order),
+            lack="no run that adopted this setup counted its drafts, or a K schedule leaves some steps without",
+        ),
+        Constant(
+            record="draftwise:crossover_in_flight",
+            value=find_crossover(order),
+            lack=unmeasured.format("beyond how many requests in flight it does not pay"),
+        ),
+        Constant(record="draftwise:configured_k", value=k, lack="the setup gives drafts no fixed length"),
+    )
+
+
+def _find_lack(expression: str, naming: Naming, lacking: Mapping[str, str]) -> str:
+    """Return why a rule cannot be written; empty where it can."""
+    if sample := naming.find_missing(expression):
+        return f"vLLM {naming.release} does not export vllm:{sample}"
+    return next((lacking[record] for record in _RECORD.findall(expression) if record in lacking), "")
+
+
+def _write_constant(constant: Constant, naming: Naming) -> dict[str, Any]:
+    labels = {"model_name": naming.model}
+    return {"record": constant.record, "expr": f"vector({constant.value:.6g})", "labels": labels}
+
+
+def _write_alert(alert: Alert, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
+    fact = get_finding(alert.code)
+    who = "{{ $labels.model_name }}{{ with $labels.pool }}, pool {{ . }}{{ end }}"
+    return {
+        "alert": alert.name,
+        "expr": naming.write(alert.expression),
+        "for": alert.wait,
+        "labels": {"severity": _SEVERITIES[alert.severity], "rule": alert.code, "action": alert.action},
+        "annotations": {
+            "summary": f"{fact.title} ({who}).",
+            "description": f"{fact.explains} {fact.fix}",
+            **_cite(order),
+        },
+    }
+
+
+def _write_rollback(rule: Rollback, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
+    """Return the alert of a rule of the decision, on the servers that speculate."""
+    alert = make_alert(rule)
+    action = "rollback" if rule.switch_to is None else "switch"
+    return alert | {
+        "expr": naming.write(alert["expr"], SPECULATING),
+        "labels": alert["labels"] | {"rule": _ROLLBACK_CODES[rule.metric], "action": action},
+        "annotations": {name: _quote(text) for name, text in alert["annotations"].items()} | dict(_cite(order)),
+    }
+
+
+def _cite(order: ServiceOrder) -> Mapping[str, str]:
+    """Return what the decision said, for those who are woken up."""
+    evidence = order.evidence
+    return {"decision": _quote(evidence.headline), "run": evidence.run} if evidence.headline else {}
+
+
+def _quote(text: str) -> str:
+    """Return text that Prometheus does not take for a template."""
+    return text.replace("{{", '{{ "{{" }}')

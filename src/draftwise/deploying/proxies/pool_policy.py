@@ -1,0 +1,210 @@
+"""Which requests go to which pool: by the release's facts, by what `check` says, by what a run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftwise.core import Finding, Setup
+from draftwise.deploying.deployment_folder import StepFile
+from draftwise.knowledge.vllm import Release, get_release
+from draftwise.plan.check import check
+
+__all__ = [
+    "POOL_HEADER",
+    "Front",
+    "Policy",
+    "Pools",
+    "ProxyKind",
+    "ProxyOptions",
+    "bound_gain",
+    "find_policy",
+    "judge_split",
+]
+
+ProxyKind = Literal["haproxy", "envoy", "httproute", "epp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Where they are, and how requests that may go to both are shared."""
+
+    name: str
+    """Name of the service."""
+    spec: str
+    """Host and port of the servers that speculate."""
+    plain: str
+    """And of those that do not."""
+    share: int
+    """Percent of the requests for the pool that speculates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyOptions:
+    """The proxy that an operator chose."""
+
+    kind: ProxyKind
+    share: int = 10
+    """Percent of the requests for the pool that speculates."""
+    spec: str = ""
+    """Where that pool is, as the proxy reaches it: host and port; empty for what the platform calls it."""
+    plain: str = ""
+    """And its twin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """What stands in front of both twins."""
+
+    steps: Mapping[str, StepFile] = field(default_factory=dict)
+    """Its files by name."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """What changes it while it runs, by what that does."""
+    limits: tuple[Finding, ...] = ()
+    """What it does not do."""
+
+
+POOL_HEADER = "x-draftwise-pool"
+"""A request that carries it with the value `plain` goes there: clients and gateways may know more of it."""
+_FATES: Mapping[str, str] = {"rejected": "refuses", "ignored": "ignores"}
+"""What a release makes of a parameter while it speculates, where that is another answer than the plain pool's."""
+_BYTES_PER_TOKEN = 3
+"""Estimated bytes of a request's body per token, as proxies do not count tokens: English text has more than four, and
+the JSON around it adds to that."""
+_TOOLS = "short-lookup-with-tools"
+_STRUCTURED = ("structured-outputs-backend", "structured-outputs-misaligned", "requests-refused-async")
+_STRUCTURED_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Fields in addition to `response_format`, which may also ask for plain text."""
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words")
+"""Refused with structured outputs under --async-scheduling by some releases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What goes to the plain pool."""
+
+    parameters: Mapping[str, str]
+    """Fields of a request's body -> why, a sentence."""
+    structured: str = ""
+    """Why requests with structured outputs do; empty where they need not."""
+    tools: str = ""
+    """Why requests with tools do; empty where they need not."""
+    context: int | None = None
+    """Tokens of prompt and answer beyond which a request does; None for no bound."""
+    models: tuple[str, ...] = ()
+    """Names that do not; empty where every name is the same model."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of a body that send a request to the plain pool by being there, whatever their value."""
+        structured, tools = _STRUCTURED_FIELDS if self.structured else (), ("tools",) if self.tools else ()
+        return (*self.parameters, *structured, *tools)
+
+    @property
+    def longest_body(self) -> int | None:
+        """Bytes of a request whose prompt takes half of the context; None for no bound."""
+        return None if self.context is None else _BYTES_PER_TOKEN * (self.context // 2)
+
+    @property
+    def longest_answer(self) -> int | None:
+        """Tokens of an answer that takes the other half; None for no bound."""
+        return None if self.context is None else self.context // 2
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether a request's body tells where it goes."""
+        return bool(self.parameters or self.structured or self.tools or self.context or self.models)
+
+    def describe(self) -> Iterator[str]:
+        """Yield each class of requests that goes to the plain pool, and why, a sentence each."""
+        yield f"Requests with the header `{POOL_HEADER}: plain`."
+        yield from self.describe_classes()
+
+    def describe_classes(self) -> Iterator[str]:
+        """Yield the classes that a request is in by what it asks for."""
+        yield from (f"Requests with {name}: {why}" for name, why in self.parameters.items())
+        if self.structured:
+            yield f"Requests with structured outputs: {self.structured}"
+        if self.tools:
+            yield f"Requests with tools: {self.tools}"
+        if self.context is not None:
+            yield (
+                f"Requests of more than {self.longest_body} bytes or {self.longest_answer} output tokens: beyond "
+                f"{self.context} tokens one of them stops drafting for all that run beside it. Bytes are an estimate "
+                f"({_BYTES_PER_TOKEN} a token), and a request that names no limit may still grow longer."
+            )
+        if self.models:
+            yield f"Requests for other models than {', '.join(self.models)}: the drafter knows no adapter."
+
+
+def find_policy(setup: Setup) -> Policy:
+    """Return what the speculative pool of a setup must not get."""
+    report = check(setup)
+    found = {finding.code: finding for finding in reversed(report.findings)}
+    release = get_release(setup.engine_version)
+    parameters = dict(_find_parameters(release))
+    if "requests-refused-async" in found:
+        parameters |= dict.fromkeys(_PENALTIES, _say(found["requests-refused-async"]))
+    draft_length = None if report.resolved is None else report.resolved.draft_max_model_len
+    k = 0 if setup.spec is None else setup.spec.num_speculative_tokens or 0
+    return Policy(
+        parameters=parameters,
+        structured=next((_say(found[code]) for code in _STRUCTURED if code in found), ""),
+        tools=_say(found[_TOOLS]) if _TOOLS in found else "",
+        context=draft_length - k if "context-gate" in found and draft_length is not None else None,
+        models=tuple(_list_names(setup)) if setup.args.get("enable_lora") is True else (),
+    )
+
+
+def _find_parameters(release: Release) -> Iterator[tuple[str, str]]:
+    for name, fate in sorted(release.table("sampling_params").items()):
+        if fate in _FATES:
+            yield name, f"vLLM {release} {_FATES[fate]} it while speculating."
+
+
+def _list_names(setup: Setup) -> list[str]:
+    names = setup.args.get("served_model_name", [setup.target])
+    return [names] if isinstance(names, str) else list(map(str, names))
+
+
+def _say(finding: Finding) -> str:
+    return finding.message
+
+
+_WORTH = 0.05
+"""Gain from which a split is worth measuring. It is a bound that no split reaches: simulated splits gained 5 to 6.5 %
+where the classes' shares were those of the pools' servers, lost 11 to 19 % where they were not, and made the slowest
+requests 17 to 28 % slower."""
+
+
+def bound_gain(speed_ups: Mapping[str, float]) -> float:
+    """Return by which share a split gives at most more tokens per second than the better of two equal pools.
+
+    Every class has the same share of the work, and every server is always busy: what a split loses to an idle pool is
+    left out.
+
+    Args:
+        speed_ups: tokens per second with speculation over those without it, by class.
+    """
+    spec = len(speed_ups) / sum(1 / ratio for ratio in speed_ups.values())
+    split = len(speed_ups) / sum(1 / max(1.0, ratio) for ratio in speed_ups.values())
+    return split / max(1.0, spec) - 1
+
+
+def judge_split(speed_ups: Mapping[str, float]) -> Iterator[Finding]:
+    """Yield what a split by class would bring; nothing for a run of a single class."""
+    if len(speed_ups) < 2:
+        return
+    gain, slower = bound_gain(speed_ups), sorted(name for name, ratio in speed_ups.items() if ratio < 1)
+    bound = f"A pool for each class gives at most {gain:.1%} more tokens per second than the better of two equal pools"
+    if not slower or gain < _WORTH:
+        yield Finding.info("split-by-class", f"{bound}: it is not worth it.", fix="Send every class to both pools.")
+        return
+    yield Finding.info(
+        "split-by-class",
+        f"{bound}, for classes with equal shares of the work and servers that are always busy: simulated "
+        "splits gave less, and lost where the shares were not those of the servers.",
+        fix=f"Measure it with four servers or more; requests of {' and '.join(slower)} go to the plain pool with the "
+        f"header {POOL_HEADER}: plain.",
+    )

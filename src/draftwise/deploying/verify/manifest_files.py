@@ -1,0 +1,154 @@
+"""Whether a file starts a setup and its release takes it: what `check` and `size` say, and every difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
+from draftwise.deploying.api_server import validate_text
+from draftwise.deploying.deployment_folder import DEPLOYMENT, SETUP, prove, read_record
+from draftwise.deploying.read_back import compare_setups
+from draftwise.deploying.twin import Pool, count_device, without_speculation
+from draftwise.deploying.weights_layout import rename_upstream
+from draftwise.plan.check import Report, judge
+from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
+from draftwise.setups.read.json_setup import read_json_setup
+
+__all__ = ["find_ordered", "read_setup", "report_of", "verify_folder", "verify_text"]
+
+
+def find_ordered(path: Path) -> Setup | None:
+    """Return what a file is to start, by the setup.json next to it; None without one.
+
+    Raises:
+        UnreadableSource: what lies there cannot be read.
+    """
+    folder = path.parent
+    if not (folder / SETUP).is_file():
+        return None
+    setup = read_setup(folder / SETUP)
+    if not (folder / DEPLOYMENT).is_file():
+        return setup
+    is_plain = read_record(folder).sides["plain"].file == path.name
+    return without_speculation(setup) if is_plain else setup
+
+
+def read_setup(path: Path) -> Setup:
+    """Return the setup that a file holds, e.g. the setup.json of a deployment.
+
+    Raises:
+        UnreadableSource: it is not there, or holds no setup with its target and release.
+    """
+    (source,) = find_texts(path)
+    try:
+        setup = read_json_setup(source.text, name=source.name).setup
+    except InvalidSetup as error:
+        raise UnreadableSource(error.findings) from None
+    if not (setup.target and setup.engine_version):
+        raise UnreadableSource.because(
+            "setup-incomplete",
+            f"{path} names no target or no engine_version.",
+            where=str(path),
+            fix="Give the setup.json of a folder that `draftwise deploy` wrote.",
+        )
+    return setup
+
+
+def report_of(*findings: Finding, setup: Setup | None = None) -> Report:
+    """Return findings as the report that they are shown in, without what a release makes of a setup."""
+    setup = setup or Setup(engine="")
+    return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
+
+
+def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
+    """Yield what is wrong with a folder that `deploy` wrote: with the folder, and with the file of each twin.
+
+    Args:
+        folder: of a deployment.
+        gpu: on which it runs, where the files do not say it.
+
+    Raises:
+        UnreadableSource: the folder is no deployment's.
+    """
+    record, setup = read_record(folder), read_setup(folder / SETUP)
+    yield str(folder), report_of(*prove(folder))
+    ordered: dict[Pool, Setup] = {"spec": setup, "plain": without_speculation(setup)}
+    for pool, side in record.sides.items():
+        path = folder / side.file
+        if path.is_file():
+            (source,) = find_texts(path)
+            yield str(path), verify_text(source, ordered[pool], gpu=gpu, platform_release=record.platform_release)
+
+
+def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, platform_release: str = "") -> Report:
+    """Return what a text starts, judged, with each difference from what was ordered.
+
+    Args:
+        source: a manifest, a unit or a command line.
+        ordered: that it is to start.
+        gpu: on which it runs, where the text does not say it.
+        platform_release: of the project that defines the kinds of its objects; by default the newest that is known.
+    """
+    try:
+        refused = tuple(validate_text(source.text, name=source.name, release=platform_release))
+        reading = _read_one(source, ordered)
+    except InvalidSetup as error:
+        return report_of(*error.findings)
+    found, name = reading.setup, source.name or "The text"
+    lost = tuple(_find_lost(found))
+    device = ordered.device or (None if found.device is None else count_device(ordered).device)
+    differences = compare_setups(replace(ordered, device=device), found, name=name, lost=lost)
+    # Where files put the checkpoints, there is nothing here to be looked at: their names are known.
+    judged = replace(rename_upstream(found), engine_version=ordered.engine_version)
+    report = judge(replace(reading, setup=judged))
+    findings = (*refused, *differences, *_tell_lost(name, lost), *report.findings, *_size(judged, gpu))
+    return replace(report, findings=findings)
+
+
+def _read_one(source: SourceText, ordered: Setup) -> SetupReading:
+    """Return the one server of a text, read for the release that was ordered where it names none."""
+    readings = read_setups(source)
+    if not any(reading.setup.engine_version for reading in readings):
+        readings = read_setups(source, engine_version=ordered.engine_version)
+        readings = tuple(replace(each, setup=replace(each.setup, engine_version="")) for each in readings)
+    if len(readings) != 1:
+        raise InvalidSetup.because(
+            "several-servers",
+            f"{source.name or 'The text'} starts {len(readings)} servers, and one was ordered.",
+            where=source.name,
+            fix="Give the file of one server.",
+        )
+    return readings[0]
+
+
+def _find_lost(found: Setup) -> Iterator[str]:
+    """Yield the fields that a text does not tell."""
+    if found.device is None:
+        yield "device"
+    if not found.engine_version:
+        yield "engine_version"
+
+
+def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
+    words = {"device": "how many GPUs the server gets", "engine_version": "which vLLM release it starts"}
+    if lost:
+        text = f"{name} does not tell {' and '.join(words[field] for field in lost)}."
+        yield Finding.info("not-told", text, where=name)
+
+
+def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
+    """Yield why a server does not fit its GPUs; where these are not known, or its model is not, that is not known."""
+    device = found.device
+    if gpu is None and (device is None or device.name == "GPU"):
+        return
+    from draftwise.plan.size import size  # most files do not name a GPU
+
+    try:
+        sizing = size(found, gpu=gpu)
+    except InvalidSetup as error:
+        text = f"Whether it fits its GPUs is not known. {error.findings[0].message}"
+        yield Finding.info("not-told", text, where=error.findings[0].where)
+    else:
+        yield from (each for each in sizing.findings if each.severity is Severity.ERROR)

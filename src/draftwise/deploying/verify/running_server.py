@@ -1,0 +1,208 @@
+"""Whether a running server, or its start-up log, tells what was ordered: release, config, drafts, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from draftwise.backends.backend import Probed, ProbedPair
+from draftwise.backends.vllm_log import StartupLog, find_root_cause
+from draftwise.core import Divergence, Finding, Setup
+from draftwise.deciding.thresholds import Thresholds
+from draftwise.deciding.validity.output_checks import is_tie
+from draftwise.knowledge.methods import find_method
+from draftwise.plan.check import check
+from draftwise.setups.read import SourceText
+
+__all__ = ["verify_log", "verify_server"]
+
+
+def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
+    """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""
+    if told is None:
+        text = "Which release runs is not told."
+        yield Finding.warning("not-told", text, where=where)
+    elif told.partition("+")[0] != setup.engine_version:
+        text = f"Release {told} runs, and vLLM {setup.engine_version} was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+
+
+def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
+    """Yield each key of the speculative config that a server resolved to something else.
+
+    Args:
+        setup: that was ordered.
+        told: the keys that the server tells, none of a plain one; None where it tells nothing.
+        where: the server or the log that tells them.
+        fix: what to do if nothing tells them.
+    """
+    if told is None:
+        text = "How the speculative config resolved is not told."
+        yield Finding.info("not-told", text, where=where, fix=fix)
+        return
+    resolved = check(setup).resolved
+    if bool(told) != (resolved is not None):
+        if told:
+            text = "The server was started to speculate, and a plain one was ordered."
+        else:
+            text = "The server was started without speculation, and one that speculates was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+    elif resolved is not None and setup.spec is not None:
+        wanted = {
+            "method": resolved.method,
+            "num_speculative_tokens": resolved.num_speculative_tokens,
+            "model": setup.spec.model,
+        }
+        for key, value in wanted.items():
+            if value is not None and key in told and told[key] != value:
+                text = f"The server resolved {key} to {told[key]!r}, and {value!r} was ordered."
+                yield Finding.error("runs-otherwise", text, where=where)
+
+
+def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
+    """Yield each difference that a log tells, why the start failed, and what the log does not tell."""
+    lines, log = source.text.splitlines(), StartupLog(0.0)
+    log.take(lines, 0.0)
+    yield from _compare_release(setup, log.values.get("engine_version"), source.name)
+    told = log.values.get("speculative_config")
+    yield from _compare_resolved(setup, told, source.name, fix="Give the log from its first line on.")
+    if (cause := find_root_cause(lines)) is not None:
+        text = f"The server did not start: {cause}"
+        yield Finding.error("start-failed", text, where=source.name)
+    elif not log.is_ready:
+        text = "Whether the server became ready is not told: the log ends before."
+        yield Finding.warning("not-told", text, where=source.name)
+
+
+_SPREAD = 0.16
+"""Standard deviation over prompts of the relative change of tokens per step, after something changed: measured with the
+bundled prompts and an EAGLE-3 head whose weights were disturbed."""
+_SURE = 3.0
+"""Standard errors (p = 0.001, one-sided) below the expected value that are a finding."""
+_HARDLY = 1.05
+"""Acceptance length under which drafts of a trained drafter hardly ever stand: no such drafter fits its target."""
+_FEWEST_DRAFTS = 50
+"""Minimum number of drafts whose mean is judged."""
+
+
+def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: float | None = None) -> Iterator[Finding]:
+    """Yield each difference, what was seen, and what could not be seen.
+
+    Args:
+        setup: that was ordered.
+        probed: what the servers were seen to do.
+        where: the server is.
+        expected: tokens per step that the same prompts had before.
+    """
+    server = probed.server
+    yield from _compare_release(setup, _get_text(server, "version"), where)
+    yield from _check_model(setup, server, where)
+    told = server.info.version.get("speculative_config")
+    yield from _compare_resolved(
+        setup, told, where, fix="Give the start-up log with --log: servers tell it in development mode only."
+    )
+    yield from _check_drafting(setup, server, where)
+    yield from _check_steps(server, where, expected)
+    if probed.plain is not None:
+        yield from _check_outputs(setup, probed, where)
+        if setup.spec is not None:
+            text = "Log-probabilities were not compared: equal outputs do not make them equal under speculation."
+            yield Finding.info("logprobs-drift", text, where=where, fix="Evaluate by them on the plain server.")
+
+
+def _get_text(server: Probed, key: str) -> str | None:
+    value = server.info.version.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _check_model(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
+    named = setup.args.get("served_model_name", setup.target)
+    names = [named] if isinstance(named, str) else list(named)
+    if server.info.model not in names:
+        text = f"The server serves {server.info.model!r}, and {names[0]!r} was ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+    wanted, found = setup.args.get("max_model_len"), server.info.max_model_len
+    if isinstance(wanted, int) and wanted > 0 and found is not None and found != wanted:
+        text = f"The server takes {found} tokens of context, and {wanted} were ordered."
+        yield Finding.error("runs-otherwise", text, where=where)
+
+
+def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
+    """Yield whether drafts are counted and stand, as far as the counters tell."""
+    stats = server.growth.spec
+    if setup.spec is None:
+        if stats.num_drafts or server.counts_drafts:
+            text = "The server counts drafts, and a plain one was ordered."
+            yield Finding.error("runs-otherwise", text, where=where)
+    elif server.growth.generation_tokens is None:
+        text = "Whether the server drafts is not told: its /metrics cannot be read."
+        yield Finding.warning("not-told", text, where=where)
+    elif not stats.num_drafts:
+        must = server.counts_drafts is False or _always_drafts(setup)
+        text = f"The server counted no draft in {server.num_tokens} tokens."
+        if must:
+            yield Finding.error("drafts-missing", text, where=where)
+        else:
+            text = f"{text} Lookup drafts where text repeats, so that this decides nothing."
+            yield Finding.warning("drafts-missing", text, where=where)
+    elif stats.num_drafts >= _FEWEST_DRAFTS and _always_drafts(setup) and (stats.acceptance_length or 0) < _HARDLY:
+        text = (
+            f"Of {stats.num_draft_tokens} draft tokens {stats.num_accepted_tokens} stood: a drafter of another target, "
+            "or a damaged one, drafts so."
+        )
+        yield Finding.error("drafter-does-not-fit", text, where=where)
+    else:
+        length = stats.acceptance_length or 1.0
+        text = f"{stats.num_drafts} drafts were counted, with {length:.2f} tokens of output for each."
+        yield Finding.info("seen", text, where=where)
+
+
+def _always_drafts(setup: Setup) -> bool:
+    resolved = check(setup).resolved
+    method = None if resolved is None else find_method(resolved.method)
+    return method is not None and method.drafts_from not in ("none", "text")
+
+
+def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator[Finding]:
+    """Yield the tokens per step, held against those that were expected where nobody else was served meanwhile."""
+    found, generated = server.growth.tokens_per_step, server.growth.generation_tokens
+    if found is None or generated is None:
+        yield Finding.warning("not-told", "How many tokens a step gives is not told.", where=where)
+        return
+    num_prompts = len(server.answers)
+    if generated > server.num_tokens:
+        others = generated - server.num_tokens
+        text = f"What a step of the probe gave is not known: {others} tokens of other clients are in the counters."
+        yield Finding.warning("not-told", text, where=where)
+        return
+    limit = None if expected is None else expected * (1 - _SURE * _SPREAD / sqrt(num_prompts))
+    text = f"A step gave {found:.2f} tokens over {num_prompts} prompts"
+    if limit is not None and found < limit:
+        text = f"{text}, and {expected:.2f} were expected: more than chance makes of so many prompts."
+        yield Finding.error("fewer-tokens-per-step", text, where=where)
+    else:
+        yield Finding.info("seen", f"{text}{'' if expected is None else f' ({expected:.2f} expected)'}.", where=where)
+
+
+def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
+    """Yield whether the outputs are the plain server's; parting at a tie within rounding is no difference."""
+    gaps = Thresholds().tie_gap
+    dtype = _get_text(probed.server, "dtype") or str(setup.args.get("dtype"))
+    gap = gaps.get(dtype, gaps["bfloat16"])
+    num_prompts, found = len(probed.server.answers), probed.divergences
+    real = [each for each in found if not is_tie(each, gap)]
+    if real:
+        text = f"{len(real)} of {num_prompts} outputs differ from the plain server's: {_describe(real)}."
+        fix = "Greedy speculation must not change the output: look whether both serve the same weights."
+        yield Finding.error("other-outputs", text, where=where, fix=fix)
+    else:
+        ties = f"; {len(found)} part at ties within rounding" if found else ""
+        text = f"{num_prompts} of {num_prompts} outputs are the plain server's{ties}."
+        yield Finding.info("seen", text, where=where)
+
+
+def _describe(real: Sequence[Divergence]) -> str:
+    first = real[0]
+    gap = "not examined" if first.gap is None else f"{first.gap:.2g} nats apart"
+    return f"first {first.workload} {first.prompt_id} at output token {first.position} (the two tokens are {gap})"

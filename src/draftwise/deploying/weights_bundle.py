@@ -1,0 +1,429 @@
+"""A setup's weights and all that they need, in one folder for machines without a way to the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from json import dumps
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
+from draftwise.checkpoints.pair import inspect_pair
+from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, StorageError
+from draftwise.deploying.deployment_folder import CHECKSUMS, MODELCAR, SETUP, STAGE, digest, prove, write_sums
+from draftwise.deploying.secrets import refuse_secrets
+from draftwise.deploying.templating import dump_yaml, fill
+from draftwise.deploying.verify.manifest_files import read_setup
+from draftwise.deploying.weights_layout import CheckpointRef, find_drafter, name_upstream
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.vllm import get_release
+from draftwise.plan.check import check
+from draftwise.setups.write import write_json
+
+__all__ = ["MODELS", "BundleOptions", "list_checkpoints", "locate_checkpoints", "pack", "verify_bundle"]
+
+_MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocatedCheckpoint:
+    """A checkpoint of a setup."""
+
+    checkpoint: CheckpointRef
+    source: Path
+    """The directory that holds it here."""
+    tree: Path
+    """What links in it may point into: the directory itself, or the folder of the hub's cache that it is part of."""
+
+
+def list_checkpoints(setup: Setup) -> tuple[CheckpointRef, ...]:
+    """Return the target and, where it has weights of its own, the drafter, as they are named elsewhere."""
+    found = [CheckpointRef(name=name_upstream(setup.target), revision=_get_text(setup.args))]
+    if (drafter := find_drafter(setup)) and setup.spec is not None:
+        found.append(CheckpointRef(name=name_upstream(drafter), revision=_get_text(setup.spec.options)))
+    return tuple(found)
+
+
+def _get_text(options: Mapping[str, object]) -> str:
+    revision = options.get("revision")
+    return revision if isinstance(revision, str) else ""
+
+
+def locate_checkpoints(setup: Setup, sources: Mapping[str, Path]) -> tuple[LocatedCheckpoint, ...]:
+    """Return the checkpoints that a setup loads, where they lie.
+
+    Args:
+        setup: that loads them.
+        sources: directories by name, for those that are neither a directory nor in the hub's cache.
+
+    Raises:
+        InvalidSetup: one of them is not here, or a source is of neither.
+    """
+    checkpoints = list_checkpoints(setup)
+    names = [each.name for each in checkpoints]
+    if foreign := [name for name in sources if name not in names]:
+        raise InvalidSetup.because(
+            "artefact-not-loaded",
+            f"The setup does not load {foreign[0]}.",
+            where="--from",
+            fix=f"It loads {' and '.join(names)}.",
+        )
+    return tuple(_find(each, sources) for each in checkpoints)
+
+
+def _find(checkpoint: CheckpointRef, sources: Mapping[str, Path]) -> LocatedCheckpoint:
+    given = sources.get(checkpoint.name, Path(checkpoint.name))
+    if given.is_dir():
+        return LocatedCheckpoint(checkpoint=checkpoint, source=given, tree=given)
+    tree = _hub_cache() / f"models--{checkpoint.name.replace('/', '--')}"
+    revision = checkpoint.revision or _MAIN
+    reference = tree / "refs" / revision
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
+    if checkpoint.name not in sources and (source := tree / "snapshots" / commit).is_dir():
+        return LocatedCheckpoint(checkpoint=checkpoint, source=source, tree=tree)
+    raise InvalidSetup.because(
+        "artefact-not-here",
+        f"{given if checkpoint.name in sources else checkpoint.name} is no directory, and the hub's cache does not "
+        "have it.",
+        where="--from",
+        fix=f"Download it (hf download {checkpoint.name} --local-dir DIR) and name it: --from {checkpoint.name}=DIR.",
+    )
+
+
+def _hub_cache() -> Path:
+    """Return where the hub's own library keeps what it downloaded (huggingface_hub/constants.py)."""
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
+def _list_files(artefact: LocatedCheckpoint) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a checkpoint: the name inside it, and what is to be copied. Hidden ones stay behind.
+
+    Raises:
+        InvalidSetup: a link leaves the tree, or a file is a pointer to what Git did not fetch.
+    """
+    tree = artefact.tree.resolve()
+    for folder, folders, names in os.walk(artefact.source):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        links = [each for each in folders if (Path(folder) / each).is_symlink()]
+        for name in sorted([*links, *(each for each in names if not each.startswith("."))]):
+            path = Path(folder) / name
+            real = path.resolve()
+            if not real.is_file() or not real.is_relative_to(tree):
+                raise InvalidSetup.because(
+                    "link-leaves-tree",
+                    f"{path} is a link to {real}, which is no file of this checkpoint.",
+                    where=str(path),
+                    fix="Put the file itself there: cp --dereference.",
+                )
+            with real.open("rb") as file:
+                refuse_pointer(path, file.read(POINTER_BYTES))
+            yield path.relative_to(artefact.source).as_posix(), real
+
+
+def _judge(setup: Setup, artefacts: tuple[LocatedCheckpoint, ...]) -> Iterator[Finding]:
+    """Yield what is wrong with the checkpoints, alone and together, and what they lack.
+
+    Raises:
+        InvalidSetup: config.json or weights are missing or damaged: with every fault of both.
+    """
+    version = get_release(setup.engine_version, nearest=True).version
+    target, *drafters = artefacts
+    if drafters:
+        pair = inspect_pair(drafters[0].source, target.source, version=version)
+        yield from pair.findings
+        yield from _find_lost_name(setup, drafters[0], pair.drafter)
+        of_target = pair.target
+    else:
+        of_target = inspect_checkpoint(target.source, version=version)
+        yield from of_target.findings
+    if of_target.vocabulary is None:
+        yield Finding.error(
+            "tokenizer-absent",
+            f"{target.source} has no tokenizer: the server would look for it on the hub.",
+            where=str(target.source),
+            fix="Download the checkpoint with its tokenizer files.",
+        )
+    if not (target.source / "generation_config.json").is_file():
+        yield Finding.info(
+            "generation-config-absent",
+            f"{target.source} has no generation_config.json: the server starts with its own sampling defaults.",
+            where=str(target.source),
+        )
+
+
+def _find_lost_name(setup: Setup, artefact: LocatedCheckpoint, found: Inspection) -> Iterator[Finding]:
+    """Yield that nothing tells the method any more where the directory's name does not, and the config does not."""
+    spec = setup.spec
+    if spec is None or spec.method is not None or not found.drafter.is_head:
+        return
+    resolved = check(replace(setup, spec=replace(spec, model=artefact.checkpoint.directory))).resolved
+    if resolved is None or resolved.method != found.drafter.method:
+        yield Finding.error(
+            "method-not-told",
+            f"{artefact.source} is a head of {found.drafter.method}, which neither its name nor the "
+            "speculative config tells: vLLM would take it for a model.",
+            where="speculative_config",
+            fix=f'Add "method": "{found.drafter.method}", or give the directory its name back.',
+        )
+
+
+_CHUNK = 8 << 20
+_DONE = ".done"
+"""One line of JSON for each file that was copied: what it was copied from, and its sum."""
+
+
+def _copy_all(
+    files: Mapping[str, Path],
+    out: Path,
+    finish: Callable[[Path, Mapping[str, str]], None],
+    *,
+    told: Callable[[int], None],
+) -> None:
+    """Copy files, let the rest be written, and put the folder in its place.
+
+    Args:
+        files: what to copy, by its name in the folder.
+        out: the folder, which must not be there yet; until it is complete it has another name next to it.
+        finish: writes the rest into the folder; takes it, and the SHA-256 of each file that was copied.
+        told: is given the bytes that came in since it was called last.
+
+    Raises:
+        InvalidSetup: something is at `out`.
+        StorageError: there is no room, or the disk fails; the next call goes on from there.
+    """
+    if out.exists():
+        raise InvalidSetup.because(
+            "folder-exists", f"{out} is there already.", where="--out", fix="Choose another folder, or move it away."
+        )
+    part = out.parent / f".{out.name}.part"
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        done = _read_done(part / _DONE)
+        _check_room(part, [path for name, path in files.items() if _identify(name, path) not in done])
+        sums = {name: _copy(name, path, part, done, told) for name, path in files.items()}
+        _remove_strays(part, files)
+        finish(part, sums)
+        (part / _DONE).unlink(missing_ok=True)
+        part.rename(out)
+    except OSError as error:
+        raise StorageError(
+            f"{out} cannot be written ({error.strerror or error}). What was copied is kept in {part}: make room, and "
+            "give the same command again."
+        ) from None
+
+
+def _identify(name: str, source: Path) -> str:
+    state = source.stat()
+    return json.dumps([name, str(source), state.st_size, state.st_mtime_ns])
+
+
+def _read_done(journal: Path) -> Mapping[str, str]:
+    """Return the sums of what was copied, by what it was copied from; a line that was cut off counts for nothing."""
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
+    pairs = (line.split(" ", 1) for line in lines)
+    return {pair[1]: pair[0] for pair in pairs if len(pair) == 2 and len(pair[0]) == 64 and pair[1].endswith("]")}
+
+
+def _check_room(part: Path, missing: list[Path]) -> None:
+    needed, free = sum(path.stat().st_size for path in missing), shutil.disk_usage(part).free
+    if needed > free:
+        raise OSError(f"{needed >> 20} MiB are to be copied, and {free >> 20} MiB are free")
+
+
+def _copy(name: str, source: Path, part: Path, done: Mapping[str, str], told: Callable[[int], None]) -> str:
+    """Copy a file unless that was done before, and return its sum."""
+    target, identity = part / name, _identify(name, source)
+    if identity in done and target.is_file() and target.stat().st_size == source.stat().st_size:
+        told(source.stat().st_size)
+        return done[identity]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with source.open("rb") as come, target.open("wb") as go:
+        while chunk := come.read(_CHUNK):
+            digest.update(chunk)
+            go.write(chunk)
+            told(len(chunk))
+        go.flush()
+        os.fsync(go.fileno())
+    with (part / _DONE).open("a", encoding="utf-8") as journal:
+        journal.write(f"{digest.hexdigest()} {identity}\n")
+    return digest.hexdigest()
+
+
+def _remove_strays(part: Path, files: Mapping[str, Path]) -> None:
+    """Remove what an earlier command, of another setup, left in the folder."""
+    for path in part.rglob("*"):
+        if path.is_file() and path.relative_to(part).as_posix() not in files and path.name != _DONE:
+            path.unlink()
+
+
+MODELS = "models"
+_BASE = "busybox:1.37"
+_MODELSCOPE = "modelscope"
+_QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOptions:
+    """What the place that the bundle is for looks like."""
+
+    image: str = ""
+    """Image of the server, best with its digest; empty for vLLM's own image of the release."""
+    modelcar: str = "models:1"
+    """How the image of the weights is to be called."""
+    claim: str = "models"
+    """Claim that the staging Job puts the weights onto."""
+    wheels: Sequence[Path] = ()
+    """Packages that the method needs and the image does not have."""
+    mirror: str = ""
+    """Where models come from there: the URL of a mirror of the hub, or `modelscope`; empty for nowhere."""
+
+
+def pack(
+    setup: Setup, sources: Mapping[str, Path], out: Path, wanted: BundleOptions, *, told: Callable[[int], None]
+) -> tuple[Finding, ...]:
+    """Write a bundle, and return what is to be known of it.
+
+    Args:
+        setup: whose weights it takes along.
+        sources: directories of checkpoints, by their names.
+        out: a folder that is not there yet.
+        wanted: what the other place looks like.
+        told: is given the bytes that were copied since it was called last.
+
+    Raises:
+        InvalidSetup: a checkpoint is not whole, or would not be found for what it is.
+        StorageError: the folder cannot be written; the next call goes on from there.
+    """
+    refuse_secrets(setup)
+    env = _list_env(wanted.mirror)
+    artefacts = locate_checkpoints(setup, sources)
+    findings = [*_judge(setup, artefacts), *_find_absences(setup, wanted)]
+    if errors := [each for each in findings if each.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    files = dict(_list_all(artefacts, wanted.wheels))
+    script = f"cp -r /{MODELS}/. /claim/ && cd /claim && sha256sum -c {CHECKSUMS}"
+    job = {"image": wanted.modelcar, "claim": wanted.claim, "script": script}
+    texts = {
+        SETUP: write_json(setup),
+        "images.txt": "".join(f"{image}\n" for image in (_name_image(setup, wanted), _BASE)),
+        "env": "".join(f"{name}={value}\n" for name, value in env.items()),
+        MODELCAR: _write_modelcar(artefacts),
+        STAGE: dump_yaml(*fill("bundle.yaml", None, job)),
+        "README.md": _write_readme(artefacts, wanted, setup),
+    }
+
+    def finish(folder: Path, sums: Mapping[str, str]) -> None:
+        of_models = {name: value for name, value in sums.items() if name.startswith(f"{MODELS}/")}
+        inner = {name.removeprefix(f"{MODELS}/"): value for name, value in of_models.items()}
+        written = {f"{MODELS}/{CHECKSUMS}": write_sums(inner), **texts}
+        for name, text in written.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        whole = {**sums, **{name: digest(folder / name) for name in written}}
+        (folder / CHECKSUMS).write_text(write_sums(whole), encoding="utf-8")
+
+    _copy_all(files, out, finish, told=told)
+    return tuple(findings)
+
+
+def verify_bundle(folder: Path) -> tuple[Finding, ...]:
+    """Return the files of a bundle that differ from its manifest, and what keeps a server from loading its setup.
+
+    Raises:
+        UnreadableSource: the folder is no bundle.
+    """
+    setup, changed = read_setup(folder / SETUP), tuple(prove(folder))
+    if any(each.severity is Severity.ERROR for each in changed):
+        return changed
+    artefacts = tuple(
+        LocatedCheckpoint(checkpoint=each, source=folder / MODELS / each.directory, tree=folder / MODELS)
+        for each in list_checkpoints(setup)
+    )
+    return (*changed, *_judge(setup, artefacts))
+
+
+def _list_env(mirror: str) -> Mapping[str, str]:
+    """Return the variables of a server that must ask nobody outside, or a mirror only."""
+    parts = urlsplit(mirror)
+    if not mirror:
+        return {**_OFFLINE, **_QUIET}
+    if mirror == _MODELSCOPE:
+        return {"VLLM_USE_MODELSCOPE": "True", **_QUIET}
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise InvalidSetup.because(
+            "mirror-unusable",
+            "The mirror is no URL that could be written down: it needs http or https and a host, and may hold no "
+            "user or password.",
+            where="--mirror",
+            fix="Write e.g. https://hub.example.org; give credentials to the server as a secret.",
+        )
+    return {"HF_ENDPOINT": mirror, **_QUIET}
+
+
+def _find_absences(setup: Setup, wanted: BundleOptions) -> Iterator[Finding]:
+    """Yield what the other place will lack."""
+    method = find_method(setup.spec.method) if setup.spec is not None else None
+    package = "" if method is None else method.package
+    if package and not any(wheel.name.replace("_", "-").startswith(f"{package}-") for wheel in wanted.wheels):
+        yield Finding.warning(
+            "wheel-missing",
+            f"The method needs the package {package}, which vLLM's image does not have and no wheel brings.",
+            where="--wheel",
+            fix=f"pip download --no-deps {package} for the image's Python, and name the file with --wheel.",
+        )
+    image = _name_image(setup, wanted)
+    if "@sha256:" not in image:
+        yield Finding.warning(
+            "image-not-pinned",
+            f"The image {image} has no digest: the place that loads it cannot tell whether it is the same.",
+            where="--image",
+            fix=f"docker pull {image}, and give what docker inspect --format '{{{{index .RepoDigests 0}}}}' says.",
+        )
+
+
+def _name_image(setup: Setup, wanted: BundleOptions) -> str:
+    return wanted.image or f"vllm/vllm-openai:v{setup.engine_version}"
+
+
+def _list_all(artefacts: Sequence[LocatedCheckpoint], wheels: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield what is copied, by its name in the bundle."""
+    for artefact in artefacts:
+        for name, path in _list_files(artefact):
+            yield f"{MODELS}/{artefact.checkpoint.directory}/{name}", path
+    yield from ((f"wheels/{wheel.name}", wheel) for wheel in wheels)
+
+
+def _write_modelcar(artefacts: Sequence[LocatedCheckpoint]) -> str:
+    names = [f"{MODELS}/{each.checkpoint.directory}" for each in artefacts]
+    copies = [dumps([name, f"/{name}"]) for name in (*names, f"{MODELS}/{CHECKSUMS}")]
+    lines = ["# A layer for each checkpoint: a new drafter leaves the target's as it is.", f"FROM {_BASE}"]
+    return "\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""])
+
+
+def _write_readme(artefacts: Sequence[LocatedCheckpoint], wanted: BundleOptions, setup: Setup) -> str:
+    image = _name_image(setup, wanted)
+    held = [f"- `{MODELS}/{each.checkpoint.directory}/`" for each in artefacts]
+    steps = {
+        "Prove it": f"sha256sum -c {CHECKSUMS}  # or: draftwise bundle verify .",
+        "Bring the images (on a machine that reaches the registry)": (
+            f"docker pull {image} && docker save {image} -o server-image.tar\n"
+            f"docker pull {_BASE} && docker save {_BASE} -o {_BASE.partition(':')[0]}.tar"
+        ),
+        "Make the image of the weights": f"docker build -f {MODELCAR} -t {wanted.modelcar} .",
+        f"Or put them onto the claim {wanted.claim}": f"kubectl apply -f {STAGE}",
+        "Write the service for it (or --layout pvc:" + wanted.claim + ")": (
+            f"draftwise deploy {SETUP} --to kserve --layout modelcar:{wanted.modelcar} --out service/"
+        ),
+        "Prove the weights in a pod": f"kubectl exec POD -- sh -c 'cd /mnt/models && sha256sum -c {CHECKSUMS}'",
+    }
+    blocks = [f"{text}:\n\n```sh\n{command}\n```\n" for text, command in steps.items()]
+    env = "Servers start with the variables in `env`: they ask nobody outside for weights, and tell nobody.\n"
+    return "\n".join(["# Weights of a setup\n", *held, "", env, *blocks])

@@ -1,0 +1,368 @@
+"""What carries steps out, for as long as the operator names it: HAProxy's socket, a command, a patch for Git."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from draftwise.core import BackendError, InvalidSetup
+from draftwise.core.action import OUT, Action, Step
+from draftwise.deploying.deployment_folder import Record, read_record
+from draftwise.machine.whole_files import write_whole
+
+__all__ = [
+    "CommandExecutor",
+    "Executor",
+    "HAProxy",
+    "HaproxyServer",
+    "Patch",
+    "find_executor",
+    "parse_executor",
+    "parse_servers",
+]
+
+
+class Executor(Protocol):
+    """Something that was named to carry out steps."""
+
+    @property
+    def name(self) -> str:
+        """As it was named on the command line, so that a step can be undone by what did it."""
+
+    @property
+    def steps(self) -> frozenset[Step]:
+        """Those that it can carry out."""
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Find out before anything is wrong whether steps could be carried out.
+
+        Raises:
+            BackendError: not on these replicas.
+        """
+
+    def carry_out(self, action: Action) -> None:
+        """Carry out a step; to do it again changes nothing.
+
+        Raises:
+            BackendError: it was not done, or not on every replica.
+        """
+
+    def is_out(self, replica: str) -> bool | None:
+        """Return whether a replica is out of the traffic; None where that cannot be seen."""
+
+
+_COMMAND_S = 60.0
+_LONGEST = 300
+
+
+class CommandExecutor:
+    """Runs a command once a replica, without a shell; it has 60 seconds, and exit code 0 means that it is done."""
+
+    steps = frozenset({Step.SHIFT, Step.DRAIN, Step.TRICKLE, Step.RELEASE, Step.RESTART})
+
+    def __init__(self, name: str, template: str) -> None:
+        """Take a command in which {step} and {replica} stand for what is to be done and for a URL.
+
+        Raises:
+            InvalidSetup: it is no command, or does not say what and where.
+        """
+        self.name = name
+        self._words = _split(template)
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Do nothing: a command is not run before it is needed."""
+
+    def carry_out(self, action: Action) -> None:
+        """Run the command for each replica in turn.
+
+        Raises:
+            BackendError: it failed; the replicas after it were not touched.
+        """
+        for replica in action.replicas:
+            filled = [word.replace("{step}", action.step).replace("{replica}", replica) for word in self._words]
+            _run(filled)
+
+    def is_out(self, replica: str) -> bool | None:  # noqa: ARG002
+        """Return None: a command does not tell."""
+        return None
+
+
+def _split(template: str) -> Sequence[str]:
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise _refuse(f"--act command={template} cannot be split into words ({error}).") from None
+    if not all(any(name in word for word in words) for name in ("{step}", "{replica}")):
+        raise _refuse(f"--act command={template} does not say what is to be done and where.")
+    return words
+
+
+def _refuse(message: str) -> InvalidSetup:
+    fix = "Write --act command='PROGRAM {step} {replica}': steps are shift, drain, trickle, release and restart."
+    return InvalidSetup.because("unusable-command", message, where="--act", fix=fix)
+
+
+def _run(words: Sequence[str]) -> None:
+    shown = shlex.join(words)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Look at what it was doing.") from None
+    except OSError as error:
+        raise BackendError(f"`{shown}` cannot be run ({error.strerror}). Name a program that is there.") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-_LONGEST:]
+        raise BackendError(f"`{shown}` failed with exit code {done.returncode}: {said or 'it said nothing'}.")
+
+
+_TIMEOUT_S = 5.0
+_MAINTENANCE = 0x01 | 0x02 | 0x20 | 0x40
+"""Bits of srv_admin_state (HAProxy's management guide, `show servers state`). 0x04 only says that the configuration
+disables the server, and stays once it has been enabled."""
+_DRAINS = 0x08 | 0x10
+_TRICKLE_PERCENT = 5
+_LEAST_WEIGHT = 100 // _TRICKLE_PERCENT
+"""Least configured weight of which a twentieth is still a weight: weights are whole numbers."""
+_ORDERS = {
+    Step.SHIFT: ("weight 0",),
+    Step.DRAIN: ("state drain",),
+    Step.TRICKLE: (f"weight {_TRICKLE_PERCENT}%", "state ready"),
+    Step.RELEASE: ("weight 100%", "state ready"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaproxyServer:
+    """A server of a backend, as `show servers state` tells it."""
+
+    backend: str
+    name: str
+    address: str
+    port: int
+    runs: bool
+    admin_state: int
+    weight: int
+    configured_weight: int
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it was taken out of the traffic: drained, in maintenance or without weight."""
+        return bool(self.admin_state & (_DRAINS | _MAINTENANCE)) or self.weight == 0
+
+    @property
+    def in_maintenance(self) -> bool:
+        """Whether somebody is working on it."""
+        return bool(self.admin_state & _MAINTENANCE)
+
+    def __str__(self) -> str:
+        return f"{self.backend}/{self.name}"
+
+
+def parse_servers(text: str) -> Iterator[HaproxyServer]:
+    """Yield the servers in the answer to `show servers state`; later versions have more columns, in any order.
+
+    Raises:
+        BackendError: it is no such answer.
+    """
+    rows = [line.split() for line in text.splitlines()]
+    columns = next((row[1:] for row in rows if row[:1] == ["#"]), None)
+    if columns is None:
+        raise BackendError(f"HAProxy answers {text.strip()[:80]!r} to `show servers state`. Is this its socket?")
+    for row in rows[rows.index(["#", *columns]) + 1 :]:
+        if len(row) >= len(columns):
+            cells = dict(zip(columns, row, strict=False))
+            yield HaproxyServer(
+                backend=cells["be_name"],
+                name=cells["srv_name"],
+                address=cells["srv_addr"],
+                port=int(cells["srv_port"]),
+                runs=cells["srv_op_state"] != "0",
+                admin_state=int(cells["srv_admin_state"]),
+                weight=int(cells["srv_uweight"]),
+                configured_weight=int(cells["srv_iweight"]),
+            )
+
+
+class HAProxy:
+    """Servers of an HAProxy by the addresses of replicas; each step is read back before it counts as done."""
+
+    steps = frozenset(_ORDERS)
+
+    def __init__(self, name: str, address: str) -> None:
+        """Take the path of the runtime socket, or its host:port; it needs `level admin`."""
+        self.name = name
+        self._address = address
+
+    def carry_out(self, action: Action) -> None:
+        """Give the orders for each replica, and look whether they were followed.
+
+        Raises:
+            BackendError: HAProxy does not answer or does not obey, does not know a replica, would be left without a
+                server in a backend, or somebody has a server in maintenance.
+        """
+        servers = self._read()
+        chosen = [server for replica in action.replicas for server in _find_servers(servers, replica)]
+        self._refuse_if_unsafe(action.step, chosen, servers)
+        for server in chosen:
+            for order in _ORDERS[action.step]:
+                if said := self._say(f"set server {server} {order}").strip():
+                    raise BackendError(f"HAProxy says {said!r} to `set server {server} {order}`.")
+        goes_out = action.step in OUT
+        names = {str(server) for server in chosen}
+        if any(server.is_out is not goes_out for server in self._read() if str(server) in names):
+            raise BackendError(f"HAProxy took the order to {action.step} {', '.join(sorted(names))} without effect.")
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Look for every replica among the servers.
+
+        Raises:
+            BackendError: HAProxy does not answer, or does not know one.
+        """
+        servers = self._read()
+        for replica in replicas:
+            _find_servers(servers, replica)
+
+    def is_out(self, replica: str) -> bool | None:
+        """Return whether a replica is out of the traffic in every backend; None where HAProxy cannot tell."""
+        try:
+            return all(server.is_out for server in _find_servers(self._read(), replica))
+        except BackendError:
+            return None
+
+    def _refuse_if_unsafe(self, step: Step, chosen: Sequence[HaproxyServer], servers: Sequence[HaproxyServer]) -> None:
+        if busy := [str(server) for server in chosen if server.in_maintenance]:
+            raise BackendError(f"{', '.join(busy)} is in maintenance by other hands: nothing was done to it.")
+        if step is Step.TRICKLE and any(server.configured_weight < _LEAST_WEIGHT for server in chosen):
+            raise BackendError(f"A twentieth of the traffic needs `weight {_LEAST_WEIGHT}` or more of every server.")
+        if step in OUT:
+            for backend in dict.fromkeys(server.backend for server in chosen):
+                left = [each for each in servers if each.backend == backend and each not in chosen]
+                if not any(each.runs and not each.is_out for each in left):
+                    raise BackendError(f"Backend {backend} of HAProxy would be left without a server.")
+
+    def _read(self) -> Sequence[HaproxyServer]:
+        return list(parse_servers(self._say("show servers state")))
+
+    def _say(self, order: str) -> str:
+        """Return the answer to one order: HAProxy closes the connection after it."""
+        try:
+            with _connect(self._address) as connection:
+                connection.sendall(f"{order}\n".encode())
+                return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+        except (OSError, ValueError) as error:
+            raise BackendError(
+                f"HAProxy's socket {self._address} does not answer ({error}). It needs `stats socket PATH level admin`."
+            ) from None
+
+
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in address:
+        return socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_TIMEOUT_S)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[HaproxyServer]:
+    """Return the servers at a replica's address, in whichever backends."""
+    url = urlsplit(replica)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        addresses = {each[4][0] for each in socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise BackendError(f"{replica} has no address ({error}).") from None
+    found = [server for server in servers if server.port == port and server.address in addresses]
+    if not found:
+        raise BackendError(f"HAProxy has no server at {replica}: it has to reach it under the address used here.")
+    return found
+
+
+class Patch:
+    """Puts the twin's text in the place of the file that is deployed, in a patch; nothing is applied."""
+
+    steps = frozenset({Step.ROLL_BACK})
+
+    def __init__(self, name: str, folder: Path, out: Path) -> None:
+        """Take a folder that `draftwise deploy` wrote, and the file that the patch is written to.
+
+        Raises:
+            UnreadableSource: the folder holds no deployment.
+        """
+        self.name = name
+        self._folder, self._out = folder, out
+        self._record = read_record(folder)
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Do nothing: a patch is about the whole service."""
+
+    def carry_out(self, action: Action) -> None:
+        """Write the patch, with why it was written above it, as `git apply` takes it.
+
+        Raises:
+            BackendError: a file cannot be read or written.
+        """
+        try:
+            text = make_patch(self._folder, self._record)
+            write_whole(self._out, f"{action.reason}\n\n{text}")
+        except (OSError, ValueError) as error:
+            raise BackendError(f"The patch {self._out} cannot be written ({error}).") from None
+
+    def is_out(self, replica: str) -> bool | None:  # noqa: ARG002
+        """Return None: whether a patch is applied is not seen from here."""
+        return None
+
+
+def make_patch(folder: Path, record: Record) -> str:
+    """Return what turns the file that is deployed into its twin, by paths from the root of their repository."""
+    spec, plain = (folder / record.sides[pool].file for pool in ("spec", "plain"))
+    before, after = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in (spec, plain))
+    path = spec.resolve().relative_to(_find_root(folder.resolve())).as_posix()
+    return "".join(unified_diff(before, after, f"a/{path}", f"b/{path}"))
+
+
+def _find_root(folder: Path) -> Path:
+    """Return the working tree that a folder lies in; the folder itself where it is in none."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+
+
+def parse_executor(text: str, *, patch_file: Path) -> Executor:
+    """Return the executor that `--act` names.
+
+    Args:
+        text: `haproxy=SOCKET`, `command=WORDS` or `patch=DIR`.
+        patch_file: where a patch is written.
+
+    Raises:
+        InvalidSetup: the text has another form, or names no deployment or no command.
+    """
+    kind, _, given = text.partition("=")
+    if kind == "haproxy" and given:
+        return HAProxy(text, given)
+    if kind == "command" and given:
+        return CommandExecutor(text, given)
+    if kind == "patch" and given:
+        return Patch(text, Path(given), patch_file)
+    raise InvalidSetup.because(
+        "unknown-executor",
+        f"--act {text} names nothing that can carry out a step.",
+        where="--act",
+        fix="Use haproxy=SOCKET, command='WORDS {step} {replica}' or patch=DIR.",
+    )
+
+
+def find_executor(executors: Sequence[Executor], step: Step) -> Executor | None:
+    """Return the first executor that can carry out a step."""
+    return next((each for each in executors if step in each.steps), None)

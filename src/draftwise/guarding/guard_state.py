@@ -1,0 +1,251 @@
+"""What a guard knows from one look to the next, and the files in which it survives its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import StorageError, UnreadableSource
+from draftwise.core.action import Action, Step
+from draftwise.guarding.lease import locked
+from draftwise.guarding.service_reading import ReplicaSample
+from draftwise.machine.whole_files import write_whole
+from draftwise.runs.row_files import RowFile, cut_unfinished
+from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
+
+__all__ = ["KEPT_DAYS", "KEPT_ROWS", "Latch", "State", "Store"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latch:
+    """A replica that was taken out of the traffic, and stays out until it is shown to pay again."""
+
+    step: Step
+    """`shift` or `drain`, and `trickle` while a twentieth of the traffic tries it."""
+    since_s: float
+    """Time of that step, in seconds since the epoch."""
+    out_since_s: float
+    """When it was taken out."""
+    cause: str
+    """What it was taken out for."""
+    means: str = ""
+    """The executor that does it, as it was named on the command line."""
+    is_confirmed: bool = False
+    """Whether it is known to have been done; it is on disk before that it will be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that a decision rests on in addition to the reading of the moment."""
+
+    recent: Mapping[str, tuple[ReplicaSample, ...]] = field(default_factory=dict)
+    """Samples by replica, since the latest change of its traffic; a restart of the guard forgets them."""
+    low_since_s: Mapping[str, float] = field(default_factory=dict)
+    """Time since when a replica is known to be below break-even, by replica."""
+    latches: Mapping[str, Latch] = field(default_factory=dict)
+    last_step_s: float | None = None
+    """When a step was last carried out, whichever."""
+    proposed: Mapping[str, float] = field(default_factory=dict)
+    """Time of the last proposal, by step and replicas."""
+    rolled_back_s: float | None = None
+    """When the way back was last written."""
+    hands_off: frozenset[str] = frozenset()
+    """Replicas that somebody else put back into the traffic: nothing is done to them until that is acknowledged."""
+    learn_from_s: float = 0.0
+    """Rows of before the last acknowledged change are of another service."""
+    drift_model: DriftModel | None = None
+    drift: Drift = field(default_factory=Drift)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what survives as JSON."""
+        return {
+            "latches": {replica: asdict(latch) for replica, latch in self.latches.items()},
+            "low_since_s": dict(self.low_since_s),
+            "last_step_s": self.last_step_s,
+            "proposed": dict(self.proposed),
+            "rolled_back_s": self.rolled_back_s,
+            "hands_off": sorted(self.hands_off),
+            "learn_from_s": self.learn_from_s,
+            "drift_model": None if self.drift_model is None else self.drift_model.to_dict(),
+            "drift": {
+                "sums": {str(form): each for form, each in self.drift.sums.items()},
+                "alarm_s": self.drift.alarm_s,
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> State:
+        """Return what `to_dict` wrote.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is something else.
+        """
+        known = {each.name for each in fields(cls)} - {"recent"}
+        if odd := given.keys() ^ known:
+            raise ValueError(f"it lacks, or should not have, {', '.join(sorted(odd))}")
+        model, drift = given["drift_model"], given["drift"]
+        parts = {
+            "latches": {name: Latch(**{**each, "step": Step(each["step"])}) for name, each in given["latches"].items()},
+            "hands_off": frozenset(given["hands_off"]),
+            "drift_model": None if model is None else DriftModel.from_dict(model),
+            "drift": Drift(
+                sums={DriftSum(form): each for form, each in drift["sums"].items()}, alarm_s=drift["alarm_s"]
+            ),
+        }
+        return cls(**{**given, **parts})
+
+    def mark(self, replicas: Iterable[str], means: str, *, is_confirmed: bool) -> State:
+        """Return the state in which a step on replicas is by an executor, and known to have been done or not."""
+        marked = {
+            name: replace(self.latches[name], means=means, is_confirmed=is_confirmed)
+            for name in replicas if name in self.latches
+        }  # fmt: skip
+        return replace(self, latches={**self.latches, **marked})
+
+    def without(self, replicas: tuple[str, ...]) -> State:
+        """Return the state in which replicas are in the traffic again, and are judged afresh."""
+        return replace(
+            self,
+            latches={name: each for name, each in self.latches.items() if name not in replicas},
+            recent={name: each for name, each in self.recent.items() if name not in replicas},
+            low_since_s={name: each for name, each in self.low_since_s.items() if name not in replicas},
+        )
+
+    def acknowledge(self, now_s: float) -> State:
+        """Return the state after an operator said that what changed is known: it is learned from now on."""
+        return replace(self, hands_off=frozenset(), learn_from_s=now_s, drift_model=None, drift=Drift(), proposed={})
+
+
+KEPT_DAYS = 60
+KEPT_ROWS = KEPT_DAYS * 86_400 // ROW_S
+_FORMAT = "draftwise-guard"
+_VERSION = 1
+_SLACK_ROWS = 2_000
+"""Rows by which a file may grow too long before it is written anew."""
+
+
+class Store:
+    """The files that a guard keeps next to the one that --state names.
+
+    Args:
+        path: of the state.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps = path.with_suffix(".steps.jsonl")
+        self.patch = path.with_suffix(".roll-back.patch")
+        self._rows = path.with_suffix(".rows.csv")
+        self._num_rows: int | None = None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process from the state meanwhile."""
+        with locked(self.path), _tell_of_disk(self.path):
+            yield
+
+    def read(self) -> State:
+        """Return the state; a new one where there is no file.
+
+        Raises:
+            UnreadableSource: the file is something else.
+        """
+        try:
+            given = json.loads(self.path.read_text(encoding="utf-8"))
+            if not isinstance(given, dict) or (given.get("format"), given.get("version")) != (_FORMAT, _VERSION):
+                raise ValueError(f"its format is not {_FORMAT!r} of version {_VERSION}")
+            return State.from_dict(given["state"])
+        except FileNotFoundError:
+            return State()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnreadableSource.because(
+                "not-a-guard-state",
+                f"{self.path} is no state of a guard that this version reads ({error}).",
+                where="--state",
+                fix="Name the file of an earlier `draftwise guard`, or one that is not there yet.",
+            ) from None
+
+    def write(self, state: State) -> None:
+        """Replace the state as a whole."""
+        row = {"format": _FORMAT, "version": _VERSION, "state": state.to_dict()}
+        write_whole(self.path, json.dumps(row, indent=1) + "\n")
+
+    def record(self, action: Action, *, at_s: float, outcome: str, by: str = "") -> None:
+        """Append a step with its evidence.
+
+        Args:
+            action: carried out or proposed.
+            at_s: since the epoch.
+            outcome: `proposed`, `begun`, `done`, `failed: why` or `undone`.
+            by: the executor, as it was named.
+        """
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+        _append(self.steps, json.dumps({"at": at, "outcome": outcome, "by": by, **asdict(action)}) + "\n")
+
+    def read_steps(self) -> Sequence[Mapping[str, Any]]:
+        """Return all steps that were recorded."""
+        return RowFile(self.steps, dict).read()
+
+    def read_rows(self) -> Sequence[DriftRow]:
+        """Return the rows of the last 60 days; damaged lines are passed over, as gaps are."""
+        if not self._rows.exists():
+            return []
+        with self._rows.open(encoding="utf-8", errors="replace") as file:
+            rows = [row for line in file if line.endswith("\n") and (row := _parse_row(line)) is not None]
+        return rows[-KEPT_ROWS:]
+
+    def add_older(self, recorded: Iterable[DriftRow]) -> None:
+        """Put rows of elsewhere between those that are there, which count where both have one."""
+        rows = {row.began_s: row for row in (*recorded, *self.read_rows())}
+        kept = [rows[began_s] for began_s in sorted(rows)][-KEPT_ROWS:]
+        write_whole(self._rows, "".join(map(_format_row, kept)))
+        self._num_rows = len(kept)
+
+    def add_row(self, row: DriftRow) -> None:
+        """Append a row; now and then the file is cut to the last 60 days."""
+        if self._num_rows is None:
+            self._num_rows = len(self.read_rows())
+        _append(self._rows, _format_row(row))
+        self._num_rows += 1
+        if self._num_rows > KEPT_ROWS + _SLACK_ROWS:
+            kept = self.read_rows()
+            write_whole(self._rows, "".join(map(_format_row, kept)))
+            self._num_rows = len(kept)
+
+
+def _format_row(row: DriftRow) -> str:
+    return f"{row.began_s},{row.drafts},{row.accepted},{int(row.usable)}\n"
+
+
+def _parse_row(line: str) -> DriftRow | None:
+    try:
+        began_s, drafts, accepted, usable = map(int, line.split(","))
+    except ValueError:
+        return None
+    return DriftRow(began_s=began_s, drafts=drafts, accepted=accepted, usable=bool(usable))
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line so that it is there after a crash; one that a crash cut off before is cut away."""
+    cut_unfinished(path)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _tell_of_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"What the guard knows cannot be written beside {path} ({error.strerror}). Make room, or choose another "
+            "--state."
+        ) from None

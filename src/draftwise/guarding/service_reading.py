@@ -1,0 +1,253 @@
+"""What a guard reads of a service: windows pooled per replica, probes, and the steps that diagnoses ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, sqrt
+
+from draftwise.backends.backend import Probed
+from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
+from draftwise.core.action import Step
+from draftwise.watching.fingerprint import compare_probe, take_answers
+from draftwise.watching.yardstick import Yardstick
+
+__all__ = [
+    "MIN_WINDOWS",
+    "PooledSample",
+    "ProbeReading",
+    "ReplicaSample",
+    "Rules",
+    "ServiceReading",
+    "StepRequest",
+    "find_requests",
+    "keep_recent",
+    "pool",
+    "read_probe",
+    "read_sample",
+    "refuse_unless_comparable",
+]
+
+_SPREAD_OF_REQUESTS = 0.38
+"""Coefficient of variation of one request's tokens per step: 12 % of a window of ten requests (simulated services)."""
+_SPREAD_OF_STEPS = 0.6
+"""The same of one step of a request: it emits one token or k + 1."""
+_Z = 2.0
+"""Standard errors that a mean has to lie off a value: 2 % of the cases by chance."""
+_MIN_DRAFTS = 200
+"""From this many drafts on, zero accepted is not chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSample:
+    """The part of a window that decides."""
+
+    start_s: float
+    end_s: float
+    tokens: int
+    accepted: int
+    drafts: int
+    finished: float
+    """Requests that ended."""
+    running: float
+    """Requests that were running, on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledSample:
+    """Samples of one replica together."""
+
+    span_s: float
+    num_windows: int
+    tokens_per_step: float
+    error: float
+    """Two standard errors of `tokens_per_step`, as a share of it."""
+    requests: float
+    accepts_nothing: bool
+
+    def is_below(self, value: float) -> bool:
+        """Return whether tokens per step are below a value beyond their noise."""
+        return self.tokens_per_step * (1 + self.error) < value
+
+    def is_above(self, value: float) -> bool:
+        """Return whether tokens per step are above a value beyond their noise."""
+        return self.tokens_per_step * (1 - self.error) > value
+
+
+def read_sample(window: Window) -> ReplicaSample | None:
+    """Return what counts of a window; None where it says nothing of speculation: idle, restarted, without counters."""
+    tokens, steps = window.output_tokens, window.sequence_steps
+    if window.restarted or not tokens or not steps:
+        return None
+    return ReplicaSample(
+        start_s=window.start_s,
+        end_s=window.start_s + window.duration_s,
+        tokens=tokens,
+        accepted=window.counters.spec.num_accepted_tokens,
+        drafts=window.counters.spec.num_drafts,
+        finished=window.sums.finished or 0.0,
+        running=window.load.running or 0.0,
+    )
+
+
+def keep_recent(samples: Sequence[ReplicaSample], now_s: float, span_s: float) -> tuple[ReplicaSample, ...]:
+    """Return the samples that began within the last `span_s` seconds."""
+    return tuple(each for each in samples if each.start_s >= now_s - span_s)
+
+
+def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
+    """Return what samples say together; None without any.
+
+    A request that runs through several windows counts once; where nothing tells how many there were, it was one.
+    """
+    if not samples:
+        return None
+    tokens, accepted = sum(each.tokens for each in samples), sum(each.accepted for each in samples)
+    drafts = sum(each.drafts for each in samples)
+    requests = sum(each.finished for each in samples) + max(each.running for each in samples)
+    return PooledSample(
+        span_s=samples[-1].end_s - samples[0].start_s,
+        num_windows=len(samples),
+        tokens_per_step=tokens / (tokens - accepted),
+        error=_Z * sqrt(_SPREAD_OF_REQUESTS**2 / max(requests, 1.0) + _SPREAD_OF_STEPS**2 / (tokens - accepted)),
+        requests=requests,
+        accepts_nothing=drafts >= _MIN_DRAFTS and accepted == 0,
+    )
+
+
+_HOUR_S = 3600.0
+MIN_WINDOWS = 3
+"""Minimum number of windows over which a replica is low or pays again."""
+_HEALTHY = 1.05
+"""Factor on the break-even from which a replica pays again: at break-even itself it would come and go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the operator and the run said."""
+
+    break_even: float
+    """Tokens per step below which every measured cell loses."""
+    pays: float
+    """Tokens per step from which on a replica that was taken out pays again."""
+    hold_s: float = 30.0
+    """Seconds that a replica has to be below break-even."""
+    stale_s: float = 10.0
+    """A window that ended longer ago is no reading of now."""
+    roll_back_after_s: float = _HOUR_S
+    min_spec: int = 0
+    """Replicas that speculate and stay in the traffic whatever they show."""
+    step_gap_s: float = _HOUR_S
+    can: frozenset[Step] = frozenset()
+    """Steps for which an executor was named."""
+    trickles: bool = False
+    """Whether a replica that is out may be tried with a twentieth of the traffic."""
+
+    @classmethod
+    def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:
+        """Return the rules for the break-evens of a run's cells, and for the interval between looks.
+
+        Which cell the traffic is like is not known: a replica is low below all of them, and pays above all of them.
+        Without any, none is ever low, and none that is out is put back.
+        """
+        return cls(
+            break_even=min(break_evens, default=0.0),
+            pays=_HEALTHY * max(break_evens, default=inf),
+            hold_s=max(30.0, MIN_WINDOWS * every_s),
+            stale_s=2 * every_s + 5,
+            min_spec=min_spec,
+            trickles=trickles,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReading:
+    """What a probe of one replica found."""
+
+    at_s: float
+    tokens_per_step: float
+    is_same: bool | None
+    """Whether it drafts as it did when it was known to be good; None where nothing is known of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRequest:
+    """A step that a diagnosis asks for."""
+
+    step: Step
+    replicas: tuple[str, ...] = ()
+    cause: str
+    """Code of the diagnosis."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceReading:
+    """What is seen of a service at one moment."""
+
+    at_s: float
+    """Seconds since the epoch."""
+    spec: Mapping[str, Window | None]
+    """Window that ends now, by URL; None if the replica does not answer."""
+    plain: Mapping[str, Window | None]
+    probes: Mapping[str, ProbeReading] = field(default_factory=dict)
+    """Latest probe, by URL."""
+    requests: tuple[StepRequest, ...] = ()
+
+
+_STEPS: Mapping[str, Step] = {
+    "acceptance-fell": Step.PROBE,
+    "tail-fell": Step.PROBE,
+    "above-crossover": Step.LOWER_K,
+    "tail-dead": Step.LOWER_K,
+    "drafter-changed": Step.RESTART,
+    "fades-with-uptime": Step.RESTART,
+    "replica-outlier": Step.RESTART,
+    "traffic-changed": Step.RETRAIN,
+}
+
+
+def find_requests(findings: Iterable[Finding], replicas: Collection[str]) -> Iterator[StepRequest]:
+    """Yield the steps that diagnoses ask for, of those that do not follow from another.
+
+    Args:
+        findings: diagnoses among them.
+        replicas: URLs; a diagnosis of anything else is about the whole service, and a restart is of one replica.
+    """
+    for finding in findings:
+        step = _STEPS.get(finding.code)
+        if not isinstance(finding, Diagnosis) or finding.follows_from or step is None:
+            continue
+        named = (finding.where,) if finding.where in replicas else ()
+        if named or step is not Step.RESTART:
+            yield StepRequest(step=step, replicas=named, cause=finding.code, reason=finding.message)
+
+
+def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
+    """Return a baseline that a probe can be held against.
+
+    Raises:
+        InvalidSetup: it has no probe, or does not say what to expect of the traffic.
+    """
+    if baseline is None or not baseline.probe or baseline.expected is None:
+        raise InvalidSetup.because(
+            "probe-without-baseline",
+            "A probe of other prompts than the service's says something only beside the same probe of a good server.",
+            where="--probe",
+            fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
+        )
+    return baseline
+
+
+def read_probe(probed: Probed, baseline: Baseline, *, at_s: float) -> ProbeReading | None:
+    """Return what a probe says of a replica; None where its steps cannot be counted, or too few prompts be compared.
+
+    The probe's prompts are not the service's. What carries over is the change: by the factor that the probe's tokens
+    per step have changed, those of the traffic have, from what the baseline expects.
+    """
+    answers = take_answers(probed)
+    expected = Yardstick(baseline=baseline).tokens_per_step
+    found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
+    if found is None or found.change is None or found.differs is None or expected is None:
+        return None
+    return ProbeReading(at_s=at_s, tokens_per_step=expected * exp(found.change), is_same=not found.differs)

@@ -1,0 +1,182 @@
+"""Rules about whether drafts are made at all: counters of drafts by server and rank, coverage, draft length."""
+
+from __future__ import annotations
+
+from math import log
+
+from draftwise.core import Window
+from draftwise.watching.diagnose.pool_case import (
+    MIN_DRAFTS,
+    MIN_REQUESTS,
+    MIN_TOKENS,
+    DiagnosisRule,
+    PoolCase,
+    RuleMatch,
+    count_requests,
+    find_losses,
+    is_less,
+    tell,
+)
+
+__all__ = ["RULES"]
+
+_FEW_DRAFTS = 0.8
+"""Share of the expected coverage or draft length below which drafts are missing."""
+
+
+def _generates(window: Window) -> bool:
+    return (window.output_tokens or 0) >= MIN_TOKENS
+
+
+def _find_no_traffic(case: PoolCase) -> RuleMatch | None:
+    tokens = case.window.output_tokens
+    if tokens is None or tokens >= MIN_TOKENS or case.window.sleeping:
+        return None
+    return RuleMatch(message=f"Only {tokens:,} tokens were generated: too few to tell anything.", loss=0.0)
+
+
+def _find_asleep(case: PoolCase) -> RuleMatch | None:
+    asleep = [window for window in case.windows if window.sleeping and not window.output_tokens]
+    if not asleep:
+        return None
+    return RuleMatch(message=f"{_count(asleep, case)} asleep and answer nothing.", where=_name(asleep, case))
+
+
+def _find_spec_off(case: PoolCase) -> RuleMatch | None:
+    if case.window.counts_drafts is not False or not _generates(case.window):
+        return None
+    return RuleMatch(
+        message="The servers generate tokens and have no counter of drafts: they do not speculate.",
+        evidence=(f"{case.window.output_tokens:,} tokens, no counter of drafts",),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_partial_rollout(case: PoolCase) -> RuleMatch | None:
+    without = [each for each in case.replicas.values() if each.counts_drafts is False and _generates(each)]
+    drafting = Window.pooled(each for each in case.replicas.values() if each.counts_drafts)
+    if not without or drafting is None:
+        return None
+    return RuleMatch(
+        message=f"{len(without)} of {len(case.replicas)} servers of the pool do not speculate.",
+        evidence=tuple(f"{each.instance} has no counter of drafts" for each in without),
+        loss=_lose_beside(case.window, drafting),
+        where=without[0].instance,
+    )
+
+
+def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
+    drafting = {each.instance for each in case.windows if each.counters.spec.num_drafts}
+    silent = [
+        each
+        for each in case.windows
+        if each.instance in drafting and _generates(each) and not each.counters.spec.num_drafts
+    ]
+    others = Window.pooled(each for each in case.windows if each.counters.spec.num_drafts)
+    if not silent or others is None:
+        return None
+    return RuleMatch(
+        message=f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, and its other engines do.",
+        evidence=tuple(f"engine {each.engine}: {each.output_tokens:,} tokens, no draft" for each in silent),
+        loss=_lose_beside(case.window, others),
+        where=silent[0].instance,
+    )
+
+
+def _find_drafts_stopped(case: PoolCase) -> RuleMatch | None:
+    if not case.window.counts_drafts or case.window.counters.spec.num_drafts or not _generates(case.window):
+        return None
+    if case.window.sums.finished is not None and count_requests(case.window) < MIN_REQUESTS:
+        return None  # lookups may have found nothing to copy in so few
+    return RuleMatch(
+        message="Tokens are generated and not one draft is made.",
+        evidence=(f"{case.window.output_tokens:,} tokens, no draft",),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_schedule_zero(case: PoolCase) -> RuleMatch | None:
+    stopped = _find_drafts_stopped(case)
+    if stopped is None or case.asked.find_scheduled_k(case.window.batch) != 0:
+        return None
+    return RuleMatch(
+        message=f"The K schedule drafts nothing at {case.window.batch:.0f} running requests, as configured.",
+        evidence=(*stopped.evidence, tell("running", case.window.batch)),
+        loss=stopped.loss,
+    )
+
+
+def _find_schedule_ignored(case: PoolCase) -> RuleMatch | None:
+    wanted, drafted = case.asked.find_scheduled_k(case.window.batch), case.window.mean_k
+    if wanted is None or drafted is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or drafted < wanted + 0.5:
+        return None
+    return RuleMatch(
+        message=f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, and the schedule says "
+        f"{wanted} there.",
+        evidence=(tell("mean k", drafted, wanted, of="scheduled"), tell("running", case.window.batch)),
+        loss=find_losses(case).machine,
+    )
+
+
+def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
+    good, window = case.good, case.window
+    if good is None or not window.counters.spec.num_drafts or not _generates(window) or _is_partial(case):
+        return None
+    if count_requests(window) < 2 * MIN_REQUESTS:  # one of a few that cannot be drafted is no change
+        return None
+    if not is_less(window.coverage, good.coverage, by=1 - _FEW_DRAFTS, error=case.error):
+        return None
+    return RuleMatch(
+        message=f"Only {window.coverage:.0%} of the steps have a draft; {good.coverage:.0%} were measured.",
+        evidence=(tell("coverage", window.coverage, good.coverage), tell("mean k", window.mean_k, case.k, of="of")),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
+    window, k = case.window, case.k
+    scheduled = case.asked.find_scheduled_k(window.batch)
+    wanted = k if scheduled is None else scheduled
+    if not wanted or window.mean_k is None or window.counters.spec.num_drafts < MIN_DRAFTS:
+        return None
+    if window.mean_k >= _FEW_DRAFTS * wanted:
+        return None
+    return RuleMatch(
+        message=f"A draft has {window.mean_k:.1f} tokens on average, of {wanted:g} configured.",
+        evidence=(tell("mean k", window.mean_k, wanted, of="configured"),),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _is_partial(case: PoolCase) -> bool:
+    """Return whether engines without any draft stand next to others that draft, which lowers coverage as well."""
+    return any(not each.counters.spec.num_drafts and _generates(each) for each in case.windows)
+
+
+def _lose_beside(pool: Window, good: Window) -> float | None:
+    """Return what a pool loses in tokens per step compared with its servers that are as they should be."""
+    mine, theirs = pool.tokens_per_step, good.tokens_per_step
+    return log(theirs / mine) if mine and theirs else None
+
+
+def _count(some: list[Window], case: PoolCase) -> str:
+    verb = "is" if len(some) == 1 else "are"
+    return f"{len(some)} of {len(case.windows)} engines {verb}"
+
+
+def _name(some: list[Window], case: PoolCase) -> str:
+    return "" if len(some) == len(case.windows) else some[0].instance
+
+
+RULES = (
+    DiagnosisRule("no-traffic", _find_no_traffic),
+    DiagnosisRule("asleep", _find_asleep),
+    DiagnosisRule("spec-off", _find_spec_off),
+    DiagnosisRule("partial-rollout", _find_partial_rollout),
+    DiagnosisRule("rank-silent", _find_rank_silent),
+    DiagnosisRule("drafts-stopped", _find_drafts_stopped),
+    DiagnosisRule("schedule-zero", _find_schedule_zero),
+    DiagnosisRule("schedule-ignored", _find_schedule_ignored),
+    DiagnosisRule("coverage-lost", _find_coverage_lost),
+    DiagnosisRule("drafts-shortened", _find_drafts_shortened),
+)

@@ -1,0 +1,210 @@
+"""Rules about whether what is accepted pays: break-even, crossover, the cost of a step, the plain pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+from draftwise.core import Window
+from draftwise.knowledge.findings import all_findings
+from draftwise.watching.diagnose.pool_case import (
+    MIN_DRAFTS,
+    MIN_REQUESTS,
+    SIGMAS,
+    DiagnosisRule,
+    PoolCase,
+    RuleMatch,
+    find_losses,
+    is_less,
+    relative_error,
+    sampling_error,
+    tell,
+)
+
+__all__ = ["RULES"]
+
+_STEP_UP = 0.12
+"""Logarithm, about a share: curves are measured to a few percent, and traffic differs from a run's."""
+_ALIKE = 0.12
+_PAST_CROSSOVER = 1.05
+_MOSTLY_RUNNING = 0.8
+"""Share of the crossover: what waits costs no verification."""
+_MORE_WORK = 1.5
+"""Times the prompt tokens from which steps hold longer contexts, or more prefill, than they did."""
+_ALL_PREFILL = 0.95
+"""Share of a server's time: prefills that wait for each other add up to more."""
+_SLOWER = 0.04
+_SAME_LOAD = 0.25
+
+
+def _times_tell(window: Window) -> bool:
+    return (window.sums.finished or 0.0) >= 2 * MIN_REQUESTS
+
+
+def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
+    tokens, even = case.window.tokens_per_step, case.expected.yardstick.break_even
+    if tokens is None or even is None or case.window.counters.spec.num_drafts < MIN_DRAFTS:
+        return None
+    if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
+        return None
+    return RuleMatch(
+        message=f"A step gives {tokens:.2f} tokens; below {even:.2f} speculation is slower than plain decoding.",
+        evidence=(tell("tokens per step", tokens, even, of="break-even"),),
+        loss=log(even / tokens),
+    )
+
+
+def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
+    load, crossover = case.window.load, case.expected.yardstick.crossover
+    if load.running is None or crossover is None:
+        return None
+    running, waiting = (each / len(case.replicas) for each in (load.running, load.waiting or 0.0))
+    in_flight = running + waiting
+    if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
+        return None
+    heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
+    beyond = []
+    if heaviest is not None and batch is not None and batch > heaviest:
+        beyond.append(f"steps were measured up to {heaviest:g} running: whether they are slower is not known")
+    return RuleMatch(
+        message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
+        evidence=(
+            tell("in flight", in_flight, crossover, of="crossover"),
+            *beyond,
+        ),
+        loss=find_losses(case).load,
+    )
+
+
+def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
+    ratio = _step_up(case.window, case)
+    if ratio is None or not case.window.counters.spec.num_drafts:
+        return None
+    return RuleMatch(
+        message=f"A step takes {ratio:.2f} times what was measured at {case.window.batch:.0f} running requests.",
+        evidence=(_tell_step(case.window, case),),
+        loss=log(ratio),
+    )
+
+
+def _find_beyond_graphs(case: PoolCase) -> RuleMatch | None:
+    found, row = _find_step_cost_up(case), all_findings()["beyond-graphs"].diagnosis
+    if found is None or row is None:
+        return None
+    largest, batch = case.asked.largest_graph, case.window.batch
+    if largest is None or batch is None or case.k is None:
+        proof = case.asked.find_proof(row)
+    elif (tokens := batch * (case.k + 1)) > largest:
+        proof = f"a step of {batch:.0f} requests has {tokens:.0f} tokens, and the largest graph {largest:.0f}"
+    else:
+        proof = case.asked.find_ruling(("graph-holes",))
+    if proof is None:
+        return None
+    title = all_findings()["beyond-graphs"].title
+    return replace(found, message=f"{title}. {found.message}", evidence=(proof, *found.evidence))
+
+
+def _find_machine_slower(case: PoolCase) -> RuleMatch | None:
+    if case.plain is None:
+        return None
+    mine, theirs = _step_up(case.window, case), _step_up(case.plain, case, plain=True)
+    if mine is None or theirs is None or abs(log(mine / theirs)) > _ALIKE or not _is_same_work(case):
+        return None
+    return RuleMatch(
+        message=f"Steps take {mine:.2f} times what was measured with speculation and {theirs:.2f} times without: it is "
+        "the machine.",
+        evidence=(_tell_step(case.window, case), f"plain: {_tell_step(case.plain, case, plain=True)}"),
+        loss=log(min(mine, theirs)),
+    )
+
+
+def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
+    ratio, now = _step_up(case.window, case), _prefill_share(case.window)
+    then = None if case.expected.earlier is None else _prefill_share(case.expected.earlier)
+    if ratio is None or now is None or then is None or now < _MORE_WORK * then:
+        return None
+    if log(ratio) > _explain_by_prefill(case) + _STEP_UP:
+        return None
+    return RuleMatch(
+        message=f"A step takes {ratio:.2f} times what was measured, with {now:.1f} prompt tokens to compute for each "
+        f"output token instead of {then:.1f}.",
+        evidence=(_tell_step(case.window, case), tell("computed prompt tokens an output token", now, then)),
+        loss=log(ratio),
+    )
+
+
+def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
+    window, plain = case.window, case.plain
+    if plain is None or not _times_tell(window) or not _times_tell(plain) or not _is_same_load(window, plain):
+        return None
+    error = relative_error(window, plain)
+    if not is_less(plain.seconds_per_token, window.seconds_per_token, by=_SLOWER, error=error):
+        return None
+    mine, theirs = window.seconds_per_token, plain.seconds_per_token
+    assert mine is not None
+    assert theirs is not None
+    return RuleMatch(
+        message=f"A token takes {1000 * mine:.3g} ms, and {1000 * theirs:.3g} ms in the plain pool.",
+        evidence=(tell("ms per token", 1000 * mine, 1000 * theirs, of="plain"),),
+        loss=log(mine / theirs),
+    )
+
+
+def _step_up(window: Window, case: PoolCase, *, plain: bool = False) -> float | None:
+    """Return how much longer a step takes than measured; None where it does not, or too little is known."""
+    ratio = case.expected.yardstick.step_ratio(window, plain=plain)
+    if ratio is None or not _times_tell(window):
+        return None
+    return ratio if log(ratio) > max(_STEP_UP, SIGMAS * relative_error(window) / 2) else None
+
+
+def _is_same_work(case: PoolCase) -> bool:
+    """Return whether requests are as they were, so that their contexts and prefill do not explain longer steps."""
+    now, earlier = case.window, case.expected.earlier
+    if earlier is None:
+        return False
+    pairs = (
+        (now.mean_prompt_tokens, earlier.mean_prompt_tokens),
+        (_prefill_share(now), _prefill_share(earlier)),
+    )
+    return all(here is not None and there is not None and here < _MORE_WORK * there for here, there in pairs)
+
+
+def _prefill_share(window: Window) -> float | None:
+    """Return the prompt tokens that are computed for each output token."""
+    prompt, output, hits = window.mean_prompt_tokens, window.mean_output_tokens, window.prefix_hit_rate
+    return prompt * (1 - hits) / output if prompt and output and hits is not None else None
+
+
+def _explain_by_prefill(case: PoolCase) -> float:
+    """Return the most by which prefill can have lengthened decoding steps, as a logarithm, given the time it takes."""
+    left = [
+        1 - min(_ALL_PREFILL, (each.sums.prefill_s or 0.0) / (each.duration_s * each.engines))
+        for each in (case.window, case.expected.earlier or case.window)
+        if each.duration_s
+    ]
+    return log(left[-1] / left[0]) if left else 0.0
+
+
+def _tell_step(window: Window, case: PoolCase, *, plain: bool = False) -> str:
+    expected = case.expected.yardstick.step_s(window.batch, plain=plain)
+    now = window.step_s
+    return tell("ms per step", now and 1000 * now, expected and 1000 * expected, of="measured")
+
+
+def _is_same_load(a: Window, b: Window) -> bool:
+    """Return whether an engine of either has about as many requests, in flight or a second."""
+    rates = [(each.finished_per_s or 0.0) / each.engines for each in (a, b)]
+    pairs = ((a.batch, b.batch), (rates[0], rates[1]))
+    return any(x and y and abs(log(x / y)) < _SAME_LOAD for x, y in pairs)
+
+
+RULES = (
+    DiagnosisRule("fell-below-break-even", _find_below_break_even, certainty=0.9),
+    DiagnosisRule("above-crossover", _find_above_crossover),
+    DiagnosisRule("step-cost-up", _find_step_cost_up),
+    DiagnosisRule("beyond-graphs", _find_beyond_graphs),
+    DiagnosisRule("machine-slower", _find_machine_slower),
+    DiagnosisRule("prefill-crowds-steps", _find_prefill_crowds),
+    DiagnosisRule("slower-than-plain", _find_slower_than_plain, certainty=0.9),
+)

@@ -1,0 +1,353 @@
+"""Rules about how much of the drafts is accepted: at all, by position, by replica, and compared with a good time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from statistics import median
+
+from draftwise.core import Window
+from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.methods import find_method
+from draftwise.watching.diagnose.pool_case import (
+    MIN_DRAFTS,
+    MIN_REQUESTS,
+    DiagnosisRule,
+    PoolCase,
+    RuleMatch,
+    count_requests,
+    draft_error,
+    find_losses,
+    is_less,
+    tell,
+)
+
+__all__ = ["RULES"]
+
+_NOISE = 0.05
+"""Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
+_PERFECT = 0.98
+_FELL = 0.08
+"""Share of the acceptance length that matters."""
+_OUTLIER = 0.25
+_OUTLIER_DRAFTS = 1000
+_OLDER = 5.0
+"""Times the age of the other replicas."""
+_AS_BEFORE = 0.07
+_TAIL_FELL = 0.2
+_LONGER_PROMPTS = 2.0
+_COLD_S = 3600.0
+
+
+def _accepts_little(case: PoolCase) -> bool:
+    """Return whether there are drafts enough to say that next to nothing of them is accepted."""
+    return case.window.counters.spec.num_drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS
+
+
+def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
+    stats, rates = case.window.counters.spec, case.window.rate_per_pos
+    if not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens):
+        return None
+    return RuleMatch(
+        message=f"{stats.num_drafts:,} drafts were made and {stats.num_accepted_tokens or 'none'} of their tokens "
+        "accepted.",
+        evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_woke_without_weights(case: PoolCase) -> RuleMatch | None:
+    found = _find_zero_acceptance(case)
+    if found is None:
+        return None
+    return RuleMatch(
+        message="Nothing is accepted since the server woke.", evidence=("it slept", *found.evidence), loss=found.loss
+    )
+
+
+def _find_context_gated(case: PoolCase) -> RuleMatch | None:
+    """Take the setup's word that a long sequence can stop drafting, where drafts are as good as ever or worthless."""
+    ruling, zero = _find_gate(case), _find_zero_acceptance(case)
+    found = zero or _find_acceptance_fell(case)
+    if ruling is None or found is None or not (zero or _is_scaled(case)) or _is_told_alone(case):
+        return None
+    return replace(
+        found,
+        message=f"{all_findings()['context-gated'].title}. {found.message}",
+        evidence=(ruling, *found.evidence),
+    )
+
+
+def _find_gate(case: PoolCase) -> str | None:
+    """Return what the setup says of sequences that its drafter is too short for."""
+    row = all_findings()["context-gated"].diagnosis
+    return None if row is None else case.asked.find_ruling(row.confirmed_by)
+
+
+def _is_scaled(case: PoolCase) -> bool:
+    """Return whether first draft tokens alone are accepted less: those behind an accepted one are as good as ever."""
+    then = () if case.good is None else case.good.conditional_rate_per_pos
+    pairs = [(a, b) for a, b in zip(case.window.conditional_rate_per_pos, then, strict=False) if a is not None and b]
+    if len(pairs) < 2:
+        return False
+    (first, first_then), *later = pairs
+    return first < first_then * (1 - _FELL) and all(a >= b * (1 - _AS_BEFORE) for a, b in later)
+
+
+def _is_told_alone(case: PoolCase) -> bool:
+    """Return whether drafter or engine have changed by a probe that no other request can have disturbed."""
+    return case.asked.probe is not None and bool(case.asked.probe.differs and case.asked.probe.alone)
+
+
+def _find_drafter_noise(case: PoolCase) -> RuleMatch | None:
+    """Take the probe's word that it is the drafter, which a long sequence of the same batch cannot have been."""
+    found, probe = _find_zero_acceptance(case), case.asked.probe
+    cannot_be_gated = case.asked.rulings is not None and _find_gate(case) is None
+    if found is None or probe is None or not (_is_told_alone(case) or (probe.differs and cannot_be_gated)):
+        return None
+    first = case.window.rate_per_pos[0] if case.window.rate_per_pos else 0.0
+    return replace(
+        found,
+        message=f"Only {first:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
+        evidence=(*found.evidence, probe.summary),
+    )
+
+
+def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
+    rate, method = case.window.counters.spec.acceptance_rate, find_method(case.method)
+    prior = None if method is None else method.advice.find_prior()
+    if case.good is not None or prior is None or rate is None or not _accepts_little(case):
+        return None
+    conditional = [each for each in case.window.conditional_rate_per_pos if each is not None]
+    if not conditional or conditional[0] >= prior.low:
+        return None
+    return RuleMatch(
+        message=f"The first draft token is accepted in {conditional[0]:.0%} of the drafts; {case.method} has "
+        f"{prior.low:.0%} to {prior.high:.0%} as published.",
+        evidence=(tell("accepted at position 0", conditional[0], prior.low, of="published from"),),
+    )
+
+
+def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
+    stats = case.window.counters.spec
+    if not _accepts_little(case) or stats.num_accepted_tokens <= _PERFECT * stats.num_draft_tokens:
+        return None
+    return RuleMatch(
+        message=f"{stats.acceptance_rate:.1%} of the draft tokens are accepted, which text does not allow.",
+        evidence=(tell("accepted per draft token", stats.acceptance_rate),),
+    )
+
+
+def _find_synthetic(case: PoolCase) -> RuleMatch | None:
+    if case.asked.spec is None or not case.asked.spec.has_synthetic_acceptance:
+        return None
+    return RuleMatch(message="The config draws acceptance at random (rejection_sample_method is synthetic).")
+
+
+def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
+    now, good = case.window.conditional_rate_per_pos, case.good
+    then = () if good is None else good.conditional_rate_per_pos
+    pairs = [(a, b) for a, b in zip(now, then, strict=False) if a is not None and b]
+    if len(pairs) < 2 or not _accepts_little(case) or _is_shortened(case):
+        return None
+    (first, first_then), *later = pairs
+    earlier = case.expected.earlier
+    error = draft_error(case.window, *([] if earlier is None else [earlier]))
+    if first < first_then * (1 - _AS_BEFORE):
+        return None
+    fallen = [(a, b) for a, b in later if is_less(a, b, by=_TAIL_FELL, error=error)]
+    if not fallen:
+        return None
+    return RuleMatch(
+        message=f"The first draft token is accepted as before, and a later one only in {fallen[0][0]:.0%} of the "
+        f"drafts that reach it instead of {fallen[0][1]:.0%}.",
+        evidence=tuple(tell(f"conditional at position {index}", a, b) for index, (a, b) in enumerate(pairs)),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
+    rates = case.window.rate_per_pos
+    if len(rates) < 2 or not _accepts_little(case) or _is_shortened(case):
+        return None
+    if rates[-1] >= _NOISE or rates[0] < 2 * _NOISE:
+        return None
+    return RuleMatch(
+        message=f"The last of {len(rates)} draft tokens is accepted in {rates[-1]:.1%} of the drafts only.",
+        evidence=(tell(f"accepted at position {len(rates) - 1}", rates[-1]),),
+    )
+
+
+def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
+    low = _find_lowest(case)
+    if low is None:
+        return None
+    window, rest = low
+    return RuleMatch(
+        message=f"{window.instance} accepts {_per_draft(window):.2f} tokens a draft and the other servers {rest:.2f}.",
+        evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),
+        loss=find_losses(case).acceptance,
+        where=window.instance,
+    )
+
+
+def _find_fades_with_uptime(case: PoolCase) -> RuleMatch | None:
+    low = _find_lowest(case)
+    ages = {name: window.uptime_s for name, window in case.replicas.items()}
+    if low is None or None in ages.values():
+        return None
+    window = low[0]
+    others = [age for name, age in ages.items() if name != window.instance and age is not None]
+    if window.uptime_s is None or window.uptime_s < _OLDER * max(others):
+        return None
+    return RuleMatch(
+        message=f"{window.instance} is the oldest server and accepts the least.",
+        evidence=tuple(
+            f"{tell(f'{each.instance}: a draft', _per_draft(each))}, up {(each.uptime_s or 0) / 3600:.0f} h"
+            for each in case.replicas.values()
+        ),
+        loss=find_losses(case).acceptance,
+        where=window.instance,
+    )
+
+
+def _find_acceptance_fell(case: PoolCase) -> RuleMatch | None:
+    """Hold the acceptance length against the good window's, where every server drafts in full."""
+    good, window = case.good, case.window
+    if good is None or window.counters.spec.num_drafts < MIN_DRAFTS:
+        return None
+    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=case.error):
+        return None
+    return RuleMatch(
+        message=f"A draft gives {window.acceptance_length:.2f} tokens; {good.acceptance_length:.2f} were measured.",
+        evidence=(tell("acceptance length", window.acceptance_length, good.acceptance_length),),
+        loss=find_losses(case).acceptance,
+    )
+
+
+def _find_traffic_changed(case: PoolCase) -> RuleMatch | None:
+    found, probe = _find_acceptance_fell(case), case.asked.probe
+    if found is None or probe is None or probe.differs:
+        return None
+    return RuleMatch(
+        message=f"The traffic has changed: {found.message[0].lower()}{found.message[1:-1]}, and the probe is as "
+        "it was.",
+        evidence=(*found.evidence, probe.summary),
+        loss=found.loss,
+    )
+
+
+def _find_context_grew(case: PoolCase) -> RuleMatch | None:
+    found, earlier = _find_traffic_changed(case), case.expected.earlier
+    now, then = case.window.mean_prompt_tokens, None if earlier is None else earlier.mean_prompt_tokens
+    if found is None or now is None or then is None or now < _LONGER_PROMPTS * then:
+        return None
+    return RuleMatch(
+        message=f"Prompts have {now:,.0f} tokens on average instead of {then:,.0f}, and acceptance fell with it.",
+        evidence=(*found.evidence, tell("prompt tokens", now, then)),
+        loss=_add_up(found.loss, find_losses(case).machine),
+    )
+
+
+def _find_lora_changed(case: PoolCase) -> RuleMatch | None:
+    found, earlier = _find_traffic_changed(case), case.expected.earlier
+    new = case.window.adapters - (frozenset() if earlier is None else earlier.adapters)
+    if found is None or earlier is None or not new:
+        return None
+    return RuleMatch(
+        message=f"Requests use the adapter {', '.join(sorted(new))}, which is new, and acceptance fell.",
+        evidence=(*found.evidence, f"adapters {', '.join(sorted(case.window.adapters))}"),
+        loss=found.loss,
+    )
+
+
+def _find_drafter_changed(case: PoolCase) -> RuleMatch | None:
+    probe = case.asked.probe
+    if probe is None or not probe.differs:
+        return None
+    found = _find_acceptance_fell(case)
+    return RuleMatch(
+        message="The drafter or the engine is another one than the baseline's: its probe takes other steps.",
+        evidence=(probe.summary, *(found.evidence if found else ())),
+        loss=max(found.loss or 0.0 if found else 0.0, -(probe.change or 0.0)),
+    )
+
+
+def _find_after_upgrade(case: PoolCase) -> RuleMatch | None:
+    found, releases, probe = _find_drafter_changed(case), case.asked.releases, case.asked.probe
+    if found is None or releases is None or probe is None:
+        return None
+    if (probe.change or 0.0) > log(1 - _FELL) and _find_acceptance_fell(case) is None:
+        return None
+    return RuleMatch(
+        message=f"The same prompts are accepted less since vLLM {releases[1]} serves what {releases[0]} did, and the "
+        "setup has not changed otherwise.",
+        evidence=(f"vLLM {releases[0]} -> {releases[1]}", *found.evidence),
+        loss=found.loss,
+    )
+
+
+def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
+    ages = [window.uptime_s for window in case.windows if window.uptime_s is not None]
+    method = find_method(case.method)
+    if method is None or method.remembers != "answers" or not ages or max(ages) > _COLD_S:
+        return None
+    found = _find_acceptance_fell(case)
+    if found is None:
+        return None
+    return RuleMatch(
+        message=f"The servers are {max(ages) / 60:.0f} minutes old: {method.name} has seen few answers to draft from.",
+        evidence=found.evidence,
+        loss=found.loss,
+    )
+
+
+def _add_up(*losses: float | None) -> float:
+    """Return the sum of what is lost."""
+    return sum(loss for loss in losses if loss is not None and loss > 0)
+
+
+def _find_lowest(case: PoolCase) -> tuple[Window, float] | None:
+    """Return the server that accepts clearly less than the median of the others, and that median."""
+    per_draft = {name: _per_draft(window) for name, window in case.replicas.items()}
+    drafts = [window.counters.spec.num_drafts for window in case.replicas.values()]
+    if len(per_draft) < 2 or min(drafts) < _OUTLIER_DRAFTS:
+        return None
+    lowest = min(per_draft, key=lambda name: per_draft[name])
+    rest = median(value for name, value in per_draft.items() if name != lowest)
+    window, others = case.replicas[lowest], [each for name, each in case.replicas.items() if name != lowest]
+    error = draft_error(max(others, key=count_requests), window)
+    return (window, rest) if is_less(per_draft[lowest], rest, by=_OUTLIER, error=error) else None
+
+
+def _per_draft(window: Window) -> float:
+    """Return accepted tokens of a draft."""
+    length = window.acceptance_length
+    return 0.0 if length is None else length - 1
+
+
+def _is_shortened(case: PoolCase) -> bool:
+    """Return whether drafts end before the last position, so that profiles do not compare."""
+    return bool(case.k and case.window.mean_k is not None and case.window.mean_k < 0.9 * case.k)
+
+
+RULES = (
+    DiagnosisRule("zero-acceptance", _find_zero_acceptance),
+    DiagnosisRule("woke-without-weights", _find_woke_without_weights),
+    DiagnosisRule("context-gated", _find_context_gated),
+    DiagnosisRule("drafter-noise", _find_drafter_noise),
+    DiagnosisRule("acceptance-low", _find_acceptance_low),
+    DiagnosisRule("too-perfect", _find_too_perfect),
+    DiagnosisRule("synthetic-left-on", _find_synthetic),
+    DiagnosisRule("tail-fell", _find_tail_fell),
+    DiagnosisRule("tail-dead", _find_tail_dead, certainty=0.6),
+    DiagnosisRule("replica-outlier", _find_replica_outlier),
+    DiagnosisRule("fades-with-uptime", _find_fades_with_uptime),
+    DiagnosisRule("acceptance-fell", _find_acceptance_fell),
+    DiagnosisRule("traffic-changed", _find_traffic_changed),
+    DiagnosisRule("context-grew", _find_context_grew),
+    DiagnosisRule("lora-changed", _find_lora_changed),
+    DiagnosisRule("drafter-changed", _find_drafter_changed),
+    DiagnosisRule("after-upgrade", _find_after_upgrade),
+    DiagnosisRule("suffix-cold", _find_suffix_cold),
+)

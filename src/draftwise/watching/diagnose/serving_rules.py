@@ -1,0 +1,191 @@
+"""Rules about what surrounds decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+from draftwise.core import Window
+from draftwise.watching.diagnose.pool_case import (
+    MIN_REQUESTS,
+    SIGMAS,
+    DiagnosisRule,
+    PoolCase,
+    RuleMatch,
+    count_requests,
+    find_request_loss,
+    is_less,
+    relative_error,
+    tell,
+)
+
+__all__ = ["RULES"]
+
+_PREEMPTIONS_PER_S = 0.05
+_FULL, _NEARLY_FULL = 0.9, 0.85
+_QUEUED_SHARE = 0.1
+"""Share of a request's time from which a queue is worth a finding."""
+_QUEUE_GREW = 3.0
+_HITS_LOST = 0.05
+_HIT_SPREAD = 0.35
+"""Standard deviation of the prefix hit rate over requests: most hit nearly all or nothing."""
+_PREFILL_UP = 0.23
+"""1 - 1/1.3: a prompt token takes 1.3 times as long."""
+_LITTLE_DECODING = 0.3
+_SHORT = 3.0
+"""Full drafts."""
+
+
+def _has_requests(*windows: Window | None) -> bool:
+    return all(window is not None and (window.sums.finished or 0.0) >= 2 * MIN_REQUESTS for window in windows)
+
+
+def _waiting(window: Window) -> float:
+    """Return requests that wait for one engine."""
+    return (window.load.waiting or 0.0) / window.engines
+
+
+def _find_counter_reset(case: PoolCase) -> RuleMatch | None:
+    new = [window for window in case.windows if window.restarted]
+    if not new:
+        return None
+    return RuleMatch(
+        message=f"{new[0].instance} was restarted within the window.",
+        loss=0.0,
+        where=new[0].instance,
+    )
+
+
+def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
+    window = case.window
+    rate, usage = window.preemptions_per_s, window.load.kv_usage
+    if rate is None or usage is None or rate <= _PREEMPTIONS_PER_S or usage <= _FULL:
+        return None
+    if (window.sums.preemptions or 0.0) < MIN_REQUESTS:
+        return None
+    return RuleMatch(
+        message=f"The KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
+        evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
+        loss=_lose_queue(case),
+    )
+
+
+def _find_queue(case: PoolCase) -> RuleMatch | None:
+    window, good = case.window, case.good
+    queued, then = window.mean_queue_s, None if good is None else good.mean_queue_s
+    loss = _lose_queue(case)
+    if queued is None or loss is None or not _has_requests(window) or _waiting(window) < 1:
+        return None
+    if loss < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
+        return None
+    return RuleMatch(
+        message=f"A request waits {queued:.2g} s before it runs, and {_waiting(window):.0f} wait for an engine.",
+        evidence=(tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))),
+        loss=loss,
+    )
+
+
+def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
+    window, plain, usage = case.window, case.plain, case.window.load.kv_usage
+    if plain is None or usage is None or usage <= _NEARLY_FULL or _waiting(window) < 1:
+        return None
+    if not plain.batch or not window.batch or plain.batch < 0.75 * window.batch:
+        return None
+    if _waiting(plain) > 0.5 * _waiting(window):
+        return None
+    return RuleMatch(
+        message=f"{_waiting(window):.0f} requests wait for an engine with {usage:.0%} of its cache in use, and the "
+        f"plain pool has {_waiting(plain):.0f} waiting at a like load.",
+        evidence=(tell("waiting", _waiting(window), _waiting(plain), of="plain"), tell("KV use", usage)),
+        loss=_lose_queue(case),
+    )
+
+
+def _find_prefix_lost(case: PoolCase) -> RuleMatch | None:
+    return None if case.plain is None else _compare_hits(case.window, case.plain, "plain", "in the plain pool")
+
+
+def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
+    return None if case.good is None else _compare_hits(case.window, case.good, "expected", "before")
+
+
+def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleMatch | None:
+    now, then = window.prefix_hit_rate, other.prefix_hit_rate
+    if now is None or then is None or not _has_requests(window):
+        return None
+    error = _HIT_SPREAD * sqrt(sum(1 / count for each in (window, other) if (count := count_requests(each))))
+    if then - now <= max(_HITS_LOST, SIGMAS * error):
+        return None
+    excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - (1 - then) / (1 - now))
+    return RuleMatch(
+        message=f"{now:.0%} of the prompt tokens come from the prefix cache, {then:.0%} {where}.",
+        evidence=(tell("prefix hits", now, then, of=name),),
+        loss=find_request_loss(window, excess),
+    )
+
+
+def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
+    window, plain = case.window, case.plain
+    if plain is None or not _has_requests(window, plain):
+        return None
+    now, then = window.prefill_s_per_token, plain.prefill_s_per_token
+    slower = _compare_steps(window, plain)
+    if now is None or then is None or not is_less(slower * then, now, by=_PREFILL_UP, error=_prefill_error(case)):
+        return None
+    excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
+    return RuleMatch(
+        message=f"A prompt token that is not cached takes {now / then:.2f} times the plain pool's prefill time.",
+        evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of="plain"),),
+        loss=find_request_loss(window, excess),
+    )
+
+
+def _compare_steps(window: Window, plain: Window) -> float:
+    """Return how much longer a step is than a plain one, at least 1: a prompt is prefilled in steps."""
+    return max(1.0, window.step_s / plain.step_s) if window.step_s and plain.step_s else 1.0
+
+
+def _prefill_error(case: PoolCase) -> float:
+    """Return the standard error of prefill times, which vary less over requests than acceptance does."""
+    return inf if case.plain is None else relative_error(case.window, case.plain) / 2
+
+
+def _find_decode_is_little(case: PoolCase) -> RuleMatch | None:
+    share = case.window.decode_share
+    if share is None or share >= _LITTLE_DECODING or not _has_requests(case.window):
+        return None
+    return RuleMatch(
+        message=f"Only {share:.0%} of a request's time is decoding, which is all that speculation shortens.",
+        evidence=(tell("share of decoding", share),),
+    )
+
+
+def _find_outputs_short(case: PoolCase) -> RuleMatch | None:
+    tokens, k = case.window.mean_output_tokens, case.k
+    if tokens is None or k is None or not _has_requests(case.window) or tokens >= _SHORT * (k + 1):
+        return None
+    return RuleMatch(
+        message=f"An answer has {tokens:.0f} tokens on average, fewer than {_SHORT:.0f} full drafts give.",
+        evidence=(tell("output tokens", tokens),),
+    )
+
+
+def _lose_queue(case: PoolCase) -> float | None:
+    """Return what waiting costs, beyond what it did in the good time."""
+    window, good = case.window, case.good
+    then = (good.mean_queue_s if good is not None else None) or 0.0
+    if window.sums.queue_s is None or window.sums.finished is None:
+        return None
+    return find_request_loss(window, max(window.sums.queue_s - then * window.sums.finished, 0.0))
+
+
+RULES = (
+    DiagnosisRule("counter-reset", _find_counter_reset),
+    DiagnosisRule("kv-squeeze", _find_kv_squeeze),
+    DiagnosisRule("queue-grew", _find_queue),
+    DiagnosisRule("admission-squeezed", _find_admission_squeezed),
+    DiagnosisRule("prefix-lost", _find_prefix_lost),
+    DiagnosisRule("prefix-hits-fell", _find_prefix_hits_fell),
+    DiagnosisRule("ttft-worse", _find_ttft_worse),
+    DiagnosisRule("decode-is-little", _find_decode_is_little, certainty=0.5),
+    DiagnosisRule("outputs-short", _find_outputs_short, certainty=0.5),
+)
