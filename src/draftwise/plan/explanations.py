@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import FindingFact, all_findings
+from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
-from draftwise.knowledge.old_flags import OldFlag, read_old_flags
-from draftwise.knowledge.rules import Rule, all_rules
+from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.vllm import Span, history, releases
 
@@ -32,11 +32,11 @@ class Explanation:
     text: str
     history: tuple[Span, ...] = ()
     """Its values by release, oldest first."""
-    rule: Rule | None = None
+    rule: VllmRule | None = None
     finding: FindingFact | None = None
     link: str = ""
     """Link to a finding's code in the documentation."""
-    related: tuple[Rule, ...] = ()
+    related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it."""
 
 
@@ -116,7 +116,7 @@ def _tell_origin(method: Method) -> str:
     return f", added by {method.distribution}" if method.distribution else ""
 
 
-def _find_rules(name: str) -> tuple[Rule, ...]:
+def _find_rules(name: str) -> tuple[VllmRule, ...]:
     """Return the rules whose text contains a name as a word."""
     return tuple(rule for rule in all_rules().values() if name in _words(f"{rule.title} {rule.explains} {rule.code}"))
 

@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core import Effect, Finding, Ruling, Setup, Stage
 from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
-from draftwise.setups.read import Reading
+from draftwise.setups.read import SetupReading
 
 __all__ = ["AcceptedChoice", "Upgrade", "ValueChange", "compare_releases"]
 
@@ -87,7 +87,7 @@ class Upgrade:
         return not _starts(self.before) and not _starts(self.after)
 
 
-def compare_releases(before: Reading, after: Reading, *, nearest: bool = False) -> Upgrade:
+def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool = False) -> Upgrade:
     """Compare how two releases treat the same setup.
 
     Args:

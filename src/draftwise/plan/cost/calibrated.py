@@ -16,8 +16,8 @@ from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check_context, get_context
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import get_limits
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.cuda_graphs import find_holes, list_captured
 from draftwise.plan.cost.cost_model import CostModel, MeasuredStep, Prediction, fit_cost_model
 from draftwise.plan.cost.machine import (

@@ -9,8 +9,8 @@ from typing import Any
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding
 from draftwise.knowledge.advice import get_advice, give_advice
-from draftwise.knowledge.families import PublishedDrafter, find_native
 from draftwise.knowledge.methods import Method, all_methods, find_method
+from draftwise.knowledge.published_drafters import PublishedDrafter, find_native
 from draftwise.plan.cost.work import Work, find_drafter_work, find_work
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, GivenDrafter, PickCase
 from draftwise.plan.size.shapes import read_text_config

@@ -12,9 +12,9 @@ from typing import Any
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.knowledge.advice import find_drafting_cost, get_advice, give_advice, read_temperature_effect
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.method_advice import PublishedResult
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, find_stops, make_lever, open_memory
