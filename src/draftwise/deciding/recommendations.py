@@ -19,7 +19,7 @@ from draftwise.core import (
 )
 from draftwise.core.grouping import group_by
 from draftwise.deciding.bands import Sweeps
-from draftwise.deciding.comparison.latency import QUANTILES, Latencies
+from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, MetricSignal
 
