@@ -38,7 +38,7 @@ from draftwise.setups.write import write_json, write_shell
 
 __all__ = ["THEN", "deploy", "fill_in", "start_twin"]
 
-_NOBODY = "**Who.** Nobody is named to answer for it (--owner)."
+_NO_OWNER = "**Owner:** not given (--owner)."
 
 
 def _write_memo(
@@ -102,10 +102,10 @@ def _tell(order: ServiceOrder) -> Iterator[str]:
     who, gib = f"Each of its {hosts} hosts" if hosts > 1 else "It", 1 << 30
     yield (
         f"{who} takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
-        f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
+        f"{order.host.shm_bytes // gib} GiB of /dev/shm; startup deadline: {order.startup_s} s."
     )
     yield ""
-    yield f"**Who.** {order.owner} answers for it." if order.owner else _NOBODY
+    yield f"**Owner:** {order.owner}." if order.owner else _NO_OWNER
 
 
 def _tell_expected(expected: Expected | None) -> Iterator[str]:
@@ -203,7 +203,7 @@ def deploy(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
-            "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+            "Verify the files": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
             **{step.does: step.command for step in more.values()},
             **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
