@@ -9,10 +9,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftwise.extract.release import TOPICS
 from draftwise.extract.speculative import Facts
-from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import Tree
-from draftwise.knowledge.spans import Row, encode
+from draftwise.knowledge.spans import SpanRow, encode
 
 __all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write", "write_topic"]
 
@@ -33,7 +33,7 @@ def known_releases(folder: Path) -> list[dict[str, str]]:
     return known
 
 
-def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[Row]]:
+def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[SpanRow]]:
     """Return the rows of every topic, read from the wheels under a folder.
 
     Raises:
@@ -48,7 +48,7 @@ def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[Ro
     return {topic: encode(names, rows) for topic, rows in tables.items()}
 
 
-def write(folder: Path, rows: Mapping[str, Sequence[Row]], wheels: Sequence[Mapping[str, str]]) -> None:
+def write(folder: Path, rows: Mapping[str, Sequence[SpanRow]], wheels: Sequence[Mapping[str, str]]) -> None:
     """Write one file a topic, one line a row, and `releases.json`; files of topics that are gone are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for stale in set(folder.glob("*.json")) - {folder / f"{topic}.json" for topic in rows} - {folder / _RELEASES}:
@@ -58,7 +58,7 @@ def write(folder: Path, rows: Mapping[str, Sequence[Row]], wheels: Sequence[Mapp
     (folder / _RELEASES).write_text(_lines(wheels), encoding="utf-8")
 
 
-def write_topic(folder: Path, topic: str, rows: Sequence[Row]) -> None:
+def write_topic(folder: Path, topic: str, rows: Sequence[SpanRow]) -> None:
     """Write the file of one topic."""
     (folder / f"{topic}.json").write_text(_lines(row._asdict() for row in rows), encoding="utf-8")
 
@@ -68,7 +68,7 @@ def _lines(entries: Iterable[Mapping[str, Any]]) -> str:
     return f"[\n{written}\n]\n" if written else "[]\n"
 
 
-def differences(rows: Mapping[str, Sequence[Row]], newest: str, before: str | None) -> Iterator[str]:
+def differences(rows: Mapping[str, Sequence[SpanRow]], newest: str, before: str | None) -> Iterator[str]:
     """Yield, topic by topic, what the newest release adds, drops and changes against the one before it."""
     for topic, topic_rows in sorted(rows.items()):
         new = {row.key: row.value for row in topic_rows if row.since == newest}

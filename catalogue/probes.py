@@ -12,7 +12,7 @@ from packaging.version import Version
 from catalogue.build import find_wheels
 from draftwise.extract.probes import find_rule
 from draftwise.extract.tree import Tree
-from draftwise.knowledge.rules import Rule, all_rules
+from draftwise.knowledge.rules import VllmRule, all_rules
 
 __all__ = ["Verdict", "judge", "report"]
 
@@ -35,7 +35,7 @@ class Verdict:
         return bool(self.missing or self.surplus or self.error)
 
 
-def judge(rule: Rule, folder: Path, releases: Sequence[str]) -> Verdict:
+def judge(rule: VllmRule, folder: Path, releases: Sequence[str]) -> Verdict:
     """Compare a rule's spans with what its probe finds in each release under a folder."""
     assert rule.probe is not None
     try:
@@ -54,7 +54,7 @@ def judge(rule: Rule, folder: Path, releases: Sequence[str]) -> Verdict:
     )
 
 
-def report(folder: Path, rules: Mapping[str, Rule] | None = None) -> int:
+def report(folder: Path, rules: Mapping[str, VllmRule] | None = None) -> int:
     """Print a table of all rules against the wheels under a folder; 1 when any has rotted."""
     rules = all_rules() if rules is None else rules
     releases = [about["version"] for about in find_wheels(folder)]

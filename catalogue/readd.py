@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from catalogue.build import DATA, known_releases, write
-from draftwise.knowledge.spans import Row, decode, encode
+from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _PACKAGE = DATA.parents[2]
 _DUMP = """
@@ -77,10 +77,10 @@ def take_out(folder: Path, version: str) -> None:
     known = known_releases(folder)
     every = [about["version"] for about in known]
     rest = [name for name in every if name != version]
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[SpanRow]] = {}
     for file in folder.glob("*.json"):
         if file.name != "releases.json":
-            stored = [Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
+            stored = [SpanRow(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
             tables = [decode(every, stored, name) for name in rest]
             rows[file.stem] = encode(rest, [{k: (row.value, row.source) for k, row in each.items()} for each in tables])
     write(folder, rows, [about for about in known if about["version"] != version])

@@ -18,7 +18,7 @@ import httpx
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from draftwise.extract.wheel import RemoteFile, unpack_sources
+from draftwise.extract.wheel_sources import RemoteFile, unpack_sources
 
 __all__ = ["OLDEST", "Wheel", "fetch", "releases"]
 

@@ -10,7 +10,7 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import UNSETTLING, VOIDING
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import FindingFact, all_findings, read_finding_rooms
-from draftwise.knowledge.rules import Rule, all_rules
+from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import releases
 
 PAGE = Path(__file__).parent / "findings.md"
@@ -126,7 +126,7 @@ def _list_rules(stage: Stage) -> str:
     return _section(STAGES[stage], about, ("code", "severity", "what it says", "effect", "releases"), rows)
 
 
-def _spans(rule: Rule) -> str:
+def _spans(rule: VllmRule) -> str:
     return ", ".join(first if last == first else f"{first} to {last or 'newest'}" for first, last in rule.spans)
 
 

@@ -39,7 +39,7 @@ from tests.support.measuring import make_session
 
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.reporting.reasons import describe_reason
+from draftwise.reporting.sentences import describe_reason
 from draftwise.runs import RunDirectory
 from draftwise.runs.row_files import RowFile
 

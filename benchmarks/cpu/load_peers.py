@@ -24,9 +24,9 @@ from zlib import crc32
 from draftwise.backends import UrlBackend
 from draftwise.core import Answer, ClosedLoop, Condition, Prompt
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.drive import drive
-from draftwise.measure.load.loop import precise_loop
-from draftwise.runs.schedule import Turn
+from draftwise.measure.load.event_loop import precise_loop
+from draftwise.measure.load.traffic import drive
+from draftwise.runs.turn_order import Turn
 
 __all__ = ["PEERS", "Job", "Peer", "Reading", "run_draftwise"]
 

@@ -29,13 +29,11 @@ from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
-from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.acceptance_profile import count_steps
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replayer import Replayer
-from draftwise.replaying.summary import count_steps
-from draftwise.replaying.transcripts import Transcript
-from draftwise.statistics.ratios import Array
-from draftwise.statistics.totals import ratio_of_totals
+from draftwise.replaying.replay_directory import to_anchors
+from draftwise.replaying.transcripts import Replayer, Transcript
+from draftwise.statistics.ratios import Array, ratio_of_totals
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[2] / "bundle"

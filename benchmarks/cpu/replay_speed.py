@@ -20,12 +20,11 @@ from typing import Any
 from provenance import provenance, write
 
 from draftwise.core import SpecConfig
-from draftwise.replaying.directory import to_anchors
+from draftwise.replaying.acceptance_profile import summarize
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.replay_directory import to_anchors
 from draftwise.replaying.replaying import choose_ks
-from draftwise.replaying.summary import summarize
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.transcripts import Replayer, Transcript
 
 REQUESTS, PROMPT, ANSWER, K = 1_000, 1_000, 300, 8
 

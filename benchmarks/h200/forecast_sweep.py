@@ -55,12 +55,11 @@ from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
-from draftwise.measure.calibrate.build import make_calibration
-from draftwise.measure.calibrate.points import find_firsts, find_points
+from draftwise.measure.calibrating import find_firsts, find_points, make_calibration
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
-from draftwise.statistics.totals import ratio_of_totals
+from draftwise.statistics.ratios import ratio_of_totals
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 FORECAST, RESULT, AGAIN = "forecast.json", "forecast_sweep.json", "forecast_again.json"

@@ -12,7 +12,7 @@ from generate import ended, generate
 from models import load_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from draftwise.deciding.validity.texts import distinct_ngram_ratio, find_loop
+from draftwise.deciding.validity.output_checks import distinct_ngram_ratio, find_loop
 
 WORKLOADS = ("code", "prose", "rewrite")
 DRAFT_TOKENS = 4

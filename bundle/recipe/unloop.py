@@ -11,7 +11,7 @@ from policy import SHARES, PromptPool
 from ragged import Ragged
 from train import Mixture, heldout_batches
 
-from draftwise.deciding.validity.texts import find_loop
+from draftwise.deciding.validity.output_checks import find_loop
 from training import LossLog, Optimizers, batch_loss, compile_layers, compiled, cross_entropy, mean_loss, unlikelihood
 
 MIN_LOOP_TOKENS = 16

@@ -19,7 +19,7 @@ from typing import Any
 
 from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
 from draftwise.plan.check import check, judge
-from draftwise.setups.read import Reading, read_words
+from draftwise.setups.read import SetupReading, read_words
 
 __all__ = [
     "DEVICES",
@@ -153,7 +153,7 @@ def _setup(case: Mapping[str, Any], version: str, platform: str) -> Setup:
     )  # fmt: skip
 
 
-def _read_line(case: Mapping[str, Any], version: str, platform: str) -> Reading:
+def _read_line(case: Mapping[str, Any], version: str, platform: str) -> SetupReading:
     """Return a whole command line as `draftwise check` reads it, on the oracle's device."""
     reading = read_words(["vllm", "serve", *case["line"]], engine_version=version)
     return replace(reading, setup=replace(reading.setup, device=DEVICES[platform], env=case["env"]))

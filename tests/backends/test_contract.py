@@ -21,7 +21,7 @@ from draftwise.backends import Backend, BrokenStream, EmbeddedBackend, UrlBacken
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Prompt, ServerLoad, Setup, SpecConfig
 from draftwise.measure.load.client import Client
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 PROMPT = Prompt(id="p", text="abcabcabcabcabc", max_tokens=24)
 CHAT = Prompt(id="q", messages=({"role": "user", "content": "say abcabc"},), max_tokens=8)

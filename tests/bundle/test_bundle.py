@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.deciding.validity.texts import find_loop
+from draftwise.deciding.validity.output_checks import find_loop
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "bundle"

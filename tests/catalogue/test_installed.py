@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.extract.models import _ASIDE
+from draftwise.extract.model_registry import _ASIDE
 from draftwise.knowledge.vllm import Release, get_release
 
 PYTHON = os.environ.get("DRAFTWISE_VLLM_PYTHON")

@@ -7,7 +7,7 @@ import pytest
 from catalogue.probes import judge, report
 
 from draftwise.core import Effect, Severity, Stage
-from draftwise.knowledge.rules import Probe, Rule
+from draftwise.knowledge.rules import Probe, VllmRule
 
 Wheel = Callable[..., Path]
 RELEASES = ("1.0", "1.1", "1.2")
@@ -20,9 +20,11 @@ def folder(wheel: Wheel) -> Path:
     return wheel("1.2", {"vllm/new.py": "pass"})
 
 
-def _rule(first: str, last: str | None, pattern: str = r"too.long", *, absent: bool = False, file: str = "") -> Rule:
+def _rule(
+    first: str, last: str | None, pattern: str = r"too.long", *, absent: bool = False, file: str = ""
+) -> VllmRule:
     files = (file,) if file else ("vllm/new.py", "vllm/old.py")
-    return Rule(
+    return VllmRule(
         code="too-long",
         title="t",
         explains="e",

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.support.made_gguf import LLAMA, write_gguf
 
 from draftwise.checkpoints.config_json import find_model_config
-from draftwise.checkpoints.gguf import make_config, read_gguf
+from draftwise.checkpoints.gguf_files import make_config, read_gguf
 from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.cli import main
 from draftwise.core import InvalidSetup

@@ -8,7 +8,7 @@ from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import all_rules
-from draftwise.plan.explain import explain
+from draftwise.plan.explanations import explain
 
 
 def explained(name):

@@ -9,7 +9,7 @@ from draftwise.deciding.comparison.comparisons import estimate_cells
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.reporting.conditions import describe_scope, describe_unmeasured
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 CANDIDATE = "ngram k=3"
 

@@ -24,8 +24,7 @@ from draftwise.reporting.conditions import (
     describe_unmeasured,
 )
 from draftwise.reporting.promql import write_alerts
-from draftwise.reporting.reasons import describe_reason
-from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.reporting.summary import summarise
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]

@@ -13,8 +13,7 @@ from draftwise.deciding.comparison.comparisons import compare_cells
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import UNSETTLING, VOIDING, judge, judge_cell
-from draftwise.reporting.reasons import describe_reason
-from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.sentences import describe_decision, describe_reason
 
 CANDIDATE = "ngram k=3"
 REASON = "other processes used 1.00 of this machine's 2 cores"

@@ -10,7 +10,7 @@ from draftwise.core import Verdict
 from draftwise.deciding.conclusions import gather_evidence
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import judge
-from draftwise.reporting.reasons import describe_reason
+from draftwise.reporting.sentences import describe_reason
 from draftwise.statistics import prompt_ratio
 
 TRIALS = 300

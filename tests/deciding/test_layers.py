@@ -24,11 +24,11 @@ def find_climbs(graph: grimp.ImportGraph, layers: list[grimp.Layer]) -> set[tupl
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("comparison.cell", "validity.checks"),
-        ("validity.load", "verdict"),
+        ("comparison.cell", "validity.all_checks"),
+        ("validity.load_checks", "verdict"),
         ("verdict", "bands"),
         ("bands", "recommendations"),
-        ("scope", "conclusions"),
+        ("recommendations", "conclusions"),
     ],
 )
 def test_an_import_that_climbs_is_noticed(layers: list[grimp.Layer], importer: str, imported: str) -> None:

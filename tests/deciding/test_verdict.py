@@ -11,7 +11,7 @@ from draftwise.deciding.comparison.comparisons import estimate_ratios
 from draftwise.deciding.conclusions import gather_evidence
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import find_signature, judge
-from draftwise.reporting.reasons import describe_reason
+from draftwise.reporting.sentences import describe_reason
 
 LIMITS = Thresholds()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract import engine, models, mtp, quantization, serving, speculative
-from draftwise.extract.fields import fields_of, type_text
-from draftwise.extract.flags import _added
+from draftwise.extract import choices, engine, model_registry, mtp_remap, server_surface, speculative
+from draftwise.extract.dataclass_fields import fields_of, type_text
+from draftwise.extract.expressions import UNKNOWN, evaluate, literal, written
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.extract.values import UNKNOWN, evaluate, literal, written
+from draftwise.extract.vllm_flags import _added
 
 Wheel = Callable[..., Path]
 
@@ -114,7 +114,7 @@ def test_unknown_keys_are_rejected_where_the_shared_decorator_forbids_them(wheel
 
 
 def test_the_remap_is_followed_through_all_its_steps(wheel: Wheel) -> None:
-    table = {name: row for name, (row, _) in mtp.mtp_remap(_tree(wheel, FILES)).items()}
+    table = {name: row for name, (row, _) in mtp_remap.mtp_remap(_tree(wheel, FILES)).items()}
     assert table["deepseek_v32"] == {
         "by": "model_type",
         "model_type": "deepseek_mtp",
@@ -182,7 +182,7 @@ def test_interfaces_are_found_through_files_aliases_and_factories(wheel: Wheel) 
             """,
         },
     )
-    table = {name: row for name, (row, _) in models.architectures(tree).items()}
+    table = {name: row for name, (row, _) in model_registry.architectures(tree).items()}
     assert table["LlamaForCausalLM"]["interfaces"] == ["SupportsEagle3"]
     assert table["LlamaForCausalLM"]["group"] == "text_generation"
     assert table["Head"]["interfaces"] == ["SupportsEagle3"], "its forward takes nothing from an earlier stage"
@@ -196,7 +196,7 @@ def test_a_class_that_is_gone_is_not_a_silent_gap(wheel: Wheel) -> None:
         {"vllm/model_executor/models/registry.py": registry, "vllm/model_executor/models/x.py": "class Y: ...\n"},
     )
     with pytest.raises(NotFound, match="no class X"):
-        models.architectures(tree)
+        model_registry.architectures(tree)
 
 
 def test_config_types_are_read_from_every_way_of_writing_the_registry(wheel: Wheel) -> None:
@@ -206,17 +206,17 @@ def test_config_types_are_read_from_every_way_of_writing_the_registry(wheel: Whe
         _CONFIG_REGISTRY = {"dbrx": DbrxConfig, **_MORE}
     """
     lazy = '_CONFIG_REGISTRY = LazyConfigDict(beam="BeamConfig", **{"deepseek_v41": "V41Config", "o-c-r": "OCR"})'
-    assert {name: cls for name, (cls, _) in models.config_model_types(_tree(wheel, {path: old})).items()} == {
+    assert {name: cls for name, (cls, _) in model_registry.config_model_types(_tree(wheel, {path: old})).items()} == {
         "dbrx": "DbrxConfig",
         "mllama": "MllamaConfig",
     }
-    assert {name: cls for name, (cls, _) in models.config_model_types(_tree(wheel, {path: lazy})).items()} == {
+    assert {name: cls for name, (cls, _) in model_registry.config_model_types(_tree(wheel, {path: lazy})).items()} == {
         "beam": "BeamConfig",
         "deepseek_v41": "V41Config",
         "o-c-r": "OCR",
     }
     with pytest.raises(NotFound, match="_CONFIG_REGISTRY is not read"):
-        models.config_model_types(_tree(wheel, {path: "_CONFIG_REGISTRY = LazyConfigDict(**more())"}))
+        model_registry.config_model_types(_tree(wheel, {path: "_CONFIG_REGISTRY = LazyConfigDict(**more())"}))
 
 
 def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) -> None:
@@ -253,7 +253,7 @@ def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) 
             """,
         },
     )
-    table = {name: row for name, (row, _) in quantization.quantization_methods(tree).items()}
+    table = {name: row for name, (row, _) in choices.quantization_methods(tree).items()}
     assert {name for name, row in table.items() if row["needs_checkpoint"]} == {"awq", "quark"}
     assert {name for name, row in table.items() if row["deprecated"]} == {"quark"}
     assert {name for name, row in table.items() if row["overrides"]} == {"awq", "mxfp8"}
@@ -315,7 +315,7 @@ def test_sampling_parameters_under_speculation(wheel: Wheel) -> None:
             """,
         },
     )
-    table = {name: effect for name, (effect, _) in serving.sampling_params(tree).items()}
+    table = {name: effect for name, (effect, _) in server_surface.sampling_params(tree).items()}
     assert table == {"min_p": "rejected", "min_tokens": "ignored", "temperature": "supported"}
 
 

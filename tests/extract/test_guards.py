@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftwise.extract.guards import Walk
+from draftwise.extract.guards import CheckWalk
 from draftwise.extract.tree import Tree
 
 SOURCE = """
@@ -49,7 +49,7 @@ def guards(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/config.py").write_text(SOURCE)
     module = Tree(tmp_path, "1").get("vllm/config.py")
-    walk = Walk(module, module.get_class("Config"), frozenset({"a", "b", "c", "items"}))
+    walk = CheckWalk(module, module.get_class("Config"), frozenset({"a", "b", "c", "items"}))
     walk.run(module.get_function("check", of="Config"))
     return {guard.message: guard.text for guard in walk.guards}
 

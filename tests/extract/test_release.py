@@ -10,11 +10,10 @@ from catalogue.build import build
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
-from draftwise.extract.release import add_release, read_tables, refuse_known
-from draftwise.extract.sources import Sources
+from draftwise.extract.release import TOPICS, add_release, read_tables, refuse_known
 from draftwise.extract.speculative import Facts
-from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
+from draftwise.extract.wheel_sources import VllmSources
 from draftwise.knowledge.vllm import get_release, releases, topics
 
 Wheel = Callable[..., Path]
@@ -33,8 +32,8 @@ def _tripped(_tree: Tree) -> Facts:
     return {}["x"]  # type: ignore[no-any-return]
 
 
-def _sources(root: Path, version: str) -> Sources:
-    return Sources(root=root, version=Version(version), built="2026-11-20", read_from="here")
+def _sources(root: Path, version: str) -> VllmSources:
+    return VllmSources(root=root, version=Version(version), built="2026-11-20", read_from="here")
 
 
 @pytest.mark.usefixtures("user_data")

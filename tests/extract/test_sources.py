@@ -12,7 +12,7 @@ from packaging.version import Version
 from tests.support.package_index import serve_index
 
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.extract.sources import open_folder, open_installed, open_released, open_wheel
+from draftwise.extract.wheel_sources import open_folder, open_installed, open_released, open_wheel
 
 FILES = {
     "vllm/__init__.py": "",

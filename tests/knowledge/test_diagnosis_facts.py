@@ -7,7 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from draftwise.cli.explain import explain
+from draftwise.cli.explain_command import explain
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.server_metrics import CACHE_CONFIG

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from draftwise.knowledge.families import PublishedDrafter, find_native, find_published_drafters
 from draftwise.knowledge.models import read_models
+from draftwise.knowledge.published_drafters import PublishedDrafter, find_native, find_published_drafters
 from draftwise.knowledge.vllm import history, releases
 
 EVERY = find_published_drafters(name for model in read_models() for name in model.names)

@@ -4,8 +4,8 @@ import re
 
 from draftwise.backends.exposition import EngineReading
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
+from draftwise.knowledge.log_lines import read_log_facts
 from draftwise.knowledge.server_metrics import read_server_metrics
-from draftwise.knowledge.startup_log import read_log_facts
 from draftwise.knowledge.stored import read_data
 
 

@@ -14,10 +14,10 @@ from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_ses
 
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Verdict
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.measure.preflight import check_addresses
+from draftwise.measure.readiness import check_addresses
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.reporting.conditions import describe_unmeasured
-from draftwise.reporting.estimates import find_undisturbed, hold_estimates
+from draftwise.reporting.predictions import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
 
 BUDGET_S = 60.0

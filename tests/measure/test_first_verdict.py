@@ -10,11 +10,10 @@ from tests.support.made_runs import Truth, gains, make_run, workload
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.core import Finding, Silent
-from draftwise.measure.adaptive import describe_first_verdict, describe_lead
-from draftwise.measure.replan import find_promising, interleave, put_first
+from draftwise.measure.replan import describe_first_verdict, describe_lead, find_promising, interleave, put_first
 from draftwise.measure.time_estimate import TextPace, TimeEstimate
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.turn_order import Turn, plan_turns
 
 WORKLOADS = (make_workload("code", 10), make_workload("prose", 10), make_workload("rewrite", 10))
 PLAN = make_plan(2, workloads=WORKLOADS)

@@ -15,7 +15,7 @@ from tests.support.measuring import PLAIN, Recorder, make_plan, make_session, ma
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, Severity, SpecConfig, Verdict
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.knowledge.remembering import find_remembering
-from draftwise.measure.preflight import explain_sharing
+from draftwise.measure.readiness import explain_sharing
 from draftwise.runs import RunDirectory
 
 SUFFIX = SpecConfig(method="suffix")

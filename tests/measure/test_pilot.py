@@ -11,8 +11,8 @@ from tests.support.measuring import FASTER, PLAIN, make_plan, make_workload
 
 from draftwise.core import RunPlan, Silent
 from draftwise.measure.pilot import Pilot, look_at_lengths, look_at_paces
+from draftwise.measure.readiness import make_greeting
 from draftwise.measure.roster import Roster
-from draftwise.measure.warm_up import make_greeting
 
 PLAN = make_plan(workloads=(make_workload("code", 20), make_workload("prose", 3)))
 

@@ -7,13 +7,12 @@ from tests.support.made_runs import Truth, arm, closed, gains, make_run, workloa
 from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
-from draftwise.measure.adaptive import describe_lead
 from draftwise.measure.load.requests import fill_streams
 from draftwise.measure.pilot import Pilot, make_estimate, spare_prompts
-from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
+from draftwise.measure.readiness import WARM_UP_LENGTH, WarmUp
+from draftwise.measure.replan import describe_lead, fit_repetition, interleave, leave_out, rank_candidates
 from draftwise.measure.time_estimate import TextPace, TimeEstimate, expect_seconds, fill_plan, fit_plan, name_missing
-from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.turn_order import Turn, plan_turns
 
 SECOND = 0.025
 """Of an output token, so that a prompt of 40 takes one second."""

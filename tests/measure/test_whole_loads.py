@@ -12,11 +12,10 @@ from tests.support.fake_server.script import find_crossover
 from tests.support.measuring import CONTEXT, make_plan, make_session, make_workload
 
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
-from draftwise.deciding.comparison.acceptance import pool_acceptance
+from draftwise.deciding.comparison.pooled_acceptance import pool_acceptance
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.reporting.conditions import describe_unmeasured
-from draftwise.reporting.reasons import describe_reason
-from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.runs import RunDirectory
 
 

@@ -2,7 +2,7 @@ import json
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity, Stage
 from draftwise.plan.annotations import to_github, to_gitlab
-from draftwise.plan.check.report import Report
+from draftwise.plan.check.check_report import Report
 
 ODD = Finding(
     code="some-finding", severity=Severity.WARNING, message="a: 50 % is odd,\nsays who.",

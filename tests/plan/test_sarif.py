@@ -6,7 +6,7 @@ import pytest
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity, Stage
 from draftwise.plan.annotations import SCHEMA, to_sarif
-from draftwise.plan.check.report import Report
+from draftwise.plan.check.check_report import Report
 
 PLAIN = Finding(
     code="some-finding", severity=Severity.WARNING, message="is odd.", where="my files/compose.yaml:12 services.a",

@@ -12,11 +12,10 @@ import pytest
 
 from draftwise.core import InvalidSetup, Profile, ReplayedTarget, SpecConfig
 from draftwise.replaying import Anchors, read_anchors, read_profile
-from draftwise.replaying.directory import ReplayDirectory
 from draftwise.replaying.lookup_drafts import NgramReplayer
-from draftwise.replaying.replayer import ReplayedRequest, count_accepted
+from draftwise.replaying.replay_directory import ReplayDirectory
 from draftwise.replaying.replaying import Candidate, choose_ks, replay_candidates
-from draftwise.replaying.transcripts import Transcript, Transcripts
+from draftwise.replaying.transcripts import ReplayedRequest, Transcript, Transcripts, count_accepted
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=4)
 REPEATED = Transcript(id="a", prompt_ids=(1, 2, 3, 4, 5), answer_ids=(9, 1, 2, 3, 4, 5), group="repeats")

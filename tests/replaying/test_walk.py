@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.replaying import Anchors, Drafts, read_anchors, walk, write_anchors
+from draftwise.replaying.acceptance_profile import tokens_per_step
 from draftwise.replaying.anchors import UNLIMITED
-from draftwise.replaying.summary import tokens_per_step
 
 KMAX = 4
 

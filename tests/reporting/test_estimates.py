@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_runs import Truth, gains, make_run
 
 from draftwise.core import Estimate
-from draftwise.reporting.estimates import describe_estimates, hold_estimates
+from draftwise.reporting.predictions import describe_estimates, hold_estimates
 from draftwise.reporting.tables import list_context_rows
 
 SESSION = (

@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise.core import Reason, ReasonCode
-from draftwise.reporting.reasons import describe_reason
+from draftwise.reporting.sentences import describe_reason
 
 GIVEN = {
     ReasonCode.FEW_PROMPTS: ({"count": 3, "fewest": 6}, "rests on 3 prompts; at least 6 are needed"),

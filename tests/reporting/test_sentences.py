@@ -8,7 +8,7 @@ from tests.support.made_runs import gains, make_run
 
 from draftwise.core import Arm, Band, Crossover, Reason, ReasonCode, Schedule, Scope, SpecConfig, Verdict
 from draftwise.core.comparison import ALL
-from draftwise.reporting.actions import describe_way_back, list_actions
+from draftwise.reporting.conditions import describe_way_back, list_actions
 from draftwise.reporting.sentences import describe_decision, list_clauses
 
 

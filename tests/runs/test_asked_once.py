@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import ClosedLoop, Condition, OpenLoop, Prompt, Replay, RunPlan, Settled, Workload
-from draftwise.runs.blocks import count_needed
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.turn_order import Turn, count_needed, plan_turns
 
 REMEMBERING = {"candidate 2": "it drafts from what it answered before"}
 

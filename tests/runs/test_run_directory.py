@@ -15,7 +15,7 @@ from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_sess
 
 from draftwise.core import BackendError, Hardware, InvalidSetup, SpecConfig
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import plan_turns
+from draftwise.runs.turn_order import plan_turns
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import ClosedLoop, Condition, OpenLoop, Phase, Replay, RunPlan, Settled
-from draftwise.runs.blocks import blocks
-from draftwise.runs.schedule import Turn, arm_order, plan_turns
+from draftwise.runs.turn_order import Turn, arm_order, blocks, plan_turns
 
 
 def schedule(plan: RunPlan) -> list[Turn]:

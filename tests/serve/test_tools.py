@@ -122,7 +122,7 @@ def test_calls_come_with_whole_answers_and_streams(checkpoint, stream):
 def test_templates_see_the_tools_and_earlier_calls_as_objects(checkpoint):
     template = "{{ tools[0].function.name }}:{{ messages[0].tool_calls[0].function.arguments.city }}"
     with serving(FakeEngine(checkpoint), tool_call_parser="hermes") as server:
-        from draftwise.engine.text.chat_template import ChatTemplate
+        from draftwise.engine.text.tokenizer import ChatTemplate
 
         server.engine.tokenizer.chat_template = ChatTemplate(template)
         function = {"name": "weather", "arguments": '{"city": "Oslo"}'}

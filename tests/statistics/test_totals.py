@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.statistics.totals import find_variance_share, ratio_of_totals
+from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 
 
 def draw(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:

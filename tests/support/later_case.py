@@ -11,8 +11,8 @@ from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Device, Finding, Ruling, Setup, SpecConfig
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, releases
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine import choose_runner, find_early, find_runner, find_v0, judge_engine
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, collect
 

@@ -25,7 +25,7 @@ from draftwise.core import (
 )
 from draftwise.core.documents import from_json, to_json
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.turn_order import Turn, plan_turns
 
 CONTEXT: dict[str, Any] = {
     "hardware": {"cpu": "imaginary", "cores": 2},

@@ -10,8 +10,8 @@ from tests.support.loaded import load_workload
 
 from draftwise.core import InvalidSetup, Prompt
 from draftwise.workloads import check_workloads, load_workloads, profile_workload
-from draftwise.workloads.lengths import EstimatedTokens, parse_length
 from draftwise.workloads.reshape import prompt_length
+from draftwise.workloads.text_lengths import EstimatedTokens, parse_length
 
 
 def lengths(text: str) -> list[int]:

@@ -38,7 +38,7 @@ class UrlBackend:
         url: `http://host:port`; a trailing `/v1` is dropped.
         headers: sent with every request, e.g. a bearer token; to `metrics_url` only if it is of the same origin.
         metrics_url: page of its counters, where it is not /metrics below `url`.
-        metrics_headers: sent to that page beside them.
+        metrics_headers: sent to that page in addition to them.
         command: the command that the operator says it was started with.
 
     Raises:

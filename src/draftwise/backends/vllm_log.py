@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise, takewhile
 from typing import Any
 
-from draftwise.knowledge.startup_log import read_log_facts
+from draftwise.knowledge.log_lines import read_log_facts
 
 __all__ = ["StartupLog", "find_root_cause", "find_start_s", "is_port_taken"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from draftwise.checkpoints.gguf import is_gguf, make_config, read_gguf
+from draftwise.checkpoints.gguf_files import is_gguf, make_config, read_gguf
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 

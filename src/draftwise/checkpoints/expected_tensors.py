@@ -14,7 +14,7 @@ from typing import Any
 from draftwise.checkpoints.config_values import Dimensions, get_int, get_mapping
 from draftwise.checkpoints.recognize import RecognizedDrafter
 
-__all__ = ["Expected", "Shapes", "Sizes", "TargetSizes", "decoder_layer", "decoder_model", "expect_tensors"]
+__all__ = ["ExpectedTensors", "Shapes", "Sizes", "TargetSizes", "decoder_layer", "decoder_model", "expect_tensors"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -145,7 +145,7 @@ class TargetSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedTensors:
     """The tensors of a complete checkpoint."""
 
     required: Shapes
@@ -160,7 +160,7 @@ class Expected:
     """From a name in the file to the one used here."""
 
 
-def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> Expected | None:
+def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> ExpectedTensors | None:
     """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
 
     Args:
@@ -177,7 +177,7 @@ def _sizes(drafter: RecognizedDrafter, *architectures: str) -> Sizes | None:
     return Sizes.from_dimensions(Dimensions.from_config(drafter.config))
 
 
-def _expect_layer(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_layer(drafter: RecognizedDrafter, _: TargetSizes | None) -> ExpectedTensors | None:
     sizes = _sizes(drafter, "LlamaForCausalLM", "EagleLlamaForCausalLM")
     if sizes is None:
         return None
@@ -189,10 +189,10 @@ def _expect_layer(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected
         required |= decoder_layer(
             f"layers.{i}.", sizes, input_norm=i > 0, qkv_bias=qkv_bias, o_bias=biased, mlp_bias=_mlp_bias(config)
         )
-    return Expected(required=required, optional={"embed_tokens.weight": (sizes.vocab, hidden)}, ignored=_ROTARY)
+    return ExpectedTensors(required=required, optional={"embed_tokens.weight": (sizes.vocab, hidden)}, ignored=_ROTARY)
 
 
-def _expect_fused_layer(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_fused_layer(drafter: RecognizedDrafter, target: TargetSizes | None) -> ExpectedTensors | None:
     llama = _sizes(drafter, *_EAGLE3_LLAMA)
     sizes = llama or _sizes(drafter, "Qwen3ForCausalLM", "Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
     if sizes is None:
@@ -214,7 +214,7 @@ def _expect_fused_layer(drafter: RecognizedDrafter, target: TargetSizes | None) 
     own, vocabulary = _vocabulary(config, sizes, target)
     required |= own | _fusion(drafter, hidden)
     ignored = _T2D if drafter.parallel else _T2D_OR_MASK
-    return Expected(
+    return ExpectedTensors(
         required=required, optional=optional | vocabulary, ignored=ignored, silent=_ALL_BUT_MASK, rename=_from_midlayer
     )
 
@@ -238,12 +238,12 @@ def _fusion(drafter: RecognizedDrafter, hidden: int) -> Shapes:
     return shapes
 
 
-def _expect_block(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_block(drafter: RecognizedDrafter, target: TargetSizes | None) -> ExpectedTensors | None:
     sizes = _sizes(drafter, "DFlashDraftModel")
     return None if sizes is None else _expect_block_network(drafter, sizes, target)
 
 
-def _expect_block_markov(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_block_markov(drafter: RecognizedDrafter, target: TargetSizes | None) -> ExpectedTensors | None:
     sizes, rank = _sizes(drafter, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"), get_int(drafter.config, "markov_rank")
     if sizes is None or rank is None:
         return None
@@ -256,7 +256,7 @@ def _expect_block_markov(drafter: RecognizedDrafter, target: TargetSizes | None)
     confidence: Shapes = {"confidence_head.proj.weight": (1, reads), "confidence_head.proj.bias": (1,)}
     block = _expect_block_network(drafter, sizes, target, may_exceed=True)
     optional = {**block.optional, **(confidence if drafter.config.get("enable_confidence_head") else {})}
-    return Expected(
+    return ExpectedTensors(
         required={**block.required, **markov},
         optional=optional,
         ignored=_T2D_OR_CONFIDENCE,
@@ -267,7 +267,7 @@ def _expect_block_markov(drafter: RecognizedDrafter, target: TargetSizes | None)
 
 def _expect_block_network(
     drafter: RecognizedDrafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False
-) -> Expected:
+) -> ExpectedTensors:
     """Return the tensors of DFlash's network, which dspark shares."""
     config, hidden = drafter.config, sizes.hidden
     width = get_int(config, "target_hidden_size") or hidden
@@ -278,7 +278,7 @@ def _expect_block_network(
     for i in range(sizes.num_layers):
         required |= decoder_layer(f"layers.{i}.", sizes, qkv_bias=biased, o_bias=biased, qk_norm=True)
     own, vocabulary = _vocabulary(config, sizes, target, may_exceed=may_exceed)
-    return Expected(required=required | own, optional=vocabulary, ignored=_T2D, rename=_from_midlayer)
+    return ExpectedTensors(required=required | own, optional=vocabulary, ignored=_T2D, rename=_from_midlayer)
 
 
 def _vocabulary(
@@ -300,7 +300,7 @@ def _vocabulary(
     return required, {name: shape for name, shape in (embedding | head).items() if name not in required}
 
 
-def _expect_residual_heads(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
+def _expect_residual_heads(drafter: RecognizedDrafter, target: TargetSizes | None) -> ExpectedTensors | None:
     config = drafter.config
     hidden = get_int(config, "hidden_size") or (target.hidden_size if target else None)
     vocab = get_int(config, "vocab_size") or (target.vocab_size if target else None)
@@ -315,10 +315,10 @@ def _expect_residual_heads(drafter: RecognizedDrafter, target: TargetSizes | Non
             required[f"blocks.{i}.layers.{j}.bias"] = (hidden,)
     own_heads = 1 if config.get("original_lm_head") else heads
     required |= {f"lm_heads.{i}.weight": (vocab, hidden) for i in range(own_heads)}
-    return Expected(required=required, silent=_LM_HEADS, refuses_unknown=False, rename=_from_old_medusa)
+    return ExpectedTensors(required=required, silent=_LM_HEADS, refuses_unknown=False, rename=_from_old_medusa)
 
 
-def _expect_recurrent_heads(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_recurrent_heads(drafter: RecognizedDrafter, _: TargetSizes | None) -> ExpectedTensors | None:
     config = drafter.config
     keys = ("emb_dim", "inner_dim", "vocab_size", "n_predict")
     width, inner, vocab, steps = (get_int(config, key) for key in keys)
@@ -332,10 +332,10 @@ def _expect_recurrent_heads(drafter: RecognizedDrafter, _: TargetSizes | None) -
         required[f"ln.{s}.weight"] = required[f"ln.{s}.bias"] = (inner,)
     for s in range(min(steps, 2) if config.get("tie_weights") else steps):
         required[f"proj.{s}.weight"] = (inner, width if s == 0 else inner)
-    return Expected(required=required, silent=_NONE, refuses_unknown=False, rename=_without_speculator)
+    return ExpectedTensors(required=required, silent=_NONE, refuses_unknown=False, rename=_without_speculator)
 
 
-def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> ExpectedTensors | None:
     sizes, count = _sizes(drafter, "MiMoForCausalLM"), get_int(drafter.config, "num_nextn_predict_layers")
     if sizes is None or count is None or count > _MOST_BLOCKS:
         return None
@@ -345,15 +345,15 @@ def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected 
         required |= decoder_layer(prefix, sizes, qkv_bias=True)
         required |= {prefix + norm + ".weight": (sizes.hidden,) for norm in _MIMO_NORMS}
         required[prefix + "input_proj.weight"] = (sizes.hidden, 2 * sizes.hidden)
-    return Expected(required=required, silent=_NONE)
+    return ExpectedTensors(required=required, silent=_NONE)
 
 
-def _expect_decoder(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
+def _expect_decoder(drafter: RecognizedDrafter, _: TargetSizes | None) -> ExpectedTensors | None:
     sizes = Sizes.from_dimensions(Dimensions.from_config(drafter.config))
     shapes = None if sizes is None else decoder_model(drafter.architecture, drafter.config, sizes)
     if shapes is None:
         return None
-    return Expected(required=shapes[0], optional=shapes[1], ignored=_BESIDE_A_MODEL, silent=_NONE)
+    return ExpectedTensors(required=shapes[0], optional=shapes[1], ignored=_BESIDE_A_MODEL, silent=_NONE)
 
 
 _MOST_BLOCKS = 1000
@@ -397,7 +397,7 @@ def _from_old_medusa(name: str) -> str:
     return "lm_heads.0.weight" if name == "lm_head.weight" else name
 
 
-_LAYOUTS: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expected | None]] = {
+_LAYOUTS: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], ExpectedTensors | None]] = {
     "decoder": _expect_decoder,
     "layer": _expect_layer,
     "fused_layer": _expect_fused_layer,

@@ -17,8 +17,8 @@ from packaging.version import Version
 
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.checkpoints.config_values import Dimensions, get_int, get_mapping
-from draftwise.checkpoints.expected_tensors import Expected, Shapes, TargetSizes, expect_tensors
-from draftwise.checkpoints.gguf import is_gguf, list_tensors, read_gguf
+from draftwise.checkpoints.expected_tensors import ExpectedTensors, Shapes, TargetSizes, expect_tensors
+from draftwise.checkpoints.gguf_files import is_gguf, list_tensors, read_gguf
 from draftwise.checkpoints.headers import MTP, Headers, Tensor, layer_of, read_headers, role_of
 from draftwise.checkpoints.identity import RecordedBase, find_recorded_base
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
@@ -163,7 +163,7 @@ def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple
     return rules.ruling("tensors-unchecked", drafter=quote(drafter.architecture or drafter.method), where=where)
 
 
-def _all_prefixed(found: Mapping[str, Tensor], expected: Expected) -> bool:
+def _all_prefixed(found: Mapping[str, Tensor], expected: ExpectedTensors) -> bool:
     known = expected.required.keys() | expected.optional.keys()
     return not known & found.keys() and any(name.removeprefix("model.") in known for name in found)
 
@@ -174,7 +174,7 @@ def _stem(name: str) -> str:
 
 
 def _find_missing(
-    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str
+    rules: Rulebook, expected: ExpectedTensors, found: Mapping[str, Tensor], stems: set[str], where: str
 ) -> Iterator[Ruling]:
     missing = sorted(name for name in expected.required if name not in found and name not in stems)
     silent = [name for name in missing if expected.silent.match(name)]
@@ -186,7 +186,7 @@ def _find_missing(
 
 
 def _find_misshapen(
-    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
+    rules: Rulebook, expected: ExpectedTensors, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
 ) -> Iterator[Ruling]:
     shapes: Shapes = {**expected.required, **expected.optional}
     wrong = [
@@ -208,7 +208,7 @@ def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: b
 def _find_unknown(
     rules: Rulebook,
     drafter: RecognizedDrafter,
-    expected: Expected,
+    expected: ExpectedTensors,
     found: Mapping[str, Tensor],
     where: str,
     *,

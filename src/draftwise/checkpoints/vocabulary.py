@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from draftwise.checkpoints.gguf import GgufHeader
+from draftwise.checkpoints.gguf_files import GgufHeader
 from draftwise.checkpoints.text_files import read_bytes, read_json, read_lines
 from draftwise.core import InvalidSetup
 

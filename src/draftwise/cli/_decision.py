@@ -12,14 +12,15 @@ from rich.text import Text
 
 from draftwise.cli._console import show_table
 from draftwise.core import Comparison, Decision, Finding, Run, Severity, Verdict
-from draftwise.reporting.actions import describe_way_back, list_actions
 from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
     describe_single_settings,
     describe_unmeasured,
+    describe_way_back,
+    list_actions,
 )
-from draftwise.reporting.forecasts import describe_forecasts, hold_forecasts
+from draftwise.reporting.predictions import describe_forecasts, hold_forecasts
 from draftwise.reporting.promql import ALERTS
 from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons

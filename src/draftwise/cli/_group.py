@@ -6,7 +6,7 @@ import gc
 import importlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ import click
 
 from draftwise.cli._streams import settle_streams
 from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
+from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
 
 __all__ = ["BEGAN", "VerbGroup"]
@@ -38,16 +39,15 @@ def _import(name: str) -> ModuleType:
 
 
 class VerbGroup(click.Group):
-    """Commands by module path; a module `draftwise.cli.serve` holds the command `serve`.
+    """The verbs as commands; `draftwise.cli.serve_command` holds the command `serve`.
 
     Exit codes: 0 good, 1 findings of severity error, 2 usage, 3 backend failure, 130 interrupted.
     """
 
-    def __init__(self, *, verbs: Mapping[str, str], **attributes: Any) -> None:
+    def __init__(self, **attributes: Any) -> None:
         super().__init__(
             **attributes, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
         )
-        self._verbs = verbs
         self.params.append(_version_option())
 
     def main(self, *arguments: Any, **options: Any) -> Any:
@@ -57,14 +57,22 @@ class VerbGroup(click.Group):
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the verbs."""
-        return sorted(self._verbs)
+        return sorted(VERBS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a verb's file and return its command; None for an unknown verb."""
-        if cmd_name not in self._verbs:
+        if (row := VERBS.get(cmd_name)) is None:
             return None
-        command: click.Command = getattr(_import(self._verbs[cmd_name]), cmd_name.replace("-", "_"))
+        command: click.Command = getattr(_import(f"draftwise.cli.{row.module}_command"), row.module)
         return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs by group, without importing them."""
+        width = max(map(len, VERBS))
+        for group in Group:
+            with formatter.section(group):
+                rows = [(row.name.ljust(width), row.summary) for row in VERBS.values() if row.group is group]
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -76,7 +84,7 @@ class VerbGroup(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches  # read only when something is misspelled
 
-            near = get_close_matches(args[0][:80], self._verbs, n=1)
+            near = get_close_matches(args[0][:80], VERBS, n=1)
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None

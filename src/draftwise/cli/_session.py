@@ -18,7 +18,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
 from draftwise.core import BackendError, Finding, Severity, StorageError
 from draftwise.core.progress import Silent, Stopped
-from draftwise.measure.spec import ENGINES
+from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
 __all__ = ["ConsoleProgress", "access_options", "context_option", "launch_options", "refuse_others", "run_measurement"]

@@ -19,9 +19,9 @@ from draftwise.core import (
 )
 from draftwise.core.grouping import group_by
 from draftwise.deciding.bands import Sweeps
-from draftwise.deciding.comparison.latency import QUANTILES, Latencies
+from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, Signal
+from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, MetricSignal
 
 __all__ = ["Advice", "advise", "find_rollbacks", "recommend"]
 
@@ -223,7 +223,7 @@ def _watch_first_token(
 
 def _make_rule(
     cell: Comparison,
-    signal: Signal,
+    signal: MetricSignal,
     limit: tuple[Relation, float],
     basis: RollbackBasis,
     *,

@@ -20,7 +20,7 @@ from draftwise.deploying.messages import unreadable
 from draftwise.knowledge.kinds import find_kind, read_schema
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
-from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text, read_yaml
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
 
 __all__ = ["compare_returned", "validate", "validate_text"]
 
@@ -189,7 +189,7 @@ def _find_objects(source: SourceText) -> Iterator[Mapping[str, Any]]:
         yield from (each for each in items or () if isinstance(each, Mapping))
 
 
-def _split(source: SourceText) -> Sequence[Document]:
+def _split(source: SourceText) -> Sequence[YamlDocument]:
     """Return the documents of what was printed: kubectl writes JSON objects one behind the other."""
     return read_yaml(source.text.replace("\n}\n{", "\n}\n---\n{"), name=source.name)
 
@@ -202,7 +202,7 @@ def _name(value: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(value.get("kind")), group, str(title)
 
 
-def _compare(document: Document, returned: Mapping[str, Any], file: str) -> Iterator[Finding]:
+def _compare(document: YamlDocument, returned: Mapping[str, Any], file: str) -> Iterator[Finding]:
     kind = str(document.value.get("kind"))
     for path, before, after in _walk(document.value, returned, ()):
         place = get_text(path)
@@ -266,7 +266,7 @@ def _read_quantity(value: Any) -> Decimal | None:
     return Decimal(number).scaleb(_POWERS[unit])
 
 
-def _finding(code: str, severity: Severity, message: str, document: Document, path: Path, file: str) -> Finding:
+def _finding(code: str, severity: Severity, message: str, document: YamlDocument, path: Path, file: str) -> Finding:
     where = f"{file}:{document.line(path)} {get_text(path)}".strip()
     fix = ""
     if code == "field-dropped" and severity is Severity.ERROR:

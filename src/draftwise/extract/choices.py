@@ -1,14 +1,22 @@
-"""The closed lists that flags and keys choose from: KV-cache types, MoE backends, reasoning parsers."""
+"""Closed lists that flags and keys choose from: backends, KV-cache types, quantization methods, reasoning parsers."""
 
 from __future__ import annotations
 
 import ast
 
+from draftwise.extract.expressions import UNKNOWN, attribute_of, evaluate, literal, members, method_of
 from draftwise.extract.speculative import Facts
-from draftwise.extract.tree import NotFound, Tree
-from draftwise.extract.values import evaluate, literal
+from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["kv_cache_dtypes", "listed", "moe_backends", "reasoning_parsers"]
+__all__ = [
+    "attention_backends",
+    "kv_cache_dtypes",
+    "listed",
+    "moe_backends",
+    "noncausal_backends",
+    "quantization_methods",
+    "reasoning_parsers",
+]
 
 
 def kv_cache_dtypes(tree: Tree) -> Facts:
@@ -45,3 +53,139 @@ def listed(tree: Tree, alias: str, *paths: str) -> Facts:
     if not options:
         raise NotFound(f"vLLM {tree.version}: no Literal {alias} in {module.path}")
     return {str(option): (True, module.source(alias)) for option in options}
+
+
+_REGISTRY = (
+    "vllm/v1/attention/backends/registry.py",
+    "vllm/attention/backends/registry.py",
+    "vllm/platforms/interface.py",
+)
+_ENUMS = ("AttentionBackendEnum", "_Backend")
+_NON_CAUSAL = "supports_non_causal"
+_BACKEND = "vllm/v1/attention/backend.py"
+
+
+def _get_enum(tree: Tree) -> tuple[Module, ast.ClassDef]:
+    for path in _REGISTRY:
+        module = tree.find(path)
+        for name in _ENUMS if module else ():
+            if module and isinstance(module.names.get(name), ast.ClassDef):
+                return module, module.get_class(name)
+    raise NotFound(f"vLLM {tree.version}: no list of attention backends")
+
+
+def attention_backends(tree: Tree) -> Facts:
+    """Every attention backend's name -> the dotted path of its class; empty where the list does not say."""
+    module, node = _get_enum(tree)
+    found: Facts = {}
+    for name in members(node):
+        assigned = attribute_of(module, node, name)
+        path = evaluate(*assigned) if assigned else UNKNOWN
+        found[name] = (path if isinstance(path, str) else "", module.source(f"{node.name}.{name}"))
+    return found
+
+
+def noncausal_backends(tree: Tree) -> Facts:
+    """Backends that support non-causal attention: `always`, or `sometimes` where it depends on device or kernel.
+
+    Empty in releases that do not ask backends at all.
+    """
+    base = tree.find(_BACKEND)
+    if base is None or base.find_function(_NON_CAUSAL, of="AttentionBackend") is None:
+        return {}
+    found: Facts = {}
+    for name, (path, _) in attention_backends(tree).items():
+        dotted, _, cls = path.rpartition(".")
+        module = tree.module(dotted) if dotted else None
+        resolved = tree.resolve(module, cls) if module else None
+        if resolved and isinstance(resolved[1], ast.ClassDef):
+            answer, where = _answer(resolved[0], resolved[1])
+            if answer:
+                found[name] = (answer, where)
+    if "FLASH_ATTN" not in found:
+        raise NotFound(f"vLLM {tree.version}: FLASH_ATTN should support non-causal attention")
+    return found
+
+
+def _answer(module: Module, node: ast.ClassDef) -> tuple[str, str]:
+    """Return what the nearest class that defines the question answers to it, and where."""
+    found = method_of(module, node, _NON_CAUSAL)
+    if found is None:
+        return "", ""
+    owner, cls, function = found
+    returned = [evaluate(owner, part.value) for part in ast.walk(function) if isinstance(part, ast.Return)]
+    source = owner.source(f"{cls.name}.{_NON_CAUSAL}")
+    if returned == [False]:
+        return "", source
+    return "always" if returned == [True] else "sometimes", source
+
+
+_METHODS = "vllm/model_executor/layers/quantization/__init__.py"
+_ONLINE = "vllm/config/quantization.py"
+_BASE_CLASS = "QuantizationConfig"
+"""Class that all derive from; it overrides nothing."""
+
+
+def quantization_methods(tree: Tree) -> Facts:
+    """Every value of `quantization`.
+
+    `deprecated` ones need a flag to be allowed. One with `needs_checkpoint` takes its settings from a quantized
+    checkpoint; the others can quantize while they load. One that `overrides` may run weights that a checkpoint declares
+    for another method.
+    """
+    module = tree.get(_METHODS)
+    deprecated = evaluate(module, ast.Name("DEPRECATED_QUANTIZATION_METHODS"))
+    gone = set() if deprecated is UNKNOWN else set(deprecated)
+    classes = _get_classes(module)
+    needy = {name for name, cls in classes.items() if _needs_checkpoint(*cls)} - _shorthands(tree)
+    overriding = {name for name, cls in classes.items() if _overrides(*cls)}
+    return {
+        name: (
+            {"deprecated": name in gone, "needs_checkpoint": name in needy, "overrides": name in overriding},
+            source,
+        )
+        for name, (_, source) in listed(tree, "QuantizationMethods", _METHODS).items()
+    }
+
+
+def _get_classes(module: Module) -> dict[str, tuple[Module, ast.ClassDef]]:
+    """Return the class of each method; online shorthands, which a loop adds, have none of their own."""
+    scope = module.inside(module.get_function("get_quantization_config"))
+    table = scope.names.get("method_to_config")
+    if not isinstance(table, ast.Dict):
+        raise NotFound(f"vLLM {module.tree.version}: no table of quantization classes in {module.path}")
+    pairs = zip(table.keys, table.values, strict=True)
+    return {evaluate(scope, key): _get_class(scope, cls) for key, cls in pairs}
+
+
+def _shorthands(tree: Tree) -> set[str]:
+    """Return the names that say how to quantize while loading; a class of the same name serves checkpoints only."""
+    module = tree.find(_ONLINE)
+    table = module and module.names.get("_ONLINE_SHORTHANDS")
+    return {evaluate(module, key) for key in table.keys} if module and isinstance(table, ast.Dict) else set()
+
+
+def _get_class(scope: Module, name: ast.expr) -> tuple[Module, ast.ClassDef]:
+    match scope.tree.resolve(scope, ast.unparse(name)):
+        case (module, ast.ClassDef() as cls):
+            return module, cls
+        case (module, ast.Name() as alias):
+            return _get_class(module, alias)
+    raise NotFound(f"vLLM {scope.tree.version}: no class {ast.unparse(name)} for a quantization method")
+
+
+def _needs_checkpoint(module: Module, cls: ast.ClassDef) -> bool:
+    named, made = method_of(module, cls, "get_config_filenames"), method_of(module, cls, "__init__")
+    if named is None:
+        raise NotFound(f"vLLM {module.tree.version}: no get_config_filenames of {cls.name}")
+    owner, _, function = named
+    returned = [evaluate(owner, node.value) for node in ast.walk(function) if isinstance(node, ast.Return)]
+    if returned != [[]]:
+        return True
+    arguments = made[2].args if made else None
+    return arguments is not None and len(arguments.args) - len(arguments.defaults) > len(["self"])
+
+
+def _overrides(module: Module, cls: ast.ClassDef) -> bool:
+    found = method_of(module, cls, "override_quantization_method")
+    return found is not None and found[1].name != _BASE_CLASS

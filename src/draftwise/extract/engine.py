@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, attribute_of, default_of, evaluate, strings
 from draftwise.extract.speculative import ARGUMENTS, Facts, get_config, methods
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import UNKNOWN, attribute_of, default_of, evaluate, strings
 
 __all__ = ["async_scheduling", "batch_defaults", "cudagraph_sizes", "runner_v2"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.tree import Module
-from draftwise.extract.values import UNKNOWN, evaluate
 
-__all__ = ["Guard", "Made", "Walk", "write"]
+__all__ = ["CheckWalk", "Made", "RaiseGuard", "write"]
 
 _NOTHING: ast.expr = ast.Name("_")
 """Stands for a value that is not known from the fields alone."""
@@ -35,7 +35,7 @@ Names = dict[str, ast.expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class RaiseGuard:
     """A `raise` or an `assert`, and the condition under which it is reached."""
 
     condition: ast.expr
@@ -58,7 +58,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Walk:
+class CheckWalk:
     """One object on its way through the functions that check it."""
 
     module: Module
@@ -69,7 +69,7 @@ class Walk:
     configs: frozenset[str] = frozenset()
     """Classes whose making is noted."""
     subject: str = "self"
-    guards: list[Guard] = field(default_factory=list)
+    guards: list[RaiseGuard] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     names: Names = field(default_factory=dict)
     settled: Names = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Walk:
         parts = whole.values if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) else [whole]
         if any(_is_unknown(part) or _is(part, False) for part in parts) or len(ast.unparse(whole)) > _LONGEST:
             return
-        guard = Guard(whole, message, self.stack[-1] if self.stack else "")
+        guard = RaiseGuard(whole, message, self.stack[-1] if self.stack else "")
         if all(guard.text != known.text for known in self.guards):
             self.guards.append(guard)
 

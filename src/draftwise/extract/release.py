@@ -1,4 +1,4 @@
-"""Reads one release into tables, and adds it to the facts of this machine's user."""
+"""One release read into tables, topic by topic, and added to the facts of this machine's user."""
 
 from __future__ import annotations
 
@@ -9,20 +9,68 @@ from pathlib import Path
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
-from draftwise.extract.sources import Sources
+from draftwise.extract import (
+    choices,
+    config_checks,
+    config_fields,
+    engine,
+    model_registry,
+    mtp_remap,
+    probes,
+    server_surface,
+    speculative,
+    vllm_flags,
+)
 from draftwise.extract.speculative import Facts
-from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
+from draftwise.extract.wheel_sources import VllmSources
 from draftwise.knowledge.added import AddedRelease, write_release
 from draftwise.knowledge.vllm import forget_added, releases, topics
 from draftwise.version import __version__
 
-__all__ = ["add_release", "read_tables", "refuse_known"]
+__all__ = ["TOPICS", "add_release", "read_tables", "refuse_known"]
+
+TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
+    function.__name__: function
+    for function in (
+        speculative.methods,
+        speculative.spec_fields,
+        speculative.spec_rules,
+        speculative.method_inference,
+        speculative.aux_targets,
+        mtp_remap.mtp_remap,
+        model_registry.architectures,
+        model_registry.speculators_types,
+        model_registry.config_model_types,
+        vllm_flags.flags,
+        vllm_flags.engine_defaults,
+        config_fields.config_fields,
+        config_checks.config_arguments,
+        config_checks.config_changes,
+        config_checks.config_checks,
+        config_checks.engine_checks,
+        engine.batch_defaults,
+        engine.cudagraph_sizes,
+        engine.async_scheduling,
+        engine.runner_v2,
+        choices.attention_backends,
+        choices.noncausal_backends,
+        choices.quantization_methods,
+        choices.kv_cache_dtypes,
+        choices.moe_backends,
+        choices.reasoning_parsers,
+        server_surface.metrics,
+        server_surface.sampling_params,
+        server_surface.env,
+        probes.probes,
+    )
+}
+
 
 Extractors = Mapping[str, Callable[[Tree], Facts]]
 
 
-def add_release(sources: Sources, extractors: Extractors = TOPICS) -> AddedRelease:
+def add_release(sources: VllmSources, extractors: Extractors = TOPICS) -> AddedRelease:
     """Read a release and store what it says; a release that was added before is replaced.
 
     A topic that cannot be read is left out, and `AddedRelease.missing` says why: what rests on it is then not judged.

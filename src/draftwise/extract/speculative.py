@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from draftwise.extract.fields import fields_of
+from draftwise.extract.dataclass_fields import fields_of
+from draftwise.extract.expressions import evaluate, literal, strings
 from draftwise.extract.tree import Module, NotFound, Tree
-from draftwise.extract.values import evaluate, literal, strings
 
 __all__ = [
     "ARGUMENTS", "Facts", "aux_targets", "get_config", "method_inference", "methods", "spec_fields", "spec_rules",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, StorageError
-from draftwise.knowledge.spans import Row, Table
+from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
 
@@ -76,7 +76,7 @@ def read_added() -> list[AddedRelease]:
     return [_read_head(_folder() / name) for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
 
 
-def read_table(release: AddedRelease, topic: str) -> dict[str, Row]:
+def read_table(release: AddedRelease, topic: str) -> dict[str, SpanRow]:
     """Return the rows of a topic.
 
     Raises:
@@ -90,7 +90,7 @@ def read_table(release: AddedRelease, topic: str) -> dict[str, Row]:
         with release.file.open(encoding="utf-8") as lines:
             rows = next(json.loads(line)["rows"] for line in lines if line.startswith(start))
         return {
-            key: Row(key=key, value=value, since=release.version, until=release.version, source=source)
+            key: SpanRow(key=key, value=value, since=release.version, until=release.version, source=source)
             for key, (value, source) in rows.items()
         }
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:

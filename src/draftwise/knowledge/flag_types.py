@@ -1,12 +1,16 @@
-"""What the type of a flag in a release's table says about the texts that it takes."""
+"""Types of flags by the texts that they take, and flags of old guides that no covered release has."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
-__all__ = ["HUMAN_READABLE", "read_human_int", "takes_none", "takes_text"]
+from draftwise.knowledge.stored import read_data
+
+__all__ = ["HUMAN_READABLE", "OldFlag", "read_human_int", "read_old_flags", "takes_none", "takes_text"]
 
 HUMAN_READABLE = frozenset(
     {
@@ -52,3 +56,21 @@ def read_human_int(text: str) -> int:
         return int(float(number) * _UNITS[unit])  # in floating point, as in vLLM: 32.3k is 32,299
     except OverflowError:
         raise ValueError(text) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldFlag:
+    """One flag, and the key of the speculative config that replaced it."""
+
+    flag: str
+    key: str
+    kind: Literal["text", "int", "float", "switch"]
+    note: str = ""
+    """Why the key has no effect or no longer exists."""
+
+
+@cache
+def read_old_flags() -> Mapping[str, OldFlag]:
+    """Return the old flags by their spelling with dashes."""
+    rows = read_data("old_flags")
+    return {row["flag"]: OldFlag(**row) for row in rows}

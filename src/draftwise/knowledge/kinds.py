@@ -18,14 +18,14 @@ from packaging.version import Version
 
 from draftwise.knowledge.stored import read_bytes
 
-__all__ = ["Kind", "find_kind", "get_newest", "list_kinds", "read_schema"]
+__all__ = ["ResourceKind", "find_kind", "get_newest", "list_kinds", "read_schema"]
 
 _ARCHIVE = "schemas/kinds.zip"
 _INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ResourceKind:
     """One kind in one version of its API."""
 
     api_version: str
@@ -40,13 +40,13 @@ class Kind:
 
 
 @cache
-def list_kinds() -> Sequence[Kind]:
+def list_kinds() -> Sequence[ResourceKind]:
     """Return every kind, its older schemas first."""
     rows = json.loads(_open().read(_INDEX))
-    return tuple(Kind(api_version=row.pop("apiVersion"), **row) for row in rows)
+    return tuple(ResourceKind(api_version=row.pop("apiVersion"), **row) for row in rows)
 
 
-def find_kind(api_version: str, kind: str, release: str = "") -> Kind | None:
+def find_kind(api_version: str, kind: str, release: str = "") -> ResourceKind | None:
     """Return a kind as a release of its project has it; None where that is not known here.
 
     Args:
@@ -69,7 +69,7 @@ def get_newest(api_version: str, kind: str) -> str:
 
 
 @cache
-def read_schema(kind: Kind) -> Mapping[str, Any]:
+def read_schema(kind: ResourceKind) -> Mapping[str, Any]:
     """Return the schema of a kind, in the words of JSON Schema."""
     schema: Mapping[str, Any] = json.loads(_open().read(kind.file))
     return schema

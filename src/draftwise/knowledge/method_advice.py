@@ -1,4 +1,4 @@
-"""What is known of a method's worth: its rank in the guides, expected acceptance, cost and published results.
+"""Advice on one method: its rank in the guides, expected acceptance, cost and published results.
 
 All of it is optional: a method without advice is still checked, sized and run.
 """

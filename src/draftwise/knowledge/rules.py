@@ -20,7 +20,17 @@ from draftwise.core import Effect, Finding, Ruling, Severity, Stage
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
-__all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "get_doubts", "get_rule", "of_release"]
+__all__ = [
+    "Doubts",
+    "Probe",
+    "Rulebook",
+    "VllmRule",
+    "all_rules",
+    "find_doubts",
+    "get_doubts",
+    "get_rule",
+    "of_release",
+]
 
 _PROBES = "probes"
 _TEXTS = ("message", "where", "fix", "becomes")
@@ -43,7 +53,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class VllmRule:
     """One thing that some releases do."""
 
     code: str
@@ -195,7 +205,7 @@ def of_release(finding: Finding, release: Release) -> Finding:
     )
 
 
-def _cite(rule: Rule, release: Release) -> str:
+def _cite(rule: VllmRule, release: Release) -> str:
     """Return where a rule is seen in a release, else where it was read."""
     read_in = _CITED.match(rule.source)
     if read_in and read_in.group(1) == str(release):
@@ -223,15 +233,15 @@ def _find_doubts(version: Version, seen: frozenset[str]) -> Doubts:
     return Doubts(changed=frozenset(changed), unproved=frozenset(unproved))
 
 
-def get_rule(code: str) -> Rule:
+def get_rule(code: str) -> VllmRule:
     """Return a rule by its code; KeyError for an unknown one."""
     return all_rules()[code]
 
 
 @cache
-def all_rules() -> Mapping[str, Rule]:
+def all_rules() -> Mapping[str, VllmRule]:
     """Return every rule by its code."""
-    rows: dict[str, Rule] = {}
+    rows: dict[str, VllmRule] = {}
     for name, content in read_folder("rules").items():
         for row in content:
             rule = _read(row)
@@ -241,7 +251,7 @@ def all_rules() -> Mapping[str, Rule]:
     return rows
 
 
-def _read(row: Mapping[str, Any]) -> Rule:
+def _read(row: Mapping[str, Any]) -> VllmRule:
     probe = row.get("probe")
     parts = {
         "severity": Severity(row["severity"]),
@@ -250,4 +260,4 @@ def _read(row: Mapping[str, Any]) -> Rule:
         "spans": tuple((first, last) for first, last in row["spans"]),
         "probe": None if probe is None else Probe(**probe),
     }
-    return Rule(**{**row, **parts})
+    return VllmRule(**{**row, **parts})

@@ -14,13 +14,13 @@ __all__ = [
     "SIGNALS",
     "TOKENS_PER_STEP",
     "TTFT_P99_S",
-    "Signal",
+    "MetricSignal",
     "get_signal",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class MetricSignal:
     """A quantity that follows from a server's metrics."""
 
     name: str
@@ -59,7 +59,7 @@ _FIRST_TOKEN = get_metric("time_to_first_token_seconds")
 _RUNNING, _WAITING = get_metric("num_requests_running"), get_metric("num_requests_waiting")
 _FINISHED = get_metric("request_success")
 
-TOKENS_PER_STEP = Signal(
+TOKENS_PER_STEP = MetricSignal(
     name="tokens_per_step",
     metrics=(_GENERATED, SPEC_NUM_ACCEPTED_TOKENS),
     promql=_tokens_per_step(_GENERATED, SPEC_NUM_ACCEPTED_TOKENS),
@@ -68,20 +68,20 @@ TOKENS_PER_STEP = Signal(
         "of the server's counters: what one forward pass of the target emits, steps without a draft included."
     ),
 )
-OUTPUT_TOKENS_PER_S = Signal(
+OUTPUT_TOKENS_PER_S = MetricSignal(
     name="output_tokens_per_s",
     metrics=(_GENERATED,),
     promql=_average_of_servers(_rate(_GENERATED, by=_PER_SERVER)),
     definition="Growth of generation_tokens per second.",
 )
-TTFT_P99_S = Signal(
+TTFT_P99_S = MetricSignal(
     name="ttft_p99_s",
     metrics=(_FIRST_TOKEN,),
     promql=f"histogram_quantile(0.99, {_rate(_FIRST_TOKEN, by='model_name, le', suffix='_bucket')})",
     definition="P99 of the time to the first token.",
     quantile=0.99,
 )
-_REQUESTS_IN_FLIGHT = Signal(
+_REQUESTS_IN_FLIGHT = MetricSignal(
     name="requests_in_flight",
     metrics=(_RUNNING, _WAITING),
     promql=_average_of_servers(
@@ -89,19 +89,21 @@ _REQUESTS_IN_FLIGHT = Signal(
     ),
     definition="Requests that are running or waiting.",
 )
-_REQUESTS_PER_S = Signal(
+_REQUESTS_PER_S = MetricSignal(
     name="requests_per_s",
     metrics=(_FINISHED,),
     promql=_average_of_servers(_rate(_FINISHED, by=_PER_SERVER)),
     definition="Growth of request_success per second: arrivals, short of overload.",
 )
 
-LOAD_SIGNALS: Mapping[str, Signal] = MappingProxyType({"concurrency": _REQUESTS_IN_FLIGHT, "rate": _REQUESTS_PER_S})
+LOAD_SIGNALS: Mapping[str, MetricSignal] = MappingProxyType(
+    {"concurrency": _REQUESTS_IN_FLIGHT, "rate": _REQUESTS_PER_S}
+)
 """What stands for each axis of load (`Condition.place`)."""
-SIGNALS: tuple[Signal, ...] = (TOKENS_PER_STEP, OUTPUT_TOKENS_PER_S, TTFT_P99_S, *LOAD_SIGNALS.values())
+SIGNALS: tuple[MetricSignal, ...] = (TOKENS_PER_STEP, OUTPUT_TOKENS_PER_S, TTFT_P99_S, *LOAD_SIGNALS.values())
 
 
-def get_signal(name: str) -> Signal:
+def get_signal(name: str) -> MetricSignal:
     """Return the signal of a name.
 
     Raises:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Row", "Table", "decode", "encode"]
+__all__ = ["SpanRow", "Table", "decode", "encode"]
 
 Table = Mapping[str, tuple[Any, str]]
 """Table of one release: key -> (JSON value, source)."""
 
 
-class Row(NamedTuple):
+class SpanRow(NamedTuple):
     """A value over a range of releases, as stored in a data file; a look-up makes thousands of them."""
 
     key: str
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """File and symbol in the release named by `since`."""
 
 
-def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
+def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[SpanRow]:
     """Return the rows, sorted by key and then by release, that are equivalent to one table for each release.
 
     A row ends where the value changes or the key is gone; a source that moves while the value stays makes no new row,
@@ -37,21 +37,21 @@ def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
     return [row for key in sorted({key for table in tables for key in table}) for row in _runs(key, releases, tables)]
 
 
-def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
+def decode(releases: Sequence[str], rows: Iterable[SpanRow], release: str) -> dict[str, SpanRow]:
     """Return the row of each key that holds in one release: the inverse of `encode`."""
     order = {name: index for index, name in enumerate(releases)}
     at, last = order[release], len(releases) - 1
     return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}
 
 
-def _runs(key: str, releases: Sequence[str], tables: Sequence[Table]) -> Iterator[Row]:
+def _runs(key: str, releases: Sequence[str], tables: Sequence[Table]) -> Iterator[SpanRow]:
     start: int | None = None
     for index in range(len(releases) + 1):
         ended = index == len(releases)
         if start is not None and (ended or not _same(tables[start].get(key), tables[index].get(key))):
             value, source = tables[start][key]
             until = None if ended else releases[index - 1]
-            yield Row(key=key, value=value, since=releases[start], until=until, source=source)
+            yield SpanRow(key=key, value=value, since=releases[start], until=until, source=source)
             start = None
         if start is None and not ended and key in tables[index]:
             start = index

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
-from draftwise.knowledge.spans import Row, decode, encode
+from draftwise.knowledge.spans import SpanRow, decode, encode
 
 __all__ = ["Release", "Span", "find_remarks", "forget_added", "get_release", "history", "releases", "topics"]
 
@@ -198,12 +198,12 @@ def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
     )
 
 
-def _cite(row: Row) -> str:
+def _cite(row: SpanRow) -> str:
     return f"vLLM {row.since}, {row.source}"
 
 
 @cache
-def _rows(topic: str) -> tuple[Row, ...]:
+def _rows(topic: str) -> tuple[SpanRow, ...]:
     """Return the rows of a topic over all releases; the shipped ones as they are where the user added none."""
     covered = releases(topic)
     if all(release.added is None for release in covered):
@@ -214,14 +214,14 @@ def _rows(topic: str) -> tuple[Row, ...]:
 
 
 @cache
-def _shipped_rows(topic: str) -> tuple[Row, ...]:
+def _shipped_rows(topic: str) -> tuple[SpanRow, ...]:
     if topic not in topics():
         raise KeyError(topic)
-    return tuple(Row(**row) for row in _read(f"{topic}.json"))
+    return tuple(SpanRow(**row) for row in _read(f"{topic}.json"))
 
 
 @cache
-def _table(topic: str, release: str) -> Mapping[str, Row]:
+def _table(topic: str, release: str) -> Mapping[str, SpanRow]:
     covered = {str(each): each.added for each in releases()}
     if (added := covered[release]) is None:
         return decode([name for name, each in covered.items() if each is None], _shipped_rows(topic), release)

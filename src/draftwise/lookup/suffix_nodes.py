@@ -4,7 +4,7 @@ A node id is the offset of its row in `Arena.nodes`; 0 is no node, so that zeroe
 which is what most nodes are, is found without hashing and ranks first without bookkeeping; siblings are chained in a
 hash table and ranked in groups of equal count.
 
-numba caches compiled kernels beside their source file and does not notice a change in a kernel that they call from
+numba caches compiled kernels next to their source file and does not notice a change in a kernel that they call from
 another file: after editing one of the suffix files, remove their `__pycache__`.
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from draftwise.backends import Backend
 from draftwise.backends.address import is_served_here
 from draftwise.backends.gpu_placement import ask_driver, find_gpus
-from draftwise.checkpoints.gguf import is_gguf, list_tensors, make_config, read_gguf
+from draftwise.checkpoints.gguf_files import is_gguf, list_tensors, make_config, read_gguf
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import (
     Arm,

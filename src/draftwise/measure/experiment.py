@@ -12,10 +12,10 @@ from draftwise.backends import Backend
 from draftwise.core import Answer, ClientHealth, Progress, RunPlan, StorageError, TurnRecord
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.drive import drive
-from draftwise.measure.load.worker_pool import WorkerPool, count_processes
+from draftwise.measure.load.traffic import drive
+from draftwise.measure.load.workers import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 __all__ = ["Experiment", "no_device"]
 

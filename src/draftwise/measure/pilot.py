@@ -16,10 +16,10 @@ from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Progress, Prompt, RunPlan, Workload
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
+from draftwise.measure.readiness import WARM_UP_LENGTH, WarmUp
 from draftwise.measure.roster import Roster
 from draftwise.measure.time_estimate import TextPace, TimeEstimate
-from draftwise.measure.warm_up import WARM_UP_LENGTH, WarmUp
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 __all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_estimate", "spare_prompts"]
 

@@ -12,7 +12,7 @@ from draftwise.core import Answer, BackendError, Divergence, Workload
 from draftwise.deciding.comparison.cell import OutputDifference, find_difference
 from draftwise.measure.divergences import ask, conclude
 from draftwise.measure.load.client import Client
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 from draftwise.workloads.loading import load_workloads
 
 __all__ = ["load_probe", "probe"]

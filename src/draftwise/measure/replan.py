@@ -1,4 +1,4 @@
-"""What of a run still fits in its time: decided before each repetition, going by the turns that were measured."""
+"""What a run measures next: what fits in its time, loads around a crossover, disturbed turns once more."""
 
 from __future__ import annotations
 
@@ -7,21 +7,46 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from math import log
 
-from draftwise.core import Omission, Run, RunPlan, TurnRecord
+from draftwise.core import (
+    ClosedLoop,
+    Comparison,
+    Condition,
+    Load,
+    Omission,
+    OpenLoop,
+    Run,
+    RunPlan,
+    Settled,
+    TurnRecord,
+    Verdict,
+)
 from draftwise.core.comparison import ALL
+from draftwise.core.grouping import group_by
+from draftwise.deciding.bands import gather_load_points
+from draftwise.deciding.comparison.comparisons import estimate_cells
 from draftwise.deciding.conclusions import gather_evidence
+from draftwise.deciding.disturbance import find_lost_pairs, set_aside_disturbed
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.time_estimate import TimeEstimate, name_repetitions
-from draftwise.runs.schedule import Turn
-from draftwise.statistics import FEWEST_PROMPTS
+from draftwise.runs.turn_order import Turn
+from draftwise.statistics import FEWEST_PROMPTS, next_load
 
 __all__ = [
+    "FIRST_ANALYSIS",
     "Fitted",
+    "LostBlock",
     "Place",
+    "describe_first_verdict",
+    "describe_lead",
+    "find_lost",
     "find_promising",
+    "find_settled",
     "fit_repetition",
     "interleave",
     "leave_out",
     "list_missing",
+    "next_conditions",
+    "plan_retakes",
     "put_first",
     "rank_candidates",
 ]
@@ -201,3 +226,150 @@ def rank_candidates(run: Run) -> list[tuple[str, str]]:
                 worst[each.candidate] = (ahead, text)
     hopeless = [(ahead, name, text) for name, (ahead, text) in worst.items() if ahead < 0]
     return [(name, text) for _, name, text in sorted(hopeless)]
+
+
+_MOST_NAMED = 6
+FIRST_ANALYSIS = 2
+"""Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
+
+
+def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
+    """Yield the cells whose verdict is settled after so many repetitions."""
+    labels = {condition.label for condition in conditions}
+    known = {each.key for each in run.settled}
+    for each in gather_evidence(run).comparisons:
+        workload, label, candidate = each.key
+        if each.settled and workload != ALL and label in labels and each.key not in known:
+            yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
+
+
+def describe_lead(run: Run) -> str | None:
+    """Return in a sentence which candidate leads under each load on each workload, and what that is worth so far; None
+    where nothing that was measured counts yet."""
+    best: dict[tuple[str, str], Comparison] = {}
+    for each in gather_evidence(run).comparisons:
+        place = (each.workload, each.condition.label)
+        if each.workload != ALL and (place not in best or _rank(each) > _rank(best[place])):
+            best[place] = each
+    if not best:
+        return None
+    parts = list(map(_describe, best.values()))
+    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+    return f"So far: {'; '.join(parts[:_MOST_NAMED])}{more}."
+
+
+def describe_first_verdict(run: Run, place: tuple[str, str]) -> str | None:
+    """Return in a sentence which candidate is adopted already on a workload under a load; None where none is."""
+    workloads = tuple(each for each in run.plan.workloads if each.name == place[0])
+    here = replace(
+        run,
+        plan=replace(run.plan, workloads=workloads),
+        turns=tuple(each for each in run.turns if (each.workload, each.condition) == place),
+        answers=tuple(each for each in run.answers if (each.workload, each.condition) == place),
+    )
+    best = max(gather_evidence(here).comparisons, key=_rank, default=None)
+    if best is None or best.verdict is not Verdict.ADOPT:
+        return None
+    return f"First verdict: {_describe(best)} on {best.num_prompts} prompts. The rest of the time makes it surer."
+
+
+def _rank(comparison: Comparison) -> tuple[bool, float]:
+    return comparison.verdict is Verdict.ADOPT, comparison.deciding.value
+
+
+def _describe(each: Comparison) -> str:
+    place = f"{each.workload} {each.condition.label}"
+    return f"{place}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}), {each.verdict}"
+
+
+def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
+    """Return the loads to measure next, each with the workloads and candidates whose crossover lies near it.
+
+    Empty when every crossover is known well enough. Nothing is added beyond the planned loads, nor where only one was
+    planned.
+    """
+    known = {condition.label for condition in run.conditions}
+    found: dict[Condition, set[tuple[str, str]]] = {}
+    thresholds = get_thresholds(run)
+    points_by_sweep = gather_load_points(estimate_cells(set_aside_disturbed(run, thresholds), thresholds))
+    for (workload, candidate, temperature, axis), points in points_by_sweep.items():
+        planned = _planned(run, axis, temperature)
+        if len(planned) > 1:
+            load = next_load(points, integer=axis == "concurrency", least=min(planned), most=max(planned))
+            if load is not None:
+                condition = Condition(load=_load_at(run, axis, load), temperature=temperature)
+                if condition.label not in known:
+                    names = [each.name for each in run.plan.workloads] if workload == ALL else [workload]
+                    found.setdefault(condition, set()).update((name, candidate) for name in names)
+    return found
+
+
+def _planned(run: Run, axis: str, temperature: float) -> set[float]:
+    places = (each.place for each in run.plan.conditions if each.temperature == temperature)
+    return {place[1] for place in places if place is not None and place[0] == axis}
+
+
+def _load_at(run: Run, axis: str, value: float) -> Load:
+    if axis == "concurrency":
+        return ClosedLoop(concurrency=round(value))
+    steady = next(each.load for each in run.plan.conditions if each.place and isinstance(each.load, OpenLoop))
+    return OpenLoop.steady(float(f"{value:.3g}"), steady.arrivals)
+
+
+_MOST_ATTEMPTS = 3
+"""At a pair, the first one included: what disturbs each of them is there to stay."""
+
+BlockKey = tuple[str, str, int, int]
+"""Workload, label of the condition, repetition and block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostBlock:
+    """A block of which some candidates have no undisturbed pair."""
+
+    key: BlockKey
+    arms: frozenset[str]
+    """That are to answer it again, the baseline among them."""
+    attempt: int
+
+
+def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
+    """Return the blocks to take again, those with the fewest attempts first.
+
+    A candidate that could remember its answers is not asked again: the block is lost for it. Candidates whose verdict
+    is settled need it no more. An attempt that was cut off is not gone on with: turns of two sessions are no pair.
+
+    Args:
+        run: as it is on disk, with every attempt.
+        labels: of the conditions to look at.
+    """
+    settled = {each.key for each in run.settled}
+    again: dict[BlockKey, set[str]] = {}
+    for pair in find_lost_pairs(set_aside_disturbed(run, get_thresholds(run))):
+        workload, label, *_ = pair.block
+        is_needed = label in labels and (workload, label, pair.candidate) not in settled
+        if is_needed and pair.candidate not in run.plan.remembering and pair.attempts < _MOST_ATTEMPTS:
+            again.setdefault(pair.block, {run.plan.arms[0].name}).add(pair.candidate)
+    attempts = dict.fromkeys(again, 0)
+    for turn in run.turns:
+        if turn.block_key in again:
+            attempts[turn.block_key] = max(attempts[turn.block_key], turn.attempt)
+    found = (LostBlock(key=key, arms=frozenset(arms), attempt=attempts[key] + 1) for key, arms in again.items())
+    return sorted(found, key=lambda each: each.attempt)
+
+
+def plan_retakes(lost: Iterable[LostBlock], turns: Iterable[Turn], *, most: int) -> list[list[Turn]]:
+    """Return the turns that are taken again, block by block, each in the order in which its arms were planned.
+
+    Args:
+        lost: from `find_lost`.
+        turns: of the repetitions that the blocks are part of.
+        most: turns from which no other block is begun.
+    """
+    planned = group_by(lambda turn: turn.block_key, turns)
+    found: list[list[Turn]] = []
+    for block in lost:
+        mine = [replace(turn, attempt=block.attempt) for turn in planned.get(block.key, ()) if turn.arm in block.arms]
+        if len(mine) > 1 and sum(map(len, found)) < most:
+            found.append(mine)
+    return found

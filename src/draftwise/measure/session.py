@@ -27,19 +27,27 @@ from draftwise.core import (
 from draftwise.core.documents import to_json
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
-from draftwise.deciding.validity.servers import find_differences
+from draftwise.deciding.validity.server_checks import find_differences
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, no_device
 from draftwise.measure.load.client import Client
 from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_estimate, spare_prompts
-from draftwise.measure.preflight import check_addresses, check_drafting, explain_sharing
+from draftwise.measure.readiness import (
+    WarmUp,
+    check_addresses,
+    check_drafting,
+    explain_sharing,
+    make_greeting,
+    presume_warm_prefixes,
+    settle,
+    warm_up,
+)
 from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate, describe_plan, fit_plan
-from draftwise.measure.warm_up import WarmUp, make_greeting, presume_warm_prefixes, settle, warm_up
 from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 

@@ -10,28 +10,27 @@ from itertools import chain, product
 
 from draftwise.core import Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
 from draftwise.core.progress import check_stop
-from draftwise.measure.adaptive import (
-    FIRST_ANALYSIS,
-    describe_first_verdict,
-    describe_lead,
-    find_settled,
-    next_conditions,
-)
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.replan import (
+    FIRST_ANALYSIS,
     Place,
+    describe_first_verdict,
+    describe_lead,
+    find_lost,
     find_promising,
+    find_settled,
     fit_repetition,
     leave_out,
     list_missing,
+    next_conditions,
+    plan_retakes,
     put_first,
     rank_candidates,
 )
-from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate, expect_seconds, fill_plan, name_missing
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import Turn, join_stretches, plan_turns
+from draftwise.runs.turn_order import Turn, join_stretches, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = ["Sweep"]

@@ -9,7 +9,7 @@ from math import ceil
 
 from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
 from draftwise.measure.load.requests import fill_streams
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.turn_order import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.core import Finding, Ruling, Severity
 from draftwise.knowledge.rules import all_rules
-from draftwise.plan.check.report import Report
+from draftwise.plan.check.check_report import Report
 
 __all__ = ["SCHEMA", "locate", "to_github", "to_gitlab", "to_sarif"]
 

@@ -36,7 +36,7 @@ class Stepping(Protocol):
     """The steps of one server at one draft length."""
 
     def step_s(self, sequences: float, prefill_tokens: float = 0.0) -> float:
-        """Return the seconds of a step of so many sequences that decode and so many tokens of prompts."""
+        """Return the seconds of a step that decodes `sequences` and computes `prefill_tokens` of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Waiting:
     """How long a request waits before a step computes its prompt."""
 
     seconds: float = 0.0
-    """For the server's front end, whatever else is served."""
+    """Seconds for the server's front end, whatever else is served."""
     steps: float = 0.0
-    """For steps that were under way or already prepared when it came; none where nothing else is in flight."""
+    """Steps that were under way or already prepared when it came; 0 where nothing else is in flight."""
 
 
 NO_WAITING = Waiting()
@@ -72,13 +72,13 @@ class Service:
     batch: float
     """Sequences that decode."""
     step_s: float
-    """Of a step, those with prompts included."""
+    """Mean seconds of a step, those with prompts included."""
     tpot_s: float
-    """Of an output token after the first."""
+    """Seconds of an output token after the first."""
     ttft_s: float
-    """To the first token, without waiting for others to finish."""
+    """Seconds to the first token, without waiting for others to finish."""
     tokens_per_s: float
-    """Of all answers together."""
+    """Output tokens a second of all answers together."""
 
 
 def serve_concurrency(
@@ -89,7 +89,7 @@ def serve_concurrency(
     *,
     waiting: Waiting = NO_WAITING,
 ) -> Service:
-    """Return the service of a closed loop: so many requests in flight, the next one sent when one is answered.
+    """Return the service of a closed loop: `concurrency` requests in flight, the next sent when one is answered.
 
     A request waits, computes its prompt in one step, and decodes. The others are at all stages of their answers, so
     that each of them computes its prompt in a step with one chance. Prompts of one step share what such a step takes
@@ -197,9 +197,9 @@ class ServerLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    """Of a step; what decoding leaves goes to prompts."""
+    """Tokens of a step; what decoding leaves goes to prompts."""
     kv_tokens: float = math.inf
-    """That its pool of keys and values holds: fewer where a drafter takes memory."""
+    """Capacity of its pool of keys and values: less where a drafter takes memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +207,9 @@ class SimulatedAnswer:
     """How one request fared."""
 
     ttft_s: float
-    """From its arrival to its first token, waiting included."""
+    """Seconds from its arrival to its first token, waiting included."""
     tpot_s: float
-    """Of a token after the first; 0 where there is none."""
+    """Seconds of a token after the first; 0 for answers of one token."""
     e2e_s: float
     preemptions: int
 

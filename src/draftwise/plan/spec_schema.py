@@ -34,7 +34,7 @@ _ANY_CASE = "attention_backend"
 def make_schema(release: Release) -> dict[str, Any]:
     """Return the schema: keys with types, choices, bounds, defaults and meanings, as the release takes them.
 
-    It describes one key at a time: what methods ask of each other's keys is told by `check`. Where vLLM also reads a
+    It describes one key at a time; `check` judges which keys go with which method. Where vLLM also reads a
     value from another type (`"5"` for 5), the schema has the type itself.
     """
     rules = Rulebook(release.version)

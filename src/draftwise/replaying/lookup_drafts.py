@@ -12,8 +12,7 @@ import numpy as np
 
 from draftwise.core import InvalidSetup
 from draftwise.lookup.ngram_index import NgramIndex
-from draftwise.replaying.replayer import DraftRows, ReplayedRequest, count_accepted
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript, count_accepted
 
 if TYPE_CHECKING:
     from draftwise.lookup.suffix_cache import SuffixCache

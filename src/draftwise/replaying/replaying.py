@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Finding, InvalidSetup, Profile, ReplayedLog, ReplayedTarget, SpecConfig
+from draftwise.replaying.acceptance_profile import percentiles_of, summarize, warn_of_few
 from draftwise.replaying.anchors import Anchors
-from draftwise.replaying.directory import ReplayDirectory, to_anchors
-from draftwise.replaying.replayer import Replayer
-from draftwise.replaying.summary import percentiles_of, summarize, warn_of_few
-from draftwise.replaying.transcripts import Transcript, Transcripts
+from draftwise.replaying.replay_directory import ReplayDirectory, to_anchors
+from draftwise.replaying.transcripts import Replayer, Transcript, Transcripts
 
 __all__ = ["Candidate", "choose_ks", "replay_candidates"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import exp
 
 from draftwise.core import InvalidSetup
-from draftwise.replaying.replayer import DraftRows, ReplayedRequest
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
 __all__ = ["Score", "ScoreTokens", "ServedReplayer"]
 

@@ -1,4 +1,4 @@
-"""Transcripts of a log: which tokens each request had before its answer, and which it was answered with.
+"""Transcripts of a log, which tokens each request had and was answered with, and what every way of replaying offers.
 
 A row whose tokens are not certain is left out and counted by its reason: an answer replayed with other tokens than
 the model wrote says nothing about what a drafter would have met.
@@ -16,7 +16,18 @@ from typing import Any, Protocol
 from draftwise.core import Finding, InvalidSetup, Prompt, Recorded, Severity
 from draftwise.replaying.anchors import UNLIMITED
 
-__all__ = ["Encoder", "Grouping", "Transcript", "Transcripts", "needs_encoder", "read_transcripts"]
+__all__ = [
+    "DraftRows",
+    "Encoder",
+    "Grouping",
+    "ReplayedRequest",
+    "Replayer",
+    "Transcript",
+    "Transcripts",
+    "count_accepted",
+    "needs_encoder",
+    "read_transcripts",
+]
 
 _MANY, _TOO_MANY = 0.05, 0.2
 """Shares of rows left out for one reason from which that is a warning, and an error."""
@@ -293,3 +304,41 @@ def _tell_assumed(
             "what a drafter remembers of earlier answers may differ from what it knew when they were served.",
             where=name,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRows:
+    """The drafts behind the n tokens of one answer, see `anchors.Drafts`."""
+
+    drafted: Sequence[int]
+    accepted: Sequence[int] | None = None
+    chances: Sequence[Sequence[float]] | None = None
+    confidence: Sequence[Sequence[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedRequest:
+    """One request, replayed."""
+
+    id: str
+    by_k: Mapping[int, DraftRows]
+    """As in `Anchors.drafts`."""
+
+
+class Replayer(Protocol):
+    """Drafts of one candidate behind the tokens of logged answers."""
+
+    remembers: bool
+    """Whether a draft depends on earlier requests, so that a replay that was cut off starts over."""
+
+    def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
+        """Yield each request once, as soon as it is replayed."""
+        ...
+
+
+def count_accepted(draft: Sequence[int], answer: Sequence[int], at: int) -> int:
+    """Return how many tokens of a draft that begins with token `at` of an answer are the answer's."""
+    size = min(len(draft), len(answer) - at)
+    if list(draft[:size]) == list(answer[at : at + size]):
+        return size
+    return next(place for place in range(size) if draft[place] != answer[at + place])

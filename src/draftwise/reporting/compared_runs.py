@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftwise.core import Interval
-from draftwise.deciding.compare.answers import Kept, VerdictChange
-from draftwise.deciding.compare.compared import Compared, Side
-from draftwise.deciding.compare.context import ContextDifference
-from draftwise.deciding.compare.readings import TOKENS_PER_S, CellChange, Change
+from draftwise.deciding.compare.changes import TOKENS_PER_S, CellChange, Change
+from draftwise.deciding.compare.run_pair import Compared, ContextDifference, Kept, Side, VerdictChange
 from draftwise.reporting.markdown import escape, fold, format_table
 from draftwise.reporting.units import format_ratio
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import Comparison, Finding
-from draftwise.deciding.comparison.latency import QUANTILES
+from draftwise.deciding.comparison.latencies import QUANTILES
 from draftwise.deciding.conclusions import Conclusions
-from draftwise.reporting.actions import list_actions
 from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
     describe_scope,
     describe_single_settings,
     describe_unmeasured,
+    list_actions,
 )
 from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import (

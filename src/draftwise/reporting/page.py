@@ -3,52 +3,67 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from draftwise.core import Decision
+from draftwise.core import Comparison, Crossover, Decision, Interval
 from draftwise.core.documents import to_json
+from draftwise.core.grouping import group_by
+from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
+from draftwise.deciding.comparison.pooled_acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.deciding.conclusions import Conclusions, conclude_run
+from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.knowledge.signals import TOKENS_PER_STEP
-from draftwise.reporting.actions import describe_way_back, list_actions
 from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
     describe_scope,
     describe_single_settings,
     describe_unmeasured,
-)
-from draftwise.reporting.forecasts import describe_forecasts, hold_forecasts
-from draftwise.reporting.page_tables import (
-    Table,
-    tabulate_acceptances,
-    tabulate_conversions,
-    tabulate_crossovers,
-    tabulate_forecasts,
-    tabulate_grid,
-    tabulate_latencies,
-    tabulate_percentiles,
-    tabulate_quality,
-    tabulate_readings,
-    tabulate_verdicts,
+    describe_way_back,
+    list_actions,
 )
 from draftwise.reporting.plots import VERDICT_COLOURS, draw_plots
+from draftwise.reporting.predictions import MeasuredForecast, describe_forecasts, hold_forecasts
 from draftwise.reporting.promql import ALERTS, write_alerts
-from draftwise.reporting.sentences import list_clauses
+from draftwise.reporting.sentences import describe_reason, list_clauses
 from draftwise.reporting.summary import Summary, summarise
 from draftwise.reporting.tables import (
+    Grid,
     group_findings,
     list_band_rows,
     list_context_rows,
+    list_crossover_rows,
     make_grids,
+    name_workload,
     sort_comparisons,
 )
+from draftwise.reporting.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["open_templates", "render_page", "write_conclusions", "write_report"]
+__all__ = [
+    "Cell",
+    "Row",
+    "Table",
+    "open_templates",
+    "render_page",
+    "tabulate_acceptances",
+    "tabulate_conversions",
+    "tabulate_crossovers",
+    "tabulate_forecasts",
+    "tabulate_grid",
+    "tabulate_latencies",
+    "tabulate_percentiles",
+    "tabulate_quality",
+    "tabulate_readings",
+    "tabulate_verdicts",
+    "write_conclusions",
+    "write_report",
+]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
@@ -149,3 +164,288 @@ def _split_clauses(clauses: Sequence[str]) -> list[str]:
     """Return the clauses of a sentence, one by one where all of it is too long to be read as one."""
     whole = f"{'; '.join(clauses)}."
     return [whole] if len(whole) <= _LONGEST else [f"{each}." for each in clauses]
+
+
+_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "e2e"}
+_SHOWN = (50, 99)
+"""Percentiles with a column; summary.json has the others."""
+_POSITIONS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What stands in a cell."""
+
+    text: str
+    small: str = ""
+    """Below it, in small print."""
+    kind: str = ""
+    """`text` (left-aligned and broken into lines), `warning`, or a verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row: its name, and a cell for every further column."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    group: str = ""
+    """The rows of a group stand together below its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table whose first column names the rows."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def texts(self) -> frozenset[int]:
+        """The columns of text, which stand left."""
+        return frozenset(i for row in self.rows[:1] for i, each in enumerate(row.cells, 1) if each.kind == "text")
+
+    @property
+    def groups(self) -> dict[str, list[Row]]:
+        """The rows by the name of their group, in order."""
+        return group_by(lambda row: row.group, self.rows)
+
+
+def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
+    """Return verdict and reason of every comparison, with the numbers that a reader asks for first."""
+    several = len({each.condition.label for each in comparisons}) > 1
+    rows = (
+        Row(
+            group=_group(each, several=several),
+            name=each.candidate,
+            cells=(
+                Cell(text=str(each.verdict), kind=str(each.verdict)),
+                _ratio(each.deciding),
+                Cell(text=format_number(each.counters.tokens_per_step)),
+                Cell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
+                Cell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
+                Cell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
+                Cell(text=_explain(each), kind="text"),
+            ),
+        )
+        for each in comparisons
+    )
+    columns = ("candidate", "verdict", "speed-up", "tokens per step", "TTFT", "TPOT", "outputs equal", "reason")
+    return Table(caption="Every comparison", columns=columns, rows=tuple(rows))
+
+
+def _group(each: Comparison, *, several: bool) -> str:
+    passes = len(each.repetitions)
+    parts = [name_workload(each.workload), *([each.condition.label] if several else [])]
+    parts += [count_prompts(each.num_prompts), f"{passes} {'repetition' if passes == 1 else 'repetitions'}"]
+    return " · ".join(parts)
+
+
+def _delays_first_token(each: Comparison) -> bool:
+    return each.ttft is not None and each.ttft.value >= LATE_FIRST_TOKEN
+
+
+def _explain(each: Comparison) -> str:
+    parts = [describe_reason(each.reason)]
+    if each.adjusted_p is not None:
+        parts.append(f"p = {each.adjusted_p:.3g}")
+    if each.prompts_needed and each.verdict == "inconclusive":
+        parts.append(f"about {each.prompts_needed} prompts would settle it")
+    if each.warm_speedup is not None:
+        parts.append("first repetition only")
+    return "; ".join(filter(None, parts))
+
+
+def _ratio(ratio: Interval | None) -> Cell:
+    return Cell(text="-") if ratio is None else Cell(text=f"{ratio.value:.2f}x", small=ratio.span)
+
+
+def tabulate_readings(comparisons: Sequence[Comparison]) -> Table:
+    """Return the ratios and acceptance behind the verdicts."""
+    rows = (
+        Row(
+            name=_place(each),
+            cells=(
+                _ratio(each.speedup),
+                _ratio(each.throughput),
+                Cell(text=f"{each.total.value:.2f}x"),
+                Cell(text=format_number(each.counters.spec.acceptance_length)),
+                Cell(text=_positions(each.counters.spec.rate_per_pos)),
+                Cell(text="-" if each.conversion is None else f"{each.conversion:.0%}"),
+            ),
+        )
+        for each in comparisons
+    )
+    columns = (
+        *("workload · load · candidate", "request tokens/s", "server tokens/s", "whole workload"),
+        *("acceptance length", "accepted by position (%)", "conversion"),
+    )
+    return Table(caption="Ratios and acceptance", columns=columns, rows=tuple(rows))
+
+
+def _place(each: Comparison) -> str:
+    return f"{name_workload(each.workload)} · {each.condition.label} · {each.candidate}"
+
+
+def _positions(rates: Sequence[float]) -> str:
+    return " ".join(f"{100 * rate:.0f}" for rate in rates[:_POSITIONS]) + (" …" if len(rates) > _POSITIONS else "")
+
+
+def tabulate_grid(grid: Grid) -> Table:
+    """Return the verdicts on one workload at one temperature: a row per candidate, a column per load."""
+    rows = (Row(name=candidate, cells=tuple(map(_verdict, row))) for candidate, row in grid.rows)
+    name = name_workload(grid.workload) + (f" · T={grid.temperature:g}" if grid.temperature else "")
+    return Table(caption=name, columns=("candidate", *grid.loads), rows=tuple(rows))
+
+
+def _verdict(each: Comparison | None) -> Cell:
+    if each is None:
+        return Cell(text="-")
+    late = f", TTFT {format_change(each.ttft)}" if _delays_first_token(each) else ""
+    small = f"{each.deciding.span} {each.verdict}{late}"
+    return Cell(text=f"{each.deciding.value:.2f}x", small=small, kind=str(each.verdict))
+
+
+def tabulate_crossovers(crossovers: Iterable[Crossover]) -> Table:
+    """Return where each candidate stops paying."""
+    rows = (Row(name=name, cells=tuple(Cell(text=cell) for cell in cells)) for name, *cells in
+            list_crossover_rows(crossovers))  # fmt: skip
+    columns = ("workload · candidate", "load", f"{100 * CONFIDENCE:.0f} % interval", "adopted up to", "unit")
+    return Table(caption="Where each candidate stops paying", columns=columns, rows=tuple(rows))
+
+
+def tabulate_quality(quality: Iterable[TextQuality]) -> Table:
+    """Return how repetitive the baseline's outputs are."""
+    rows = (
+        Row(
+            name=each.workload,
+            cells=tuple(Cell(text=text) for text in (f"{each.num_outputs}", _share(each.loop_share),
+                                                     _share(each.distinct_4grams))),
+        )
+        for each in quality
+    )  # fmt: skip
+    columns = ("workload", "outputs", "end in a loop", "distinct 4-grams")
+    return Table(caption="Text of the baseline's outputs", columns=columns, rows=tuple(rows))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def tabulate_conversions(conversions: Iterable[Conversion]) -> Table:
+    """Return the stations from acceptance length to realised speed-up."""
+    rows = (
+        Row(
+            name=f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
+            cells=tuple(
+                Cell(text=text)
+                for text in (
+                    *map(format_number, (each.acceptance_length, each.tokens_per_step, each.step_cost)),
+                    *(f"{ratio:.2f}x" for ratio in (each.decoding, each.realised)),
+                )
+            ),
+        )
+        for each in conversions
+    )
+    columns = (
+        *("workload · load · candidate", "acceptance length", "tokens per step"),
+        *("cost of a step", "decoding", "realised"),
+    )
+    return Table(caption="From acceptance length to speed-up", columns=columns, rows=tuple(rows))
+
+
+def _temperature(temperature: float) -> str:
+    return f" T={temperature:g}" if temperature else ""
+
+
+def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> Table:
+    """Return forecasts that were made before the run, beside what it measured."""
+    rows = (
+        Row(
+            name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",
+            cells=(
+                Cell(text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"),
+                Cell(text=f"{each.measured.value:.2f}x", small=each.measured.span),
+                Cell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
+            ),
+        )
+        for each in held
+    )
+    columns = ("workload · load · candidate", "forecast (90 %)", "measured", "error")
+    return Table(caption="Forecast before the run, and measured", columns=columns, rows=tuple(rows))
+
+
+def tabulate_acceptances(acceptances: Iterable[Acceptance]) -> Table:
+    """Return tokens per step of single requests, and acceptance by position."""
+    rows = (
+        Row(
+            name=f"{each.workload} · T={each.temperature:g} · {each.candidate}",
+            cells=(
+                Cell(text=str(each.num_requests)),
+                *(Cell(text=format_number(value)) for value in each.quantiles or [None] * len(ACCEPTANCE_QUANTILES)),
+                Cell(text=each.source),
+                Cell(text=" ".join(f"{100 * rate:.0f}" for rate in each.stats.rate_per_pos), kind="text"),
+            ),
+        )
+        for each in acceptances
+    )
+    columns = (
+        *("workload · temperature · candidate", "requests", *(f"P{each}" for each in ACCEPTANCE_QUANTILES)),
+        *("counted from", "accepted by position (%)"),
+    )
+    return Table(caption="Tokens per step of a request", columns=columns, rows=tuple(rows))
+
+
+def tabulate_percentiles(comparisons: Iterable[Comparison], *, with_goodput: bool) -> Table:
+    """Return the percentiles of latencies, candidate over baseline."""
+    rows = (
+        Row(
+            name=_place(each),
+            cells=(
+                *(_ratio(each.percentiles.get(name, {}).get(q)) for name in _TIMES for q in _SHOWN),
+                *([_goodput(each)] if with_goodput else []),
+            ),
+        )
+        for each in comparisons
+    )
+    columns = ("workload · load · candidate", *_name_percentiles(), *(["goodput"] if with_goodput else []))
+    return Table(caption="Latency percentiles, candidate over baseline", columns=columns, rows=tuple(rows))
+
+
+def _name_percentiles() -> list[str]:
+    return [f"{name} P{q}" for name in _TIMES.values() for q in _SHOWN]
+
+
+def _goodput(each: Comparison) -> Cell:
+    if each.goodput is None:
+        return Cell(text="-")
+    small = "" if each.goodput_change is None else format_points(each.goodput_change)
+    return Cell(text=" → ".join(map(_share, each.goodput)), small=small)
+
+
+def tabulate_latencies(latencies: Iterable[Latencies], *, with_goodput: bool) -> Table:
+    """Return the latencies of every arm in milliseconds."""
+    rows = (
+        Row(
+            name=f"{each.workload} · {each.condition} · {each.arm}",
+            cells=(
+                Cell(text=str(each.num_requests), small=f"{each.num_failed} failed" if each.num_failed else ""),
+                Cell(text=f"{each.tokens_per_s:.0f}"),
+                Cell(text="-" if each.throughput is None else f"{each.throughput:.0f}"),
+                *(Cell(text=_milliseconds(each, name, q)) for name in _TIMES for q in _SHOWN),
+                *([Cell(text=_share(each.goodput))] if with_goodput else []),
+            ),
+        )
+        for each in latencies
+    )
+    columns = (
+        *("workload · load · arm", "requests", "tokens/s of a stream", "tokens/s of the server"),
+        *(*_name_percentiles(), *(["goodput"] if with_goodput else [])),
+    )
+    return Table(caption="Latencies of every arm, in milliseconds", columns=columns, rows=tuple(rows))
+
+
+def _milliseconds(each: Latencies, name: str, quantile: int) -> str:
+    values = each.percentiles_ms[name]
+    return f"{values[QUANTILES.index(quantile)]:.3g}" if values else "-"

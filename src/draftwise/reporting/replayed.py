@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.core import Acceptance, Profile
+from draftwise.replaying.acceptance_profile import tokens_per_step
 from draftwise.replaying.anchors import Anchors
-from draftwise.replaying.summary import tokens_per_step
-from draftwise.reporting.page import open_templates
-from draftwise.reporting.page_tables import Cell, Row, Table
-from draftwise.reporting.plots.style import draw_panels
+from draftwise.reporting.page import Cell, Row, Table, open_templates
+from draftwise.reporting.plots.plot_data import draw_panels
 from draftwise.reporting.svg import PALETTE, to_svg
 from draftwise.statistics import CONFIDENCE
 

@@ -25,18 +25,23 @@ from draftwise.core import (
     UnmeasuredCell,
 )
 from draftwise.core.documents import HIDDEN, json_form
-from draftwise.deciding.comparison.acceptance import DEFINITION, Acceptance, Conversion
-from draftwise.deciding.comparison.latency import Latencies
+from draftwise.deciding.comparison.latencies import Latencies
+from draftwise.deciding.comparison.pooled_acceptance import DEFINITION, Acceptance, Conversion
 from draftwise.deciding.conclusions import Conclusions
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.deciding.validity.texts import TextQuality
+from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.knowledge.signals import TOKENS_PER_STEP
 from draftwise.reporting.conditions import describe_rollback, describe_scope, describe_unmeasured
-from draftwise.reporting.estimates import HeldEstimate, Undisturbed, find_undisturbed, hold_estimates
-from draftwise.reporting.forecasts import MeasuredForecast, hold_forecasts
+from draftwise.reporting.predictions import (
+    HeldEstimate,
+    MeasuredForecast,
+    Undisturbed,
+    find_undisturbed,
+    hold_estimates,
+    hold_forecasts,
+)
 from draftwise.reporting.promql import write_expression
-from draftwise.reporting.reasons import describe_reason
-from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.sentences import describe_decision, describe_reason
 
 __all__ = ["Summary", "summarise"]
 

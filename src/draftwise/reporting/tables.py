@@ -11,7 +11,7 @@ from draftwise.core import Finding, Severity
 from draftwise.core.comparison import ALL
 from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
-from draftwise.reporting.estimates import describe_estimates, find_undisturbed, hold_estimates
+from draftwise.reporting.predictions import describe_estimates, find_undisturbed, hold_estimates
 from draftwise.reporting.units import LOAD_UNITS, format_load
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.compilers import Compilers
 from draftwise.engine.engine_config import EngineConfig

@@ -14,7 +14,9 @@ from draftwise.statistics.estimate import (
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
 from draftwise.statistics.ratios import (
     Array,
+    Change,
     Design,
+    find_change,
     find_spread,
     goodput_change,
     prompt_ratio,
@@ -22,7 +24,6 @@ from draftwise.statistics.ratios import (
     total_ratio,
 )
 from draftwise.statistics.sequential import Conclusion, InterimAnalyses, adjust_family, conclude, settle
-from draftwise.statistics.stretches import Change, find_change
 
 __all__ = [
     "CONFIDENCE",

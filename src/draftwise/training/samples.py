@@ -24,7 +24,7 @@ from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.training_progress import Bar, Reporter
-from draftwise.workloads.rows import open_plain, read_objects
+from draftwise.workloads.workload_rows import open_plain, read_objects
 
 __all__ = ["AnswerSettings", "TextSample", "answer", "cut_prompts", "read_samples"]
 

@@ -13,7 +13,7 @@ from draftwise.core import Calibration, ClosedLoop, Condition, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
-from draftwise.measure.calibrate.build import make_calibration
+from draftwise.measure.calibrating import make_calibration
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts

@@ -12,10 +12,8 @@ from draftwise.core import Comparison, Interval, Verdict
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deciding.compare import Compared, compare_sides, read_side
-from draftwise.deciding.compare.answers import Kept, VerdictChange
-from draftwise.deciding.compare.compared import Side
-from draftwise.deciding.compare.context import KINDS, ContextDifference
-from draftwise.deciding.compare.readings import CellChange
+from draftwise.deciding.compare.changes import CellChange
+from draftwise.deciding.compare.run_pair import KINDS, ContextDifference, Kept, Side, VerdictChange
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
 from draftwise.reporting.sentences import describe_decision
 from draftwise.verbs.verb import Result, refuse, verb

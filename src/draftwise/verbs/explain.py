@@ -8,8 +8,8 @@ from typing import ClassVar
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.vllm import Span, releases
-from draftwise.plan.explain import Explanation
-from draftwise.plan.explain import explain as look_up
+from draftwise.plan.explanations import Explanation
+from draftwise.plan.explanations import explain as look_up
 from draftwise.verbs.verb import Result, verb
 
 __all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "explain"]

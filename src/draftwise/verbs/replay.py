@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop
@@ -19,14 +19,14 @@ from draftwise.engine.engine_config import DEVICES, DTYPES
 from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
 from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.methods import get_method
-from draftwise.replaying.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.replay_directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replaying.replaying import Candidate, choose_ks, replay_candidates
 from draftwise.replaying.served_drafts import ServedReplayer
 from draftwise.replaying.transcripts import (
     Encoder,
     Grouping,
+    Replayer,
     Transcript,
     Transcripts,
     needs_encoder,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, ClassVar
 
 from draftwise.core.document_schema import json_schema
@@ -15,7 +13,6 @@ from draftwise.verbs import VERBS
 from draftwise.verbs.sources import open_release
 from draftwise.verbs.verb import Result, load_verb, refuse, verb
 
-_OUTPUTS = files("draftwise.cli").joinpath("schemas")
 __all__ = ["SchemaRequest", "SchemaResult", "schema"]
 
 
@@ -48,8 +45,6 @@ def schema(request: SchemaRequest, _progress: Progress) -> SchemaResult:
     if request.verb is not None:
         if request.verb not in VERBS:
             refuse(f"There is no verb {request.verb!r}.", where="VERB")
-        if (old := _OUTPUTS.joinpath(f"{request.verb}.json")).is_file():
-            return SchemaResult(schema=json.loads(old.read_text(encoding="utf-8")))
         return SchemaResult(
             schema=json_schema(load_verb(request.verb).result, title=f"draftwise {request.verb} --json")
         )

@@ -13,7 +13,7 @@ from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,
-    Reading,
+    SetupReading,
     SourceKind,
     SourceText,
     find_kind,
@@ -23,7 +23,7 @@ from draftwise.setups.read import (
     read_words,
 )
 from draftwise.setups.read.arguments.flag_values import read_json
-from draftwise.setups.read.text_files import read_text
+from draftwise.setups.read.input_texts import read_text
 from draftwise.verbs.verb import refuse
 
 __all__ = ["FoundSetups", "SetupRequest", "Source", "Sources", "find_sources", "open_release", "remarks_on"]
@@ -62,7 +62,7 @@ class SetupRequest:
 class FoundSetups:
     """Setups that the sources hold, read for one release."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[SetupReading, ...]
     unread: tuple[tuple[str, Report], ...]
     """Files that may start a server and cannot be read, by name."""
     skipped: tuple[str, ...]
@@ -122,7 +122,7 @@ class Sources:
             read_words(["vllm", "serve", model, *self.engine_flags], engine_version=version) for model in self.models
         ]
         readings += [
-            Reading(setup=setup if version is None else replace(setup, engine_version=version), where="")
+            SetupReading(setup=setup if version is None else replace(setup, engine_version=version), where="")
             for setup in self.setups
         ]
         unread: list[tuple[str, Report]] = []

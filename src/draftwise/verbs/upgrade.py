@@ -13,8 +13,8 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.upgrade import AcceptedChoice, Upgrade, ValueChange, compare_releases
-from draftwise.setups.read import Reading
+from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
+from draftwise.setups.read import SetupReading
 from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
 from draftwise.verbs.verb import Result, verb
@@ -116,7 +116,7 @@ def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
     )
 
 
-def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[Reading, Reading]]:
+def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, SetupReading]]:
     """Return each setup as the two releases read it.
 
     Raises:

@@ -91,7 +91,7 @@ class Result:
         return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')
 
     def _render(self, console: Any) -> None:
-        import_module(f"draftwise.cli.{self.VERB}").render(console, self)
+        import_module(f"draftwise.cli.{self.VERB}_command").render(console, self)
 
 
 class Verb(Generic[P, Q, R]):

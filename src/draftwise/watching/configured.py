@@ -7,7 +7,7 @@ from pathlib import Path
 from draftwise.backends.vllm_log import StartupLog
 from draftwise.core import UnreadableSource
 from draftwise.plan.check import judge
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import SetupReading, read_setups
 from draftwise.watching.diagnose import SideInfo
 
 __all__ = ["read_side_info"]
@@ -37,7 +37,7 @@ def read_side_info(setup_file: Path | None, start_log: Path | None) -> SideInfo:
     return SideInfo(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
 
 
-def _settle(reading: Reading, started: StartupLog) -> Reading:
+def _settle(reading: SetupReading, started: StartupLog) -> SetupReading:
     """Return a setup as its server started it: Model Runner V1 is fallen back to for reasons that no setup tells."""
     settled = {"engine_version": started.values.get("engine_version") or reading.setup.engine_version}
     if started.values.get("runner") == "V1":

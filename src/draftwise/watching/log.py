@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
-from draftwise.knowledge.stats_log import read_stats_log
+from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.watching.watcher import RECENT_S, Recent, Snapshot
 
 __all__ = ["read_log", "see_log"]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Window
-from draftwise.plan.upgrade import compare_releases
-from draftwise.setups.read import Reading, read_setups
+from draftwise.plan.release_changes import compare_releases
+from draftwise.setups.read import SetupReading, read_setups
 
 __all__ = ["LAST", "RollOut", "SetupStep", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
 
@@ -114,7 +114,7 @@ def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
     return SetupStep(findings=tuple(findings), releases=releases if is_alone else None)
 
 
-def _read(path: Path) -> Reading:
+def _read(path: Path) -> SetupReading:
     readings = read_setups(path)
     return next((reading for reading in readings if reading.setup.spec is not None), readings[0])
 

@@ -1,10 +1,9 @@
 """Workloads: what `--workload` takes, from bundled texts to an operator's own log, and what can be said of them."""
 
-from draftwise.workloads.checks import check_workloads
-from draftwise.workloads.lengths import EstimatedTokens, Tokens, find_tokens
+from draftwise.workloads.assessment import WorkloadProfile, check_workloads, profile_workload
 from draftwise.workloads.loading import load_workloads, read_prompts
-from draftwise.workloads.profile import WorkloadProfile, profile_workload
-from draftwise.workloads.spec import BUNDLED
+from draftwise.workloads.text_lengths import EstimatedTokens, Tokens, find_tokens
+from draftwise.workloads.workload_spec import BUNDLED
 
 __all__ = [
     "BUNDLED",

@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, Prompt, Workload
-from draftwise.workloads.clock import from_begin
-from draftwise.workloads.faults import Faults
-from draftwise.workloads.lengths import CHARS_PER_TOKEN, Length, Tokens, find_tokens, parse_length
+from draftwise.workloads.logged_answers import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
-from draftwise.workloads.logs import SHAPES, find_logged
 from draftwise.workloads.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
-from draftwise.workloads.rows import MAX_ROWS, Row, read_rows
-from draftwise.workloads.spec import BUNDLED, Kind, WorkloadSpec, check_options, parse_spec
-from draftwise.workloads.texts import RANDOM, find_source
+from draftwise.workloads.text_lengths import (
+    CHARS_PER_TOKEN,
+    RANDOM,
+    Length,
+    Tokens,
+    find_source,
+    find_tokens,
+    parse_length,
+)
 from draftwise.workloads.trace import MAX_CHARS, TraceReader, find_format
+from draftwise.workloads.workload_rows import MAX_ROWS, Faults, Row, from_begin, read_rows
+from draftwise.workloads.workload_spec import BUNDLED, Kind, WorkloadSpec, check_options, parse_spec
 
 __all__ = ["load_workloads", "read_prompts"]
 

@@ -9,13 +9,18 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Prompt
-from draftwise.workloads.clock import from_begin, to_seconds
 from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
-from draftwise.workloads.faults import Faults
-from draftwise.workloads.lengths import Tokens
-from draftwise.workloads.logs import SHAPES, Logged, find_logged
-from draftwise.workloads.recorded import LIMITS, read_answer_tokens, read_recorded, token_ids_of
-from draftwise.workloads.rows import Row
+from draftwise.workloads.logged_answers import (
+    LIMITS,
+    SHAPES,
+    Logged,
+    find_logged,
+    read_answer_tokens,
+    read_recorded,
+    token_ids_of,
+)
+from draftwise.workloads.text_lengths import Tokens
+from draftwise.workloads.workload_rows import Faults, Row, from_begin, to_seconds
 
 __all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from draftwise.core import Prompt
 from draftwise.workloads.conversation import as_chat, as_completion, plain_text
-from draftwise.workloads.lengths import Length, Tokens
-from draftwise.workloads.spec import Form
-from draftwise.workloads.texts import TextSource
+from draftwise.workloads.text_lengths import Length, TextSource, Tokens
+from draftwise.workloads.workload_spec import Form
 
 __all__ = ["in_bucket", "prompt_length", "set_form", "set_outputs", "share_prefixes", "split_by_length"]
 

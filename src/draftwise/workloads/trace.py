@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Prompt
-from draftwise.workloads.clock import from_begin, to_seconds
-from draftwise.workloads.faults import Faults
-from draftwise.workloads.rows import Row
-from draftwise.workloads.texts import TextSource
+from draftwise.workloads.text_lengths import TextSource
+from draftwise.workloads.workload_rows import Faults, Row, from_begin, to_seconds
 
 __all__ = ["MAX_CHARS", "TraceFormat", "TraceReader", "find_format"]
 

@@ -10,8 +10,7 @@ from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 
 from draftwise.core import Interval, InvalidSetup, Run
 from draftwise.deciding.compare import Compared, Side, compare_sides, read_side
-from draftwise.deciding.compare.answers import Kept, divide_ratios
-from draftwise.deciding.compare.native_results import make_results
+from draftwise.deciding.compare.run_pair import Kept, divide_ratios, make_results
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.compared_runs import describe_comparison, to_markdown
 from draftwise.verbs.compare import CompareResult

@@ -8,8 +8,8 @@ from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Counters, Run, SpecStats
 from draftwise.core.comparison import ALL
-from draftwise.deciding.comparison.acceptance import Acceptance, pool_acceptance, trace_conversion
 from draftwise.deciding.comparison.cell import make_cells
+from draftwise.deciding.comparison.pooled_acceptance import Acceptance, pool_acceptance, trace_conversion
 from draftwise.deciding.conclusions import gather_evidence
 
 CANDIDATE = "ngram k=3"

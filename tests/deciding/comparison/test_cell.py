@@ -9,7 +9,7 @@ from tests.support.made_runs import Truth, closed, gains, make_run, workload
 from draftwise.core import Answer, Run
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.cell import Cell, make_cells
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 CANDIDATE = "ngram k=3"
 

@@ -7,7 +7,7 @@ from tests.support.made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Run, Timing
 from draftwise.deciding.comparison.cell import make_cells
-from draftwise.deciding.comparison.latency import Latencies, keeps_promise, measure_output, summarise_latencies
+from draftwise.deciding.comparison.latencies import Latencies, keeps_promise, measure_output, summarise_latencies
 from draftwise.deciding.thresholds import Thresholds
 
 # Sent at 0, intended at -0.5; 1 token at 1 s, 3 at 2 s, 2 at 4 s, ended at 4.5 s.

@@ -7,7 +7,7 @@ from tests.support.made_runs import closed, gains, make_run, workload
 
 from draftwise.core import Answer, Comparison, Run, Severity, TurnRecord, Verdict
 from draftwise.deciding.comparison.cell import make_cells
-from draftwise.deciding.comparison.memory import Recall, divide_cell
+from draftwise.deciding.comparison.recall import Recall, divide_cell
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.thresholds import Thresholds
 

@@ -4,7 +4,7 @@ import pytest
 from tests.support.made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Condition, OpenLoop
-from draftwise.deciding.comparison.step_times import trace_step_times
+from draftwise.deciding.comparison.latencies import trace_step_times
 
 LONG = [workload(tokens=200)]
 

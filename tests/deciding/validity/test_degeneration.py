@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.deciding.validity.texts import Loop, distinct_ngram_ratio, find_loop
+from draftwise.deciding.validity.output_checks import Loop, distinct_ngram_ratio, find_loop
 
 tokens = st.lists(st.integers(0, 50), max_size=120)
 

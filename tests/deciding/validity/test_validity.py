@@ -15,7 +15,7 @@ from draftwise.deciding.comparison.comparisons import Unjudged
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.deciding.disturbance import measure_use
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.deciding.validity.checks import check_validity
+from draftwise.deciding.validity.all_checks import check_validity
 from draftwise.statistics import Outlook
 
 

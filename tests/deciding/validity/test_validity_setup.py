@@ -9,7 +9,7 @@ from tests.support.validity import codes, findings, graded, run_of
 
 from draftwise.core import Run, Severity
 from draftwise.core.documents import to_json
-from draftwise.deciding.scope import find_missing
+from draftwise.deciding.conclusions import find_missing
 
 SERVE = "vllm serve /models/target --max-num-seqs 64 --dtype bfloat16"
 SPECULATE = """ --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""

@@ -17,7 +17,7 @@ from draftwise.engine.kernels.cuda import floors  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.kernels.sampling_constants import GROUP  # noqa: E402
 from draftwise.engine.proposers.proposer import Draft  # noqa: E402
-from draftwise.engine.sampling import penalties as counting  # noqa: E402
+from draftwise.engine.sampling import logits as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
 from draftwise.engine.sampling import tempering as sampling  # noqa: E402
 from draftwise.engine.sampling import verify  # noqa: E402

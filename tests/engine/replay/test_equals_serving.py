@@ -21,10 +21,9 @@ from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import ForcedReplayer, ForcedStep, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
-from draftwise.replaying.directory import to_anchors
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replayer import Replayer
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.replay_directory import to_anchors
+from draftwise.replaying.transcripts import Replayer, Transcript
 from draftwise.workloads import load_workloads
 
 BUNDLE = Path(__file__).parents[3] / "bundle"

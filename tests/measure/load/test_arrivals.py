@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from draftwise.core import Arrivals, InvalidSetup, OpenLoop, Phase, Prompt, Replay
-from draftwise.measure.load.arrivals import arrival_times, replay_times
+from draftwise.measure.load.requests import arrival_times, replay_times
 
 RATES = st.floats(0, 50).map(lambda rate: round(rate, 2))
 ENDING = st.builds(Phase, start_per_s=RATES, end_per_s=RATES, duration_s=st.floats(0.1, 60))

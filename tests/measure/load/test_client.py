@@ -12,7 +12,7 @@ from draftwise.backends import Exchange, Piece
 from draftwise.core import Answer, BackendError, Condition, Prompt
 from draftwise.measure.load.client import Client, LoadRequest, to_answer
 from draftwise.measure.load.response import ParsedResponse
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 HELLO = Prompt(id="p", text="hello", max_tokens=9)
 CHAT = Prompt(id="p", messages=({"role": "user", "content": "hi"},), max_tokens=5)

@@ -25,10 +25,10 @@ from draftwise.core import (
     Replay,
     StorageError,
 )
-from draftwise.measure.load.arrivals import arrival_times
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.drive import drive
-from draftwise.runs.schedule import Turn
+from draftwise.measure.load.requests import arrival_times
+from draftwise.measure.load.traffic import drive
+from draftwise.runs.turn_order import Turn
 
 SCRIPT = FakeScript(first_token_s=0.05, step_s=0.02, jitter=0.3)
 

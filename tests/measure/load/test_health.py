@@ -8,7 +8,7 @@ import pytest
 from tests.support import virtual_time
 
 from draftwise.core import ClientHealth
-from draftwise.measure.load.health import HealthWatch
+from draftwise.measure.load.event_loop import HealthWatch
 
 
 async def watch(seconds: float) -> ClientHealth:
@@ -61,7 +61,7 @@ def test_lags_are_summed_up() -> None:
 @pytest.mark.parametrize("jump", [3600.0, -2.5])
 def test_a_clock_that_was_set_is_noticed(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = SimpleNamespace(time=lambda: 1e9, monotonic=lambda: 50.0, process_time=lambda: 1.0)
-    monkeypatch.setattr("draftwise.measure.load.health.time", clocks)
+    monkeypatch.setattr("draftwise.measure.load.event_loop.time", clocks)
 
     async def set_clock() -> ClientHealth:
         health = HealthWatch(asyncio.get_running_loop().time)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.load.event_loop import precise_loop
 
 
 def run(coroutine):
@@ -61,6 +61,6 @@ def test_it_waits_as_long_as_asked_to_the_microsecond(monkeypatch: pytest.Monkey
         with pytest.raises(asyncio.CancelledError):
             await sleeping[0]
 
-    monkeypatch.setattr("draftwise.measure.load.loop.select.select", spy)
+    monkeypatch.setattr("draftwise.measure.load.event_loop.select.select", spy)
     run(wait())
     assert any(0 < timeout <= 1000.0003 and 1e3 * timeout % 1 > 1e-6 for timeout in asked)

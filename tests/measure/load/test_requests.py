@@ -8,7 +8,7 @@ import pytest
 from draftwise.core import Prompt
 from draftwise.measure.load.requests import background_requests, fill_streams, measured_requests, set_times
 from draftwise.measure.load.traffic import Share
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 PROMPTS = tuple(Prompt(id=f"p{i}", text=f"{i}", max_tokens=10) for i in range(5))
 TURN = Turn(number=0, arm="a", workload="w", repeat=1, prompts=PROMPTS + PROMPTS[:2], copies=(0, 0, 0, 0, 0, 1, 1))

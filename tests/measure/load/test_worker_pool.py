@@ -11,8 +11,8 @@ from tests.support.fake_server import FakeBackend, FakeScript
 
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, InvalidSetup, Load, OpenLoop, Prompt, Replay
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.worker_pool import WorkerPool, count_processes
-from draftwise.runs.schedule import Turn
+from draftwise.measure.load.workers import WorkerPool, count_processes
+from draftwise.runs.turn_order import Turn
 
 SCRIPT = FakeScript(first_token_s=0.02, step_s=0.005)
 
@@ -132,8 +132,8 @@ import asyncio, sys
 from draftwise.backends import UrlBackend
 from draftwise.core import ClosedLoop, Condition, Prompt
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.worker_pool import WorkerPool
-from draftwise.runs.schedule import Turn
+from draftwise.measure.load.workers import WorkerPool
+from draftwise.runs.turn_order import Turn
 
 async def main():
     backend = UrlBackend("a", sys.argv[1])
@@ -181,5 +181,5 @@ def _is_alive(pid: int) -> bool:
     ("streams", "cores", "expected"), [(1, 8, 1), (1024, 8, 1), (1025, 8, 2), (9000, 4, 3), (9000, 1, 1)]
 )
 def test_how_many_processes(streams: int, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.measure.load.worker_pool.count_cores", lambda: cores)
+    monkeypatch.setattr("draftwise.measure.load.workers.count_cores", lambda: cores)
     assert count_processes(streams) == expected

@@ -11,8 +11,8 @@ from draftwise.core import Effect, Ruling, Setup, SpecConfig
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check import Report, check, judge
-from draftwise.plan.explain import explain
-from draftwise.plan.upgrade import compare_releases
+from draftwise.plan.explanations import explain
+from draftwise.plan.release_changes import compare_releases
 from draftwise.setups.read import read_setups
 
 Add = Callable[..., Release]

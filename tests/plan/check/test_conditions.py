@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.plan.check.cli.conditions import UNKNOWN, decide
+from draftwise.plan.check.cli.condition_values import UNKNOWN, decide
 
 NAMES = {"a": 2, "b": None, "s": "Foo", "items": [1, -1], "c": {"d": 3}, "platform.is_cuda()": True}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.made_checkpoints import EAGLE3, LLAMA, judge, rejections, speculators, write
 
-from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.check_report import Resolved
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from draftwise.core.budget import Budget
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.vllm import get_release
-from draftwise.plan.size import Request, measure
+from draftwise.plan.size import SizeRequest, measure
 from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.size_request import NO_DRAFTER
@@ -32,11 +32,11 @@ CALIBRATED = {
 """Cases that the formula and its constants were read off; the others were predicted."""
 
 
-def request_of(row: dict[str, Any]) -> Request:
+def request_of(row: dict[str, Any]) -> SizeRequest:
     """Return the request that a measured row stands for."""
     flags, spec = row["given"].get("args", {}), row["given"].get("spec") or {}
     runner = "V2" if row["runner"].endswith("gpu.model_runner") else "V1"
-    return Request(
+    return SizeRequest(
         release=get_release("0.26.0"),
         gpu=get_gpu("H200"),
         runner=runner,

@@ -14,7 +14,7 @@ from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.core.documents import to_json
 from draftwise.knowledge.gpus import get_gpu, read_gpus
-from draftwise.knowledge.memory import get_batch_defaults
+from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes
 from draftwise.plan.size import Sizing, size

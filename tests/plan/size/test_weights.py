@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftwise.checkpoints.headers import read_headers
 from draftwise.knowledge.models import find_model, read_models
-from draftwise.plan.size.decoder import decoder_parts
+from draftwise.plan.size.decoder_parts import decoder_parts
 from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_bytes import stored_bytes

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import Effect, Ruling, Stage
-from draftwise.knowledge.old_flags import read_old_flags
+from draftwise.knowledge.flag_types import read_old_flags
 from draftwise.knowledge.vllm import get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
 from draftwise.setups.read.shell.words import Word
@@ -231,3 +231,56 @@ class TestConfigFile:
     def test_other_kind(self, tmp_path):
         (tmp_path / "c.json").write_text("{}")
         assert "config-file-refused" in codes(read("m", "--config", "c.json", folder=tmp_path))
+
+
+def messages(found: Arguments) -> list[str]:
+    return [finding.message for finding in found.findings]
+
+
+@pytest.mark.parametrize(("count", "read_on"), [(19, True), (20, False)])
+def test_after_twenty_refusals_the_rest_is_not_read(count, read_on):
+    """argparse is asked again after each refusal, so that their number is bounded."""
+    found = read("m", *["--enforce-eager=true"] * count, "--seed", "1")
+    assert codes(found)[:count] == ["switch-with-value"] * count
+    assert found.args == ({"seed": 1} if read_on else {})
+
+
+@pytest.mark.parametrize(("count", "counted"), [(20, []), (21, ["1 more words are not understood."])])
+def test_twenty_words_that_nothing_takes_are_explained(count, counted):
+    found = read("m", *(f"--nonsense-{index:02}=1" for index in range(count)))
+    assert codes(found)[:20] == ["unknown-flag"] * 20
+    assert messages(found)[20:] == counted
+
+
+def test_a_lone_dash_is_not_blamed_for_an_abbreviated_flag_before_it():
+    (finding,) = read("m", "--tensor-parallel-si", "--seed", "1", "-").findings[:1]
+    assert finding.code == "flag-needs-value"
+    assert finding.message.startswith("--tensor-parallel-si ")
+
+
+def test_an_ambiguous_flag_names_six_candidates_at_most():
+    (finding,) = read("m", "--max", "3").findings[:1]
+    assert finding.code == "ambiguous-flag"
+    assert finding.message.count("--") == 7, "the flag as written, and six that it may stand for"
+
+
+def test_a_number_below_zero_is_no_flag():
+    assert codes(read("m", "-1x")) == ["stray-argument"]
+
+
+def test_long_words_are_cut():
+    (stray,) = read("m", "x" * 61).findings
+    assert repr("x" * 60) in stray.message
+    (unknown,) = read("m", "--" + "y" * 79).findings
+    assert unknown.message.endswith(" --" + "y" * 78 + ".")
+    assert unknown.where == "--" + "y" * 78
+
+
+def test_a_short_name_may_be_cut_to_one_letter():
+    found = read("m", "-t", "2")
+    assert (codes(found), found.args) == ([], {"tensor_parallel_size": 2})
+
+
+def test_releases_in_a_row_are_told_as_one_run():
+    (finding,) = read("m", "--spec-tokens", "3", release="0.21.0").findings
+    assert f"; 0.22.0 to {releases()[-1]} have it." in finding.message

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import Effect
 from draftwise.plan.check import judge
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.manifests.references import COMPOSE, KUBERNETES, SYSTEMD, read_env_file
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.words import Word
@@ -20,16 +20,16 @@ IMAGE = "vllm/vllm-openai:v0.20.0"
 SECRET = "hush-hush-4711"
 
 
-def read_one(text: str | Path, **given: str) -> Reading:
+def read_one(text: str | Path, **given: str) -> SetupReading:
     (reading,) = read_setups(text, given=given)
     return reading
 
 
-def unknowns(reading: Reading) -> list[str]:
+def unknowns(reading: SetupReading) -> list[str]:
     return [finding.message for finding in reading.findings if finding.code == "unresolved-variable"]
 
 
-def is_open(reading: Reading) -> bool:
+def is_open(reading: SetupReading) -> bool:
     """Say whether the verdict is neither "accepted" nor "rejected"."""
     return judge(reading).accepted is None
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from draftwise.core import InvalidSetup
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import SetupReading, read_setups
 
 TARGET = "Qwen/Qwen3-8B"
 SPEC = {"method": "eagle3", "model": "heads/eagle3", "num_speculative_tokens": 3}
@@ -174,7 +174,7 @@ def test_lines_are_those_of_the_file(tmp_path: Path, name: str):
 
 
 class TestPython:
-    def one(self, text: str, **given: str) -> Reading:
+    def one(self, text: str, **given: str) -> SetupReading:
         (reading,) = read_setups(text, given=given)
         return reading
 
@@ -217,7 +217,7 @@ class TestPython:
 
 
 class TestDockerfile:
-    def one(self, text: str, **given: str) -> Reading:
+    def one(self, text: str, **given: str) -> SetupReading:
         (reading,) = read_setups(text, given=given)
         return reading
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -49,7 +49,7 @@ def mutated(draw: st.DrawFn) -> str:
     return text
 
 
-def read(text: str) -> tuple[Reading, ...]:
+def read(text: str) -> tuple[SetupReading, ...]:
     try:
         return read_setups(text)
     except InvalidSetup:

@@ -4,7 +4,7 @@ import pytest
 
 from draftwise.core import InvalidSetup, Severity
 from draftwise.plan.check import judge
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import SetupReading, read_setups
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 5}
 SPEC_TEXT = '{"method": "ngram", "num_speculative_tokens": 5}'
@@ -16,7 +16,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def codes(reading: Reading) -> list[str]:
+def codes(reading: SetupReading) -> list[str]:
     return [finding.code for finding in reading.findings]
 
 

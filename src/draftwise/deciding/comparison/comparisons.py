@@ -13,11 +13,11 @@ import numpy as np
 from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
-from draftwise.deciding.comparison.latency import LATENCIES, keeps_promise, measure_output
-from draftwise.deciding.comparison.memory import Recall, divide_cell
+from draftwise.deciding.comparison.latencies import LATENCIES, keeps_promise, measure_output
+from draftwise.deciding.comparison.recall import Recall, divide_cell
 from draftwise.deciding.disturbance import LostPair
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.runs.blocks import count_repetitions
+from draftwise.runs.turn_order import count_repetitions
 from draftwise.statistics import (
     Array,
     Change,

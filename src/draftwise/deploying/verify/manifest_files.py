@@ -14,7 +14,7 @@ from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
 from draftwise.plan.check import Report, judge
-from draftwise.setups.read import Reading, SourceText, find_texts, read_setups
+from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
 
 __all__ = ["find_ordered", "read_setup", "report_of", "verify_folder", "verify_text"]
@@ -103,7 +103,7 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, p
     return replace(report, findings=findings)
 
 
-def _read_one(source: SourceText, ordered: Setup) -> Reading:
+def _read_one(source: SourceText, ordered: Setup) -> SetupReading:
     """Return the one server of a text, read for the release that was ordered where it names none."""
     readings = read_setups(source)
     if not any(reading.setup.engine_version for reading in readings):

@@ -10,7 +10,7 @@ from draftwise.backends.backend import Probed, ProbedPair
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.deciding.validity.outputs import is_tie
+from draftwise.deciding.validity.output_checks import is_tie
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
 from draftwise.setups.read import SourceText

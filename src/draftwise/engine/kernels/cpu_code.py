@@ -151,7 +151,7 @@ def _add_norm(counter: Any, dtype: Any) -> None:
 
 @_inline
 def _silu_mul(counter: Any, dtype: Any) -> None:
-    """Job: counter, gate and up beside each other, out, rows, width."""
+    """Job: counter, gate and up next to each other, out, rows, width."""
     job = carray(counter, 5)
     rows, width = job[3], job[4]
     x_R2I, out_RI = carray(_pointer(job[1], dtype), (rows, 2, width)), carray(_pointer(job[2], dtype), (rows, width))

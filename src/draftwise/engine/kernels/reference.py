@@ -64,7 +64,7 @@ class Kernels:
         state_first: bool = False,
         positions_N: Tensor | None = None,
     ) -> Tensor:
-        """Return embeddings and states beside each other, [N, 2H]: what drafting heads read.
+        """Return embeddings and states, concatenated, [N, 2H]: what drafting heads read.
 
         Args:
             tokens_N: int64 token ids.
@@ -98,7 +98,7 @@ class Kernels:
         return sum_NH, F.rms_norm(sum_NH, weight_H.shape, weight_H, self.eps)
 
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
-        """Return silu(gate) * up, [N, I], of the two beside each other."""
+        """Return silu(gate) * up, [N, I], of the two halves."""
         gate_NI, up_NI = gate_up_N2I.chunk(2, dim=-1)
         return F.silu(gate_NI) * up_NI
 

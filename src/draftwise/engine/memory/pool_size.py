@@ -12,7 +12,7 @@ import torch
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.knowledge.memory import get_embedded_overheads
+from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
 __all__ = [
     "DeviceMemory",

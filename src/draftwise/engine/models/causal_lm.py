@@ -136,7 +136,7 @@ class CausalLM:
         return max(3 * self.shape.intermediate_size, experts)
 
     def compile(self) -> None:
-        """Compile the kernels that its first step would compile otherwise, and those of drafters beside it."""
+        """Compile the kernels that its first step would compile otherwise, and those of its drafters."""
         self._kernels.compile()
 
     def forward(
@@ -157,7 +157,7 @@ class CausalLM:
             plan: made by `plan_attention` for the same step.
             aux_layers: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
-            features_NF: where given, the auxiliary hidden states are put there, beside each other: F = H times their
+            features_NF: where given, the auxiliary hidden states are put there, concatenated: F = H times their
                 number.
 
         Returns:

@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from draftwise.checkpoints.gguf import (
+from draftwise.checkpoints.gguf_files import (
     ROPE_FACTORS,
     GgufHeader,
     has_paired_rotation,

@@ -180,7 +180,7 @@ def _read_index(folder: Path) -> dict[str, _Place] | None:
 
 @contextmanager
 def _write(folder: Path, size: int) -> Iterator[PackedFile | None]:
-    """Write a folder beside its place, and move it there once it is complete."""
+    """Write a folder next to its place, and move it there once it is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_unused(folder.parent)

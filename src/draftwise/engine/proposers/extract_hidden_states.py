@@ -86,7 +86,7 @@ class ExtractHiddenStatesProposer(Proposer):
         features = new.features_NF.split([length for _, length in new.spans.host])
         rows = zip(new.slots_B.tolist(), new.num_prompt_B.tolist(), new.spans.host, new.histories, strict=True)
         for features_CF, (slot, num_prompt, (start, _), history) in zip(features, rows, strict=True):
-            # The states beside a token are those of the position before it.
+            # A token comes with the states of the position before it.
             if start <= num_prompt:
                 self._take_in(slot, list(history[:num_prompt]), start - 1, features_CF)
         return Draft.empty(new.spans.num_seqs, k)
@@ -113,7 +113,7 @@ class ExtractHiddenStatesProposer(Proposer):
             del self._prompts[slot]
 
     def _write(self, prompt: _Prompt) -> None:
-        """Write beside and rename, so that a file under its name is a whole one."""
+        """Write next to the file and rename, so that a file under its name is a whole one."""
         states_TF = torch.cat(prompt.states_CF)
         tensors = {
             "token_ids": torch.tensor(prompt.token_ids, dtype=torch.long),

@@ -50,7 +50,7 @@ class Confirmed:
     page_table_BP: Tensor
     """int32, pages that each sequence holds, with room for its tokens and `limits_B` more; see `plan_attention`."""
     features_NF: Tensor | None = None
-    """The auxiliary hidden states beside each other, a row for each new token."""
+    """The auxiliary hidden states, concatenated, a row for each new token."""
     temperature_B: Tensor
     """float32, sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
     seeds_B: Tensor

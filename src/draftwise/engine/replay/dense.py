@@ -28,8 +28,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.replay.forced import check_fit
 from draftwise.engine.sampling.draft import Draft
-from draftwise.replaying.replayer import DraftRows, ReplayedRequest
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
 __all__ = ["DenseReplayer"]
 

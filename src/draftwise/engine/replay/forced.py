@@ -14,8 +14,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
-from draftwise.replaying.replayer import DraftRows, ReplayedRequest
-from draftwise.replaying.transcripts import Transcript
+from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
 __all__ = ["ForcedReplayer", "ForcedStep", "check_fit", "force"]
 

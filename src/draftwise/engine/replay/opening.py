@@ -16,7 +16,7 @@ from draftwise.engine.core import Engine
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import ForcedReplayer
-from draftwise.replaying.replayer import Replayer
+from draftwise.replaying.transcripts import Replayer
 
 __all__ = ["open_replayer"]
 

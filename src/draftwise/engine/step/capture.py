@@ -12,7 +12,7 @@ import torch
 from draftwise.core import Finding
 from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.knowledge.advice import get_advice
-from draftwise.knowledge.memory import get_embedded_overheads
+from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
 __all__ = ["CapturePlan", "Graphs", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from draftwise.backends import Backend, BrokenStream, Exchange, Piece
 from draftwise.core import Answer, BackendError, Prompt, Timing
 from draftwise.measure.load.response import ParsedResponse
-from draftwise.runs.schedule import Turn
+from draftwise.runs.turn_order import Turn
 
 __all__ = ["Client", "LoadRequest", "to_answer"]
 

@@ -1,23 +1,31 @@
-"""Sends the requests of one turn: streams without a pause, or requests that go out at their times."""
+"""Sends the requests of one turn, streams without a pause or at their times, and parses the responses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import gc
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from draftwise.backends import Exchange, Piece
-from draftwise.core import ClosedLoop, OpenLoop, Replay
-from draftwise.measure.load.arrivals import arrival_times, replay_times
-from draftwise.measure.load.client import Client, LoadRequest
-from draftwise.measure.load.health import HealthWatch
-from draftwise.measure.load.parser import ResponseParser
-from draftwise.measure.load.requests import background_requests, measured_requests, set_times
-from draftwise.runs.schedule import Turn
+from draftwise.core import Answer, ClientHealth, ClosedLoop, OpenLoop, Replay
+from draftwise.measure.load.client import Client, LoadRequest, to_answer
+from draftwise.measure.load.event_loop import HealthWatch
+from draftwise.measure.load.requests import (
+    arrival_times,
+    background_requests,
+    measured_requests,
+    replay_times,
+    set_times,
+)
+from draftwise.measure.load.response import ParsedResponse
+from draftwise.runs.turn_order import Turn
 
-__all__ = ["Share", "Traffic"]
+__all__ = ["ResponseParser", "Share", "Traffic", "drive", "limit_garbage_collection", "run_beside"]
 
 T = TypeVar("T")
 _OK = 200
@@ -159,3 +167,100 @@ class Traffic:
             if not self._left:
                 self._on_measured()
         return exchange.status
+
+
+_HEAD_START_S = 0.005
+"""From the start of a turn to the first arrival of an open loop."""
+
+
+async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
+    """Answer the prompts of a turn under its condition, and return how well this process kept up.
+
+    Args:
+        client: of the turn's arm.
+        turn: what to send.
+        seed: of the run.
+        on_answer: called after each request, background ones too; a refused one is an answer with `error`.
+
+    Raises:
+        BackendError: the server broke; `on_answer` got everything that had ended.
+    """
+    parser, watch = ResponseParser(on_answer), HealthWatch(client.backend.now)
+    began = client.backend.now() + _HEAD_START_S
+    traffic = Traffic(client, turn, seed=seed, began=began, parser=parser, watch=watch)
+    try:
+        with limit_garbage_collection():
+            await run_beside(parser.work(), traffic.run())
+    finally:
+        health = watch.stop()
+        parser.clear()
+    return health
+
+
+async def run_beside(background: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` while `background` runs; raise the first error of either."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(background)
+            await work
+            task.cancel()
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def limit_garbage_collection() -> Iterator[None]:
+    """Limit garbage collection to new objects: a full collection takes tens of milliseconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class ResponseParser:
+    """A queue of finished responses, which are parsed one after another.
+
+    Args:
+        on_answer: called with each answer once it is parsed.
+    """
+
+    def __init__(self, on_answer: Callable[[Answer], None]) -> None:
+        self._on_answer = on_answer
+        self._waiting: deque[tuple[LoadRequest, Exchange]] = deque()
+        self._woken = asyncio.Event()
+        self._work = self._steps()
+
+    def put(self, request: LoadRequest, exchange: Exchange) -> None:
+        """Queue a response."""
+        self._waiting.append((request, exchange))
+        self._woken.set()
+
+    async def work(self) -> None:
+        """Parse whatever is queued, until cancelled."""
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            self._work = self._steps()
+            for _ in self._work:
+                await asyncio.sleep(0)
+
+    def clear(self) -> None:
+        """Parse all that is left, at once."""
+        for steps in (self._work, self._steps()):
+            for _ in steps:
+                pass
+
+    def _steps(self) -> Iterator[None]:
+        while self._waiting:
+            request, exchange = self._waiting.popleft()
+            response = ParsedResponse(exchange)
+            yield from response.steps()
+            self._on_answer(to_answer(request, exchange, response))
+            yield

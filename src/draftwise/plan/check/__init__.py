@@ -14,14 +14,14 @@ from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
+from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
-from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
 
 if TYPE_CHECKING:
-    from draftwise.setups.read import Reading
+    from draftwise.setups.read import SetupReading
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
 
@@ -90,7 +90,7 @@ def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
     return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
 
 
-def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
+def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
     Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding

@@ -1,4 +1,4 @@
-"""What a calibration says of the time of any step of its servers, and on which CUDA graph a step runs."""
+"""The time of any step of a calibration's servers, and the CUDA graph that the step runs on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check_context, get_context
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import get_limits
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.cuda_graphs import find_holes, list_captured
 from draftwise.plan.cost.cost_model import CostModel, MeasuredStep, Prediction, fit_cost_model
 from draftwise.plan.cost.machine import (
@@ -100,7 +100,7 @@ def plan_graphs(setup: Setup) -> tuple[GraphPlan, Resolved | None]:
 
 
 _HOST_BOUND_NOISE = 0.06
-"""Of steps that are not scheduled asynchronously, between two starts of one server on one host (relative)."""
+"""Relative noise of steps without asynchronous scheduling, between two starts of one server on one host."""
 _LEAST_NOISE = 0.012
 _TO_SD = 2 * 1.96
 """Width of a 95 % interval in standard deviations."""
@@ -111,7 +111,7 @@ _FIRST_SPREAD = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A measured point beside what all others say of it."""
+    """A measured point, and what a model of all other points predicts for it."""
 
     point: StepPoint
     predicted_ms: float
@@ -190,7 +190,7 @@ class CalibratedCosts:
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Each point beside what the model of all others says of it."""
+        """Each point with the prediction of a model fitted to all others."""
         points, near = self.calibration.points, self.model.machine.constants
         return tuple(
             LeftOut(

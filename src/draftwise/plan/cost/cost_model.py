@@ -1,4 +1,4 @@
-"""The time of any step from few measured ones: physics fitted to them, and a Gaussian process over what it misses."""
+"""The time of any step from few measured ones: fitted physics, and a Gaussian process over its residuals."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Prediction:
 
     logs: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    """Of the logarithms: steps of one kind are wrong together, which cancels in their ratio."""
+    """Covariance of the logarithms: steps of one kind are wrong together, which cancels in their ratio."""
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -201,9 +201,9 @@ class CostModel:
     prior: Prior
     measured: tuple[MeasuredStep, ...]
     _weights: NDArray[np.float64]
-    """Of each measured step in the mean of the process."""
+    """Weight of each measured step in the mean of the process."""
     _inverse: NDArray[np.float64]
-    """Of the covariance of the measured steps."""
+    """Inverse of the covariance of the measured steps."""
 
     def predict(self, steps: Sequence[DecodeStep]) -> Prediction:
         """Return how long steps last."""

@@ -22,28 +22,28 @@ class Constants:
     """Seconds, rates and shares from which `Machine` computes the time of a step."""
 
     step_s: float
-    """Of every step, whatever it computes."""
+    """Fixed seconds of every step."""
     row_s: float
-    """Of every token that a step verifies: logits and sampling."""
+    """Seconds of each token that a step verifies: logits and sampling."""
     bytes_per_s: float
-    """At which weights are read."""
+    """Rate at which weights are read."""
     flops_per_s: float
-    """At which matrix products are computed."""
+    """Rate at which matrix products are computed."""
     kv_bytes_per_s: float
-    """At which attention reads keys and values."""
+    """Rate at which attention reads keys and values."""
     sharpness: float
     """Exponent p of (reading^p + computing^p)^(1/p): how far the two overlap; the larger, the more."""
     sync_s: float
-    """Of a step that is not scheduled asynchronously."""
+    """Seconds added to a step that is not scheduled asynchronously."""
     sync_per_sequence_s: float
     piecewise_s: float
-    """Of a step without a full CUDA graph, where others of its size have one, or with prompts."""
+    """Seconds added to a step without a full CUDA graph, where others of its size have one, or with prompts."""
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
     batch_spread: float = 1.0
-    """Of a mixture: n sequences choose as many experts as n ** batch_spread tokens that choose independently."""
+    """In a mixture, n sequences choose as many experts as n ** batch_spread tokens that choose independently."""
     draft_spread: float = 1.0
-    """Of a mixture: the same of the n tokens of one sequence that a step verifies, which may choose more alike."""
+    """The same exponent for the n tokens of one sequence that a step verifies, which may choose more alike."""
     drafting: Mapping[str, float] = field(default_factory=dict)
     """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `knowledge.advice`; 1 where none is given."""
 
@@ -74,13 +74,13 @@ class Prior:
     spread: Mapping[str, float]
     """Standard deviation of the logarithm of each constant."""
     drafting_spread: float
-    """Of the factors on the overheads of methods."""
+    """Standard deviation of the logarithm of each method's factor on its overhead."""
     tolerance: float = 0.03
-    """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what measuring missed."""
+    """Relative error that the physics may add to that of the measurement (kernels that switch, tiles)."""
     rows_sd: float = 0.04
     """What the physics misses of steps with as many rows (standard deviation of the logarithm)."""
     rows_reach: float = 0.9
-    """Over which ratio of rows (e^reach) that changes."""
+    """Ratio of rows (e^reach) over which that changes."""
 
     def spread_of(self, name: str) -> float:
         """Return the standard deviation of a constant's logarithm."""
@@ -102,7 +102,7 @@ _GPU_SPREAD = {
     "batch_spread": 0.2,
     "draft_spread": 0.5,
 }
-"""Between hosts and cards of one data sheet: rates differ by little, times of the host by a factor of two."""
+"""Spread between hosts and cards of one data sheet: rates differ little, times of the host by a factor of two."""
 _CPU_SPREAD = {
     **dict.fromkeys(_GPU_SPREAD, 1.5),
     "sharpness": 0.5,
@@ -113,7 +113,7 @@ _CPU_SPREAD = {
     "batch_spread": 0.2,
     "draft_spread": 0.5,
 }
-"""Without a data sheet rates are only known to an order of magnitude; there are no graphs and no asynchronous steps."""
+"""Rates are known to an order of magnitude without a data sheet; no graphs, no asynchronous steps."""
 
 
 def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
@@ -163,9 +163,9 @@ class Graph(StrEnum):
     """How a server launches the kernels of a step."""
 
     FULL = "full"
-    """As one CUDA graph, or without any need for one."""
+    """One CUDA graph, or no need for one."""
     PIECEWISE = "piecewise"
-    """As graphs between attentions: steps of mixed lengths, with a prompt's tokens, or in a hole of the grid."""
+    """Graphs between attentions: steps of mixed lengths, with a prompt's tokens, or in a hole of the grid."""
     NONE = "none"
     """One by one: beyond the largest captured size."""
 
@@ -199,11 +199,11 @@ class Drafting:
 
     method: str
     work: Work | None
-    """Of one pass of the drafter; None if it has no weights."""
+    """Work of one pass of the drafter; None if it has no weights."""
     asynchronous: bool
     """Whether the server keeps asynchronous scheduling with it."""
     kv_bytes_per_token: float = 0.0
-    """Of the drafter's own layers, on each GPU."""
+    """Bytes a token of the drafter's own layers, on each GPU."""
     parallel: bool = False
     """Whether a drafter that usually makes one pass a token makes one for all (`parallel_drafting`)."""
 
@@ -326,8 +326,7 @@ class Machine:
         return time + keys / self.constants.kv_bytes_per_s
 
     def choosers(self, sequences: float, rows: float) -> float:
-        """Return how many tokens that choose experts independently would choose as many as the rows of so many
-        sequences do."""
+        """Return the number of tokens choosing independently that would choose as many experts as these rows do."""
         constants = self.constants
         return float(sequences**constants.batch_spread * (rows / sequences) ** constants.draft_spread)
 

@@ -1,4 +1,4 @@
-"""What one forward pass of a model or of a drafter reads and computes on each GPU."""
+"""Bytes and arithmetic of one forward pass of a model or a drafter on each GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.methods import get_method
-from draftwise.plan.size.decoder import decoder_parts
+from draftwise.plan.size.decoder_parts import decoder_parts
 from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
-from draftwise.plan.size.weight_parts import BF16, Part, Precision, Split, elements, num_bytes
+from draftwise.plan.size.weight_parts import BF16, Part, Precision, Sharding, elements, num_bytes
 
 __all__ = ["Work", "find_drafter_work", "find_work"]
 
@@ -38,11 +38,11 @@ class Work:
     """Parameters of the whole model, on all GPUs."""
 
     def bytes_for(self, tokens: float) -> float:
-        """Return the bytes of weights that a pass reads over so many tokens, which choose experts independently."""
+        """Return the bytes of weights that a pass reads for `tokens` that choose experts independently."""
         return self.dense_bytes + self.expert_bytes * self.expert_share(tokens)
 
     def expert_share(self, tokens: float) -> float:
-        """Return the fraction of the routed experts that so many tokens choose together, each independently."""
+        """Return the fraction of the routed experts that `tokens` choose together, each independently."""
         return float(1 - (1 - self.share_per_row) ** tokens)
 
 
@@ -96,7 +96,7 @@ def find_drafter_work(
 def _shared_head(target: Config) -> Part:
     """Return the target's lm_head, which heads without one of their own read."""
     rows, cols = target["vocab_size"], target["hidden_size"]
-    return Part(name="lm_head", role="head", rows=rows, cols=cols, split=Split.VOCABULARY, quantized=False)
+    return Part(name="lm_head", role="head", rows=rows, cols=cols, split=Sharding.VOCABULARY, quantized=False)
 
 
 def _add_up(

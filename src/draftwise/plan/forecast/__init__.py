@@ -1,1 +1,1 @@
-"""What speculation will be worth: acceptance, the time of a step and the load taken together."""
+"""The expected speed-up of speculation from acceptance, the time of a step and the load."""

@@ -19,7 +19,7 @@ def compute_acceptance_length(acceptance: float, k: int) -> float:
 
 
 def find_acceptance(length: float, k: int) -> float:
-    """Return the probability at which a step emits so many tokens: 0 to 1, the end that is nearest where none does."""
+    """Return the probability at which a step emits `length` tokens; 0 or 1, whichever is nearer, where none does."""
     low, high = 0.0, 1.0
     while high - low > _CLOSE_ENOUGH:
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""What speculation is expected to be worth: a replay's acceptance, a calibration's steps and a load taken together."""
+"""The expected speed-up of speculation from a replay's acceptance, a calibration's steps and a load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["find_crossovers", "find_doubts", "forecast"]
 
 
 _SERVING_SD = 0.04
-"""Of the logarithm of a speed-up: what a service has beside its steps, until forecasts were held against runs."""
+"""Standard deviation of a speed-up's logarithm from all that is no step, until forecasts were held against runs."""
 _SERVING_WEIGHT = 8
 """How many such comparisons that counts for."""
 _TO_90, _TO_95 = 1.645, 1.96

@@ -110,7 +110,7 @@ def _accept_all(k: int) -> AcceptanceAtK:
 
 
 def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst | None:
-    """Return a comparison beside what was forecast for its candidate, workload and load; None where nothing was.
+    """Return a comparison with the forecast for its candidate, workload and load; None without a forecast.
 
     Args:
         made: the forecast.

@@ -1,4 +1,4 @@
-"""How each method could be run for a target, or why it is refused: by what it drafts from."""
+"""Each method's proposal for a target, or its refusal, by its source of drafts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding
 from draftwise.knowledge.advice import get_advice, give_advice
-from draftwise.knowledge.families import PublishedDrafter, find_native
 from draftwise.knowledge.methods import Method, all_methods, find_method
+from draftwise.knowledge.published_drafters import PublishedDrafter, find_native
 from draftwise.plan.cost.work import Work, find_drafter_work, find_work
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, GivenDrafter, PickCase
 from draftwise.plan.size.shapes import read_text_config
@@ -39,7 +39,7 @@ class Proposal:
 
     method: str
     spec: Mapping[str, Any]
-    """Without `num_speculative_tokens`."""
+    """The speculative config without `num_speculative_tokens`."""
     trained_on: str | None = None
     """The one kind of traffic that its drafter was trained for."""
     place: int
@@ -51,7 +51,7 @@ class Proposal:
     why_lengths: Finding | None = None
     """Where `lengths` comes from; None for the usual range."""
     work: Work | None = None
-    """Of one pass of the drafter."""
+    """Work of one pass of the drafter."""
     reasons: tuple[Finding, ...] = ()
     caveats: tuple[Finding, ...] = ()
     alternatives: tuple[PublishedDrafter, ...] = ()
@@ -70,7 +70,7 @@ def list_methods(case: PickCase) -> tuple[str, ...]:
 
 
 def propose(case: PickCase, method: str) -> Proposal | Refusal:
-    """Return a method's proposal, or why there is none."""
+    """Return a method's proposal or its refusal."""
     facts = find_method(method)
     if facts is None:
         return _refuse(method, "method-not-described", message=get_advice("method-not-described").explains)

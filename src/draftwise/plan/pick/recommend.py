@@ -12,15 +12,15 @@ from typing import Any
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.knowledge.advice import find_drafting_cost, get_advice, give_advice, read_temperature_effect
-from draftwise.knowledge.families import PublishedDrafter
 from draftwise.knowledge.method_advice import PublishedResult
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.published_drafters import PublishedDrafter
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.cost.machine import Drafting
-from draftwise.plan.pick.estimates import SpeedupEstimate, choose_k, choose_schedule, estimate, expect
 from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, find_stops, make_lever, open_memory
 from draftwise.plan.pick.proposals import Proposal, Refusal, list_methods, propose
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, PickCase, Requirements, open_case
+from draftwise.plan.pick.speedups import SpeedupEstimate, choose_k, choose_schedule, estimate, expect
 from draftwise.plan.schedule.draft_lengths import KEY, judge_schedule, make_schedule_keys
 from draftwise.plan.size import Sizing
 

@@ -12,10 +12,10 @@ from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
-from draftwise.knowledge.families import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.method_advice import Overlap
 from draftwise.knowledge.models import KnownModel, find_model, near_models
+from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.machine import Constants, DecodeBatch, Machine, gpu_prior

@@ -1,4 +1,4 @@
-"""The best fixed draft length and the best schedule by batch size, and what a release makes of a schedule."""
+"""The best fixed draft length, the best schedule by batch size, and how a release treats a schedule."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def choose_lengths(
     Args:
         batches: ascending numbers of sequences; a range of the schedule ends at one of them.
         lengths: values of k; 0 among them is no drafting.
-        fixed: speed-up over plain decoding at so many sequences with so many draft tokens, if that k is fixed.
+        fixed: speed-up over plain decoding, from sequences and draft tokens, if that k is fixed.
         scheduled: the same under a schedule that goes up to the largest of `lengths`, which may cost more than a fixed
             k; None: the same as fixed.
         weights: of each batch size, e.g. how often it occurs; None for equal ones.

@@ -30,9 +30,9 @@ class LengthAdvice:
     group: str | None
     temperature: float
     choice: LengthChoice
-    """Under what the release makes of a schedule."""
+    """Draft lengths, given how the release treats a schedule."""
     ideal_gain: float
-    """Of a schedule over the best fixed k, on a release that drafts as it says."""
+    """Gain of a schedule over the best fixed k, on a release that follows schedules."""
     judged: JudgedSchedule | None
     """What the release makes of the schedule; None where its rules are not known, or a fixed k is best anyway."""
 

@@ -13,18 +13,18 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.knowledge.gpus import Gpu
-from draftwise.knowledge.memory import Overheads, Runner
+from draftwise.knowledge.memory_overheads import Overheads, Runner
 from draftwise.knowledge.rules import Rulebook
-from draftwise.plan.size.decoder import num_experts
+from draftwise.plan.size.decoder_parts import num_experts
 from draftwise.plan.size.drafter_parts import Drafter
 
-__all__ = ["Step", "activations", "buffers"]
+__all__ = ["ProfiledStep", "activations", "buffers"]
 
 _BF16 = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ProfiledStep:
     """What the sizes of the profiled step depend on."""
 
     rules: Rulebook
@@ -43,7 +43,7 @@ class Step:
 
 
 def activations(
-    step: Step, config: Mapping[str, Any], shape: ModelShape, drafter: Drafter, overheads: Overheads
+    step: ProfiledStep, config: Mapping[str, Any], shape: ModelShape, drafter: Drafter, overheads: Overheads
 ) -> int:
     """Return the peak of the profiled step on top of the weights."""
     forward, hidden = _forward(step, config, shape), _hidden(step, shape)
@@ -62,7 +62,7 @@ def activations(
     return max(max(passes) + overheads.workspace, _tuning(step, shape, drafter, overheads))
 
 
-def _draft_step(step: Step, drafter: Drafter) -> Step:
+def _draft_step(step: ProfiledStep, drafter: Drafter) -> ProfiledStep:
     """Return the step of the drafter: all tokens, or for a block drafter the rows that it fills in."""
     if drafter.facts.network != "one_pass":
         return step
@@ -70,7 +70,7 @@ def _draft_step(step: Step, drafter: Drafter) -> Step:
     return replace(step, max_num_batched_tokens=min(rows, step.max_num_batched_tokens))
 
 
-def _block_head(step: Step, config: Mapping[str, Any], shape: ModelShape) -> int:
+def _block_head(step: ProfiledStep, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Return what a block drafter takes to draft all tokens at once.
 
     A hidden state and a row of logits for each draft token, beside the fused projection of the context's keys and
@@ -81,12 +81,12 @@ def _block_head(step: Step, config: Mapping[str, Any], shape: ModelShape) -> int
     return (step.max_num_seqs * step.num_speculative_tokens * (vocab + shape.hidden_size) + projection) * _BF16
 
 
-def _hidden(step: Step, shape: ModelShape) -> int:
+def _hidden(step: ProfiledStep, shape: ModelShape) -> int:
     """Return the bytes of one hidden state of every token."""
     return step.max_num_batched_tokens * shape.hidden_size * _BF16
 
 
-def _forward(step: Step, config: Mapping[str, Any], shape: ModelShape) -> int:
+def _forward(step: ProfiledStep, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Return the largest set of tensors of one layer.
 
     Of feed-forward: gate and up, their product, three hidden states. Of attention: the fused projection, queries, keys
@@ -115,7 +115,7 @@ def _attention_values(config: Mapping[str, Any], shape: ModelShape, size: int) -
     return 4 * queries + 2 * keys + 2 * shape.hidden_size
 
 
-def _sampler(step: Step, shape: ModelShape) -> int:
+def _sampler(step: ProfiledStep, shape: ModelShape) -> int:
     """Return what the dummy sampler takes.
 
     V1 makes 32-bit logits, probabilities and noise, and under speculation a row of each for a drafted token and its
@@ -128,7 +128,7 @@ def _sampler(step: Step, shape: ModelShape) -> int:
     return row * per_logit + step.gpu.multiprocessors * shape.vocab_size * 4
 
 
-def _tuning(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
+def _tuning(step: ProfiledStep, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
     """Return what the tuning of the embedding's fused kernel takes: a copy of its table, and hidden states."""
     table = -(-shape.vocab_size // step.tensor_parallel_size) * shape.hidden_size * _BF16
     if drafter.shape is None or drafter.facts.drafts_from != "target_states" or drafter.facts.network != "chain":
@@ -137,7 +137,7 @@ def _tuning(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overhead
     return table + states * _hidden(step, shape) + step.gpu.l2_bytes + overheads.workspace
 
 
-def buffers(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
+def buffers(step: ProfiledStep, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
     """Return the tensors that runner, sampler and drafter keep for good, outside of model loading."""
     seqs, k = step.max_num_seqs, step.num_speculative_tokens
     drafts = drafter.shape is not None

@@ -9,9 +9,9 @@ from typing import Any
 from draftwise.checkpoints.config_values import find_aux_layers
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.knowledge.methods import Method, find_method, get_method
-from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
+from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.shapes import read_shape
-from draftwise.plan.size.weight_parts import Part, Split
+from draftwise.plan.size.weight_parts import Part, Sharding
 
 __all__ = ["Drafter", "describe_drafter"]
 
@@ -150,8 +150,15 @@ def _describe_block_markov(target: Config, config: Config | None, k: int) -> Dra
     like = config or {}
     rank, vocab = like.get("markov_rank") or 256, like.get("draft_vocab_size") or target["vocab_size"]
     tables = (
-        Part(name="markov_w1", role="head", rows=target["vocab_size"], cols=rank, split=Split.COPIED, quantized=False),
-        Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Split.COPIED, quantized=False),
+        Part(
+            name="markov_w1",
+            role="head",
+            rows=target["vocab_size"],
+            cols=rank,
+            split=Sharding.COPIED,
+            quantized=False,
+        ),
+        Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Sharding.COPIED, quantized=False),
     )
     return replace(base, parts=(*base.parts, *tables))
 
@@ -164,7 +171,13 @@ def _describe_residual_heads(target: Config, config: Config | None, k: int) -> D
     layers = like.get("medusa_num_layers") or like.get("num_hidden_layers") or 1
     vocab = like.get("truncated_vocab_size") or like.get("vocab_size") or target["vocab_size"]
     blocks = Part(
-        name="blocks", role="mlp", rows=width, cols=width, copies=heads * layers, split=Split.COPIED, quantized=False
+        name="blocks",
+        role="mlp",
+        rows=width,
+        cols=width,
+        copies=heads * layers,
+        split=Sharding.COPIED,
+        quantized=False,
     )
     copies = 1 if like.get("original_lm_head") else heads
     return Drafter(
@@ -183,9 +196,15 @@ def _describe_recurrent_heads(target: Config, config: Config | None, k: int) -> 
     inner, heads = like.get("inner_dim") or width, like.get("n_predict") or k
     copies = 1 if like.get("tie_weights") else heads
     table = Part(
-        name="emb", role="embedding", rows=vocab, cols=inner, copies=copies, split=Split.VOCABULARY, quantized=False
+        name="emb",
+        role="embedding",
+        rows=vocab,
+        cols=inner,
+        copies=copies,
+        split=Sharding.VOCABULARY,
+        quantized=False,
     )
-    projections = [Part(name="proj.0", role="mlp", rows=inner, cols=width, split=Split.COPIED, quantized=False)]
+    projections = [Part(name="proj.0", role="mlp", rows=inner, cols=width, split=Sharding.COPIED, quantized=False)]
     if heads > 1:
         later = 1 if like.get("tie_weights") else heads - 1
         projections.append(replace(projections[0], name="proj", cols=inner, copies=later))
@@ -247,14 +266,14 @@ def _head_of(target: Config) -> dict[str, Any]:
 
 
 def _fc(width: int, inputs: int) -> Part:
-    return Part(name="fc", role="fc", rows=width, cols=inputs, split=Split.COPIED, quantized=False)
+    return Part(name="fc", role="fc", rows=width, cols=inputs, split=Sharding.COPIED, quantized=False)
 
 
 def _own_head(vocab: int, width: int) -> tuple[Part]:
-    return (Part(name="lm_head", role="head", rows=vocab, cols=width, split=Split.VOCABULARY, quantized=False),)
+    return (Part(name="lm_head", role="head", rows=vocab, cols=width, split=Sharding.VOCABULARY, quantized=False),)
 
 
 def _vocabulary_map(draft: int, target: int) -> Iterator[Part]:
     """Yield `d2t`, one 8-byte id for each token of the draft vocabulary."""
     if draft != target:
-        yield Part(name="d2t", role="other", rows=draft, split=Split.COPIED, quantized=False, stored_bits=64)
+        yield Part(name="d2t", role="other", rows=draft, split=Sharding.COPIED, quantized=False, stored_bits=64)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.core.shape import KVLayer
-from draftwise.knowledge.memory import Overheads, get_overheads
+from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
-from draftwise.plan.size.activations import Step, activations, buffers
-from draftwise.plan.size.size_request import NO_DRAFTER, Request
+from draftwise.plan.size.activations import ProfiledStep, activations, buffers
+from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest
 from draftwise.plan.size.weight_bytes import drafter_bytes, target_bytes
-from draftwise.plan.size.weight_parts import Stage, stages
+from draftwise.plan.size.weight_parts import PipelineStage, stages
 
 __all__ = ["CachedLayer", "cached_layers", "drafter_layers", "kv_value_bytes", "lay_out", "measure"]
 
@@ -166,13 +166,13 @@ def _several_groups(
 _GRAPH_SWITCH = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
 
-def measure(request: Request) -> Budget:
+def measure(request: SizeRequest) -> Budget:
     """Return the budget of the fullest GPU."""
     cut = stages(request.shape.num_layers, request.pipeline_parallel_size)
     return min((_measure_stage(request, stage) for stage in cut), key=lambda budget: budget.num_blocks)
 
 
-def _measure_stage(request: Request, stage: Stage) -> Budget:
+def _measure_stage(request: SizeRequest, stage: PipelineStage) -> Budget:
     overheads = get_overheads(request.gpu, request.runner)
     step = _step(request)
     with_drafter = stage.is_last and request.drafter is not NO_DRAFTER
@@ -198,8 +198,8 @@ def _measure_stage(request: Request, stage: Stage) -> Budget:
     )
 
 
-def _step(request: Request) -> Step:
-    return Step(
+def _step(request: SizeRequest) -> ProfiledStep:
+    return ProfiledStep(
         rules=request.rules,
         runner=request.runner,
         gpu=request.gpu,
@@ -213,7 +213,7 @@ def _step(request: Request) -> Step:
     )
 
 
-def _kv_cache(request: Request, stage: Stage) -> KVCache:
+def _kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
     """Return the cache of one stage: the layers that it has, and the drafter's on the last one."""
     shape, size = request.shape, request.tensor_parallel_size
     kept = [layer for layer in range(shape.num_layers) if layer not in shape.stateful_layers]
@@ -228,12 +228,12 @@ def _kv_cache(request: Request, stage: Stage) -> KVCache:
     return lay_out(layers, block_size=request.block_size, pads_to_larger=request.rules.holds("size-padded-groups"))
 
 
-def _in_flight(request: Request) -> int:
+def _in_flight(request: SizeRequest) -> int:
     both = request.async_scheduling and request.rules.holds("size-in-flight-tokens")
     return request.max_num_batched_tokens * (1 + both)
 
 
-def _graphs(request: Request, stage: Stage, overheads: Overheads) -> tuple[int, int]:
+def _graphs(request: SizeRequest, stage: PipelineStage, overheads: Overheads) -> tuple[int, int]:
     """Return the bytes of CUDA graphs, and how much of them the release takes off the KV cache."""
     if request.enforce_eager:
         return 0, 0
@@ -254,7 +254,7 @@ def _graphs(request: Request, stage: Stage, overheads: Overheads) -> tuple[int, 
     return taken, round(captured * overheads.graph_estimate_per_layer) if _is_counted(request) else 0
 
 
-def _is_counted(request: Request) -> bool:
+def _is_counted(request: SizeRequest) -> bool:
     """Say whether the release takes an estimate of the graphs off the KV cache."""
     asked = request.env.get(_GRAPH_SWITCH)
     if request.rules.holds("size-graphs-not-counted") or asked == "0":

@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.knowledge.gpus import Gpu, get_gpu
-from draftwise.knowledge.memory import Runner, get_batch_defaults
+from draftwise.knowledge.memory_overheads import Runner, get_batch_defaults
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check import Context, Resolved, check_context, get_context
@@ -19,13 +19,13 @@ from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of, spared_roles
 
-__all__ = ["NO_DRAFTER", "Request", "read_request"]
+__all__ = ["NO_DRAFTER", "SizeRequest", "read_request"]
 
 NO_DRAFTER = Drafter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SizeRequest:
     """One server whose memory is asked for."""
 
     release: Release
@@ -75,7 +75,7 @@ class Request:
 
 def read_request(
     setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None
-) -> Request:
+) -> SizeRequest:
     """Resolve a setup as its vLLM release would.
 
     Args:
@@ -99,7 +99,7 @@ def read_request(
     sizes = get_batch_defaults(found, context.release)
     length = _count(context, "max_model_len", shape.max_position_embeddings)
     quantization = stored or context.given.get("quantization")
-    return Request(
+    return SizeRequest(
         release=context.release,
         gpu=found,
         runner=_read_runner(context, spec),

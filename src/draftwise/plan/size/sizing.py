@@ -10,9 +10,9 @@ from draftwise.core.budget import Budget
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.check.stages import SPEC_FLAGS
-from draftwise.plan.size.decoder import known_family
+from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
-from draftwise.plan.size.size_request import NO_DRAFTER, Request, read_request
+from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest, read_request
 
 __all__ = ["Sizing", "find_faults", "size"]
 
@@ -21,7 +21,7 @@ _DRAFTER_SHARE, _TARGET_SHARE, _RESERVE_SHARE = 0.15, 0.70, 0.01
 _SHARE_FLAG = "--gpu-memory-utilization"
 
 
-def find_faults(request: Request, budget: Budget, plain: Budget) -> Iterator[Finding]:
+def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator[Finding]:
     """Yield everything about a request's budget, most pressing first.
 
     Args:
@@ -40,7 +40,7 @@ def find_faults(request: Request, budget: Budget, plain: Budget) -> Iterator[Fin
     yield from _find_estimates(request)
 
 
-def _find_lack(request: Request, budget: Budget) -> Iterator[Finding]:
+def _find_lack(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     if budget.fits:
         return
     if budget.kv_bytes <= 0:
@@ -54,7 +54,7 @@ def _find_lack(request: Request, budget: Budget) -> Iterator[Finding]:
     yield Finding.error("does-not-fit", lack, fix=_suggest(request, budget))
 
 
-def _suggest(request: Request, budget: Budget) -> str:
+def _suggest(request: SizeRequest, budget: Budget) -> str:
     """Return the smallest changes that make a setup fit: a shorter context, more GPUs, narrower weights."""
     advice = []
     if (length := budget.longest_context()) >= 1024:
@@ -66,7 +66,7 @@ def _suggest(request: Request, budget: Budget) -> str:
     return f"Try {' or '.join(advice)}." if advice else "Choose a GPU with more memory or a smaller model."
 
 
-def _enough_gpus(request: Request) -> int | None:
+def _enough_gpus(request: SizeRequest) -> int | None:
     """Return the smallest tensor-parallel size that fits and divides the attention heads; None up to eightfold."""
     for size in (request.tensor_parallel_size * factor for factor in (2, 4, 8)):
         wider = replace(request, tensor_parallel_size=size, draft_tensor_parallel_size=size)
@@ -109,7 +109,7 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
         )
 
 
-def _find_graphs(request: Request, budget: Budget) -> Iterator[Finding]:
+def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     """Yield which part of the CUDA graphs the release plans with."""
     if budget.graphs <= budget.graphs_counted:
         return
@@ -120,7 +120,7 @@ def _find_graphs(request: Request, budget: Budget) -> Iterator[Finding]:
     yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
 
 
-def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:
+def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     """Yield what a first start costs over one with a compile cache."""
     warm = measure(replace(request, cold_start=False))
     if (more := budget.activations - warm.activations) > 0:
@@ -129,7 +129,7 @@ def _find_compile(request: Request, budget: Budget) -> Iterator[Finding]:
         )
 
 
-def _find_estimates(request: Request) -> Iterator[Finding]:
+def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
     """Yield what is an estimate rather than a count."""
     drafter, kind = request.drafter, str(request.config.get("model_type") or "")
     if request.directory is None and not known_family(kind):
@@ -162,7 +162,7 @@ def _gib(size: float) -> str:
 class Sizing:
     """A setup's memory, and the same without its drafter."""
 
-    request: Request
+    request: SizeRequest
     budget: Budget
     """Of the GPU that has least left for keys and values; all of a tensor-parallel group are alike."""
     plain: Budget
@@ -193,7 +193,7 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True,
     return Sizing(request=request, budget=budget, plain=plain, findings=findings)
 
 
-def _without_speculation(setup: Setup, request: Request) -> Setup:
+def _without_speculation(setup: Setup, request: SizeRequest) -> Setup:
     """Return the same server without speculation, which may run on another model runner."""
     args = {name: value for name, value in setup.args.items() if name not in SPEC_FLAGS}
     return replace(setup, target=request.served, spec=None, args=args)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.config_values import get_int
-from draftwise.checkpoints.gguf import is_gguf, list_tensors, read_gguf
+from draftwise.checkpoints.gguf_files import is_gguf, list_tensors, read_gguf
 from draftwise.checkpoints.headers import Headers, Tensor, layer_of, read_headers, role_of
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.plan.size.decoder import decoder_parts
+from draftwise.plan.size.decoder_parts import decoder_parts
 from draftwise.plan.size.shapes import rotary_bytes
-from draftwise.plan.size.size_request import Request
-from draftwise.plan.size.weight_parts import Part, Split, Stage, num_bytes, pad_vocabulary
+from draftwise.plan.size.size_request import SizeRequest
+from draftwise.plan.size.weight_parts import Part, PipelineStage, Sharding, num_bytes, pad_vocabulary
 
 __all__ = ["drafter_bytes", "find_headers", "stored_bytes", "target_bytes"]
 
@@ -44,7 +44,7 @@ def stored_bytes(
     shape: ModelShape,
     *,
     tensor_parallel_size: int = 1,
-    stage: Stage | None = None,
+    stage: PipelineStage | None = None,
     roles: Mapping[str, bool] | None = None,
 ) -> int:
     """Return the bytes of a checkpoint on one GPU.
@@ -71,7 +71,7 @@ def stored_bytes(
     return total
 
 
-def _is_on(stage: Stage, tensor: Tensor, role: str, *, tied: bool) -> bool:
+def _is_on(stage: PipelineStage, tensor: Tensor, role: str, *, tied: bool) -> bool:
     layer = layer_of(tensor.name)
     if layer is not None:
         return stage.first <= layer < stage.end
@@ -86,26 +86,26 @@ def _share(tensor: Tensor, role: str, shape: ModelShape, size: int) -> int:
     total = tensor.num_bytes
     if tensor.dtype == "F32" and role != "quantization" and len(tensor.shape) > 1:
         total //= 2
-    if split is Split.COPIED or len(tensor.shape) == 0:
+    if split is Sharding.COPIED or len(tensor.shape) == 0:
         return total
-    if split is Split.VOCABULARY:
+    if split is Sharding.VOCABULARY:
         rows = tensor.shape[0]
         return total // max(1, rows) * -(-pad_vocabulary(rows) // size)
-    if split is Split.KV:
+    if split is Sharding.KV:
         heads = shape.num_kv_heads
         return total // heads * max(1, -(-heads // size))
     return -(-total // size)
 
 
-def _split_of(tensor: Tensor, role: str) -> Split:
+def _split_of(tensor: Tensor, role: str) -> Sharding:
     if role in ("embedding", "head") and len(tensor.shape) == 2:
-        return Split.VOCABULARY
+        return Sharding.VOCABULARY
     if _COPIED.search(tensor.name):
-        return Split.COPIED
-    return Split.KV if _KV.search(tensor.name) else Split.SHARDED
+        return Sharding.COPIED
+    return Sharding.KV if _KV.search(tensor.name) else Sharding.SHARDED
 
 
-def target_bytes(request: Request, stage: Stage) -> int:
+def target_bytes(request: SizeRequest, stage: PipelineStage) -> int:
     """Return the target's bytes in one stage, its table of rotary positions included."""
     rotary = rotary_bytes(request.config, request.shape)
     headers = find_headers(request.directory)
@@ -120,7 +120,7 @@ def target_bytes(request: Request, stage: Stage) -> int:
     return rotary + num_bytes(parts, request.precision, tensor_parallel_size=request.tensor_parallel_size, stage=stage)
 
 
-def drafter_bytes(request: Request) -> int:
+def drafter_bytes(request: SizeRequest) -> int:
     """Return the drafter's bytes on the GPU that has it (the last stage's), without what it shares with the target."""
     drafter, size = request.drafter, request.draft_tensor_parallel_size
     in_target = drafter.facts.weights == "target"

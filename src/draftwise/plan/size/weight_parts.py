@@ -13,9 +13,9 @@ __all__ = [
     "BF16",
     "PRECISIONS",
     "Part",
+    "PipelineStage",
     "Precision",
-    "Split",
-    "Stage",
+    "Sharding",
     "elements",
     "get_precision",
     "num_bytes",
@@ -167,7 +167,7 @@ _VOCABULARY_PADDING = 64
 """Rows that vLLM pads a vocabulary to (vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
-class Split(StrEnum):
+class Sharding(StrEnum):
     """How tensor parallelism divides a matrix."""
 
     SHARDED = "sharded"
@@ -193,7 +193,7 @@ class Part:
     """Layers that have it; empty for what stands before the first or behind the last layer."""
     copies: int = 1
     """Times that a layer, or the model, has it: experts, heads of Medusa."""
-    split: Split = Split.SHARDED
+    split: Sharding = Sharding.SHARDED
     heads: int = 1
     """Key-value heads of a part that is split by them."""
     quantized: bool = True
@@ -205,7 +205,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PipelineStage:
     """The layers of one pipeline stage."""
 
     first: int
@@ -220,14 +220,14 @@ class Stage:
         return int(self.is_last if part.last else self.is_first)
 
 
-def stages(num_layers: int, pipeline_parallel_size: int = 1) -> tuple[Stage, ...]:
+def stages(num_layers: int, pipeline_parallel_size: int = 1) -> tuple[PipelineStage, ...]:
     """Return the stages as vLLM cuts them: what does not divide goes to the stages before the last (get_pp_indices)."""
     counts = [num_layers // pipeline_parallel_size] * pipeline_parallel_size
     for extra in range(num_layers % pipeline_parallel_size):
         counts[-extra - 2 if pipeline_parallel_size > 1 else 0] += 1
     ends = [sum(counts[: index + 1]) for index in range(pipeline_parallel_size)]
     return tuple(
-        Stage(first=end - count, end=end, is_first=index == 0, is_last=index == pipeline_parallel_size - 1)
+        PipelineStage(first=end - count, end=end, is_first=index == 0, is_last=index == pipeline_parallel_size - 1)
         for index, (count, end) in enumerate(zip(counts, ends, strict=True))
     )
 
@@ -243,7 +243,7 @@ def pad_vocabulary(size: int) -> int:
 
 
 def num_bytes(
-    parts: Sequence[Part], precision: Precision, *, tensor_parallel_size: int = 1, stage: Stage | None = None
+    parts: Sequence[Part], precision: Precision, *, tensor_parallel_size: int = 1, stage: PipelineStage | None = None
 ) -> int:
     """Return the bytes of a model's weights on one GPU.
 
@@ -264,11 +264,11 @@ def num_bytes(
 
 def _on_one_gpu(part: Part, size: int) -> Part:
     """Return a part with the rows that one GPU has."""
-    if part.split is Split.VOCABULARY:
+    if part.split is Sharding.VOCABULARY:
         return replace(part, rows=-(-pad_vocabulary(part.rows) // size))
-    if part.split is Split.KV:
+    if part.split is Sharding.KV:
         return replace(part, rows=part.rows // part.heads * max(1, -(-part.heads // size)))
-    if part.split is Split.SHARDED:
+    if part.split is Sharding.SHARDED:
         return replace(part, rows=-(-part.rows // size))
     return part
 

@@ -1,21 +1,41 @@
-"""The readings of a run in the order in which plots need them."""
+"""The readings that plots draw from, and what all plots share: colours, panels and axes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from draftwise.core import Answer, Comparison, Condition, Timing
+from draftwise.core import Answer, Arm, Comparison, Condition, Timing, Verdict
 from draftwise.core.comparison import ALL
-from draftwise.deciding.comparison.latency import Latencies
+from draftwise.deciding.comparison.latencies import Latencies
 from draftwise.deciding.conclusions import Conclusions
-from draftwise.reporting.plots.style import Style, style_arms
+from draftwise.reporting.svg import PALETTE, PLAIN
 from draftwise.reporting.units import LOAD_UNITS
 from draftwise.statistics import Array
 
-__all__ = ["Place", "PlotData", "Sweep", "collect", "list_loads"]
+__all__ = [
+    "VERDICT_COLOURS",
+    "WIDTH",
+    "Place",
+    "PlotData",
+    "Style",
+    "Sweep",
+    "TimeAxis",
+    "collect",
+    "draw_panels",
+    "list_loads",
+    "set_load_axis",
+    "style_arms",
+]
 
 Place = tuple[str, str, str]
 """Workload, label of the condition, arm."""
@@ -116,3 +136,133 @@ def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Compar
     for (workload, temperature, axis), points in found.items():
         if len(points) > 1:
             yield Sweep(workload=workload, temperature=temperature, axis=axis, points=tuple(sorted(points.items())))
+
+
+VERDICT_COLOURS = {
+    Verdict.ADOPT: "#15803d",
+    Verdict.REJECT: "#dc2626",
+    Verdict.MIXED: "#b45309",
+    Verdict.INCONCLUSIVE: "#6b7280",
+    Verdict.BLOCKED: "#9333ea",
+}
+"""White text on each can be read (4.5:1), and each stands out from light and dark paper (3:1)."""
+WIDTH = 7.6
+"""Inches of a whole figure."""
+_PANEL_HEIGHT = 2.5
+_GAP = 0.12
+"""Inches left and right of a panel, so that the numbers of two axes stay apart."""
+_MARKERS = ("o", "s", "D", "^", "v", "P")
+_LINES = ("-", "--", ":", "-.")
+_MOST_TICKS = 7
+_WIDE = 5.0
+"""Ratio of the longest to the shortest time from which an axis is logarithmic."""
+_LEGEND_CHARACTERS = 84
+"""That fit in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How one arm is drawn in every plot."""
+
+    colour: str
+    marker: str
+    line: str
+
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """Keywords for `Axes.plot` of points with a line through them."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line, "markersize": 4, "linewidth": 1.4}
+
+
+def style_arms(arms: Sequence[Arm]) -> dict[str, Style]:
+    """Return a style per arm; the baseline is grey, and beyond the palette lines and markers tell arms apart."""
+    styles = {arms[0].name: Style(colour=PLAIN, marker="o", line="-")}
+    for i, arm in enumerate(arms[1:]):
+        again = i // len(PALETTE)
+        styles[arm.name] = Style(
+            colour=PALETTE[i % len(PALETTE)],
+            marker=_MARKERS[again % len(_MARKERS)],
+            line=_LINES[again % len(_LINES)],
+        )
+    return styles
+
+
+def draw_panels(
+    names: Sequence[str],
+    draw: Callable[[Axes, int], None],
+    *,
+    xlabel: str,
+    ylabel: str,
+    columns: int | None = None,
+    rows_alike: bool = True,
+    height: float = _PANEL_HEIGHT,
+) -> Figure:
+    """Draw one panel per name (by its index), some in a row, with one legend above all of them.
+
+    All panels have the same axes, so that lengths and heights can be compared between them.
+
+    Args:
+        rows_alike: the y axis means the same in all panels; no where each names rows of its own.
+    """
+    columns = min(columns or (2 if len(names) in (2, 4) else 3), len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(layout=ConstrainedLayoutEngine(w_pad=_GAP), figsize=(WIDTH, height * rows + 0.6))
+    grid = figure.subplots(rows, columns, sharex=True, sharey=rows_alike, squeeze=False)
+    legend: dict[str, Any] = {}
+    for i, (axes, name) in enumerate(zip_longest(grid.flat, names)):
+        if name is None:
+            axes.set_visible(False)
+            continue
+        draw(axes, i)
+        axes.set_title(name, fontsize=10)
+        # A panel with nothing below it would be without numbers.
+        axes.tick_params(axis="x", labelbottom=True)
+        legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    if legend:
+        columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (6 + max(map(len, legend)))))
+        figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=columns)
+    return figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAxis:
+    """The axis of milliseconds that the panels of a figure share."""
+
+    low: float
+    high: float
+    logarithmic: bool
+    """The readings are too far apart for an axis that starts at 0."""
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> TimeAxis:
+        """Return the axis that holds all readings of a figure."""
+        known = [each for each in values if each > 0]
+        if known and max(known) > _WIDE * min(known):
+            return cls(low=min(known) / 1.2, high=1.2 * max(known), logarithmic=True)
+        return cls(low=0, high=1.05 * max(known, default=1.0), logarithmic=False)
+
+    @property
+    def unit(self) -> str:
+        """What stands behind the name of the axis."""
+        return "(ms, logarithmic)" if self.logarithmic else "(ms)"
+
+    def apply(self, axes: Axes, side: Literal["x", "y"]) -> None:
+        """Give a panel this axis."""
+        axes.set(**{f"{side}scale": "log" if self.logarithmic else "linear", f"{side}lim": (self.low, self.high)})
+        if self.logarithmic:
+            axis = axes.xaxis if side == "x" else axes.yaxis
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(NullLocator())
+
+
+def set_load_axis(axes: Axes, loads: Sequence[float]) -> None:
+    """Make x a logarithmic axis with a tick at the loads that were measured, not at all of them if they are many."""
+    given = sorted(set(loads))
+    axes.set_xscale("log", base=2)
+    step = math.ceil(len(given) / _MOST_TICKS)
+    axes.xaxis.set_major_locator(FixedLocator(given[::step]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())

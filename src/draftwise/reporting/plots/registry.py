@@ -9,20 +9,19 @@ from matplotlib.figure import Figure
 
 from draftwise.core import Comparison, Condition
 from draftwise.core.comparison import ALL
-from draftwise.deciding.comparison.acceptance import DEFINITION
+from draftwise.deciding.comparison.pooled_acceptance import DEFINITION
 from draftwise.deciding.conclusions import Conclusions
-from draftwise.reporting.plots.acceptance import draw_by_position, draw_by_temperature
-from draftwise.reporting.plots.conversion import draw_conversions
-from draftwise.reporting.plots.latency import (
+from draftwise.reporting.plots.acceptance_plots import draw_by_position, draw_by_temperature, draw_conversions
+from draftwise.reporting.plots.latency_plots import (
     TIMINGS,
     draw_distributions,
     draw_latency_over_load,
     draw_pareto,
+    draw_timeline,
     pick_cells,
 )
 from draftwise.reporting.plots.plot_data import PlotData, Sweep, collect
 from draftwise.reporting.plots.speedups import draw_crossovers, draw_speedups
-from draftwise.reporting.plots.timeline import draw_timeline
 from draftwise.reporting.svg import to_svg
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE

@@ -9,8 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from draftwise.core import Comparison, Crossover
-from draftwise.reporting.plots.plot_data import PlotData, Sweep, list_loads
-from draftwise.reporting.plots.style import VERDICT_COLOURS, WIDTH, Style, draw_panels, set_load_axis
+from draftwise.reporting.plots.plot_data import (
+    VERDICT_COLOURS,
+    WIDTH,
+    PlotData,
+    Style,
+    Sweep,
+    draw_panels,
+    list_loads,
+    set_load_axis,
+)
 from draftwise.reporting.svg import INK, PLAIN
 from draftwise.reporting.units import format_load
 

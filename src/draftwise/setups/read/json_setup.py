@@ -10,7 +10,7 @@ from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.flag_values import read_json
-from draftwise.setups.read.setup_reading import Reading, choose_release, is_shown
+from draftwise.setups.read.setup_reading import SetupReading, choose_release, is_shown
 
 __all__ = ["read_json_setup", "read_keywords", "read_ray_config"]
 
@@ -18,7 +18,7 @@ _TARGET = ("target", "model", "model_tag")
 _SPEC = "speculative_config"
 
 
-def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> Reading:
+def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> SetupReading:
     """Return the setup that a JSON object describes.
 
     With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version` beside them);
@@ -39,7 +39,7 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
     return replace(reading, findings=twice + reading.findings)
 
 
-def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
+def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:
     """Return the setup that a mapping of one of the forms of `read_json_setup` describes."""
     value = dict(given)
     version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
@@ -57,10 +57,10 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
         args=_get_args(value, release, findings, where),
         env=_get_env(value.get("env")),
     )
-    return Reading(setup=setup, where=where, findings=tuple(findings))
+    return SetupReading(setup=setup, where=where, findings=tuple(findings))
 
 
-def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
+def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:
     """Return the setup of one `LLMConfig` of Ray Serve: its model, `engine_kwargs` and the variables of its workers."""
     names, keywords, around = (
         given[key] if isinstance(given.get(key), Mapping) else {}

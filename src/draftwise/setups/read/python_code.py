@@ -12,7 +12,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.arguments.command_line import explain_unknown
 from draftwise.setups.read.json_setup import read_keywords, read_ray_config
-from draftwise.setups.read.setup_reading import Reading
+from draftwise.setups.read.setup_reading import SetupReading
 from draftwise.setups.read.shell.environment import describe_unknown
 
 __all__ = ["is_python", "read_engines"]
@@ -37,7 +37,7 @@ def is_python(text: str) -> bool:
 
 def read_engines(
     text: str, *, name: str = "", given: Mapping[str, str], engine_version: str | None = None
-) -> Iterator[Reading]:
+) -> Iterator[SetupReading]:
     """Yield the engines that a Python file makes; literal values and names that are set once are known.
 
     Args:

@@ -17,7 +17,7 @@ from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
 from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["NoServer", "Reading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
+__all__ = ["NoServer", "SetupReading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _HIDDEN = frozenset({"VLLM_API_KEY"})
@@ -33,7 +33,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SetupReading:
     """One setup that was read, and what the reading found."""
 
     setup: Setup
@@ -46,7 +46,7 @@ class Reading:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
 
-    def with_fields(self, *about: Finding, **changes: Any) -> Reading:
+    def with_fields(self, *about: Finding, **changes: Any) -> SetupReading:
         """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
 
         Args:
@@ -70,7 +70,7 @@ class Reading:
         return self.setup
 
 
-def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
+def read_words(words: Sequence[str], *, engine_version: str | None = None) -> SetupReading:
     """Return the vLLM server that a command starts, given as the words that the program receives.
 
     Args:
@@ -93,7 +93,7 @@ def read_launch(
     engine_version: str | None = None,
     folder: Path | None = None,
     left: Mapping[str, str] = MappingProxyType({}),
-) -> Reading:
+) -> SetupReading:
     """Return the setup of a server.
 
     Args:
@@ -120,7 +120,7 @@ def read_launch(
         env={name: launch.env.values[name] for name in launch.env.values if is_shown(name)},
         extra_args=tuple(found.unread),
     )
-    return Reading(
+    return SetupReading(
         setup=setup,
         where=launch.where,
         findings=tuple(findings),

@@ -13,15 +13,15 @@ from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
+from draftwise.setups.read.input_texts import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
-from draftwise.setups.read.setup_reading import NoServer, Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
-from draftwise.setups.read.text_files import SourceText, find_texts
 
 if TYPE_CHECKING:
-    from draftwise.setups.read.manifests.yaml_text import Document
+    from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
 __all__ = [
     "holds_documents",
@@ -112,7 +112,7 @@ def read_setups(
     *,
     engine_version: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[Reading, ...]:
+) -> tuple[SetupReading, ...]:
     """Return every vLLM server that a source starts, as a setup with what its reading found.
 
     Args:
@@ -129,7 +129,7 @@ def read_setups(
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))
     if len(texts) == 1:
         return _read_text(texts[0], _Asked(engine_version, given))
-    readings: list[Reading] = []
+    readings: list[SetupReading] = []
     for text in texts:
         try:
             readings += _read_text(text, _Asked(engine_version, given))
@@ -152,7 +152,7 @@ class _Asked:
     """How many scripts stand around the text."""
 
 
-def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
+def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
     text, name = source.text, source.name
     if source.faults:
         raise UnreadableSource(source.faults)
@@ -191,7 +191,7 @@ def _in_file(where: str, name: str, *, one_line: bool) -> str:
     return (head + where[found.end() :]).strip()
 
 
-def _read(source: SourceText, asked: _Asked) -> list[Reading]:
+def _read(source: SourceText, asked: _Asked) -> list[SetupReading]:
     text, name, engine_version = source.text, source.name, asked.engine_version
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
@@ -221,7 +221,7 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
     return _read_commands(source, asked)
 
 
-def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
+def _read_commands(source: SourceText, asked: _Asked) -> list[SetupReading]:
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
     bare = text.lstrip("\ufeff \t\r\n")
@@ -237,7 +237,7 @@ def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
 
 
-def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[Reading]:
+def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[SetupReading]:
     """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
     if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
         return
@@ -258,7 +258,7 @@ def _about_line_ends(script: str) -> Iterator[Finding]:
         yield get_rule("script-with-carriage-returns").ruling()
 
 
-def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
+def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]:
     """Yield the setup of each line of a JSON lines file, for judging many at once."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) > _MAX_LINES:
@@ -276,8 +276,8 @@ def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[Reading]:
-    readings: list[Reading] = []
+def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[SetupReading]:
+    readings: list[SetupReading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
@@ -293,7 +293,7 @@ def _is_evident(setup: Setup) -> bool:
     return bool(setup.target) and (spec is not None or bool(setup.args))
 
 
-def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
+def _read_documents(documents: Sequence[YamlDocument], asked: _Asked, source: SourceText) -> list[SetupReading]:
     manifests = [document for document in documents if is_manifest(document.value)]
     inner = _find_embedded(manifests)
     readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
@@ -314,7 +314,7 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
     return readings
 
 
-def _find_objects(manifests: Sequence[Document], asked: _Asked) -> Iterator[Launch]:
+def _find_objects(manifests: Sequence[YamlDocument], asked: _Asked) -> Iterator[Launch]:
     """Yield the servers of Kubernetes objects."""
     if manifests:
         from draftwise.setups.read.manifests.kubernetes import find_objects
@@ -323,7 +323,7 @@ def _find_objects(manifests: Sequence[Document], asked: _Asked) -> Iterator[Laun
 
 
 def _find_in_values(
-    document: Document, manifests: Sequence[Document], asked: _Asked, folder: Path
+    document: YamlDocument, manifests: Sequence[YamlDocument], asked: _Asked, folder: Path
 ) -> Iterator[Launch] | None:
     """Return the servers of a compose file or of a chart's values; None for another document."""
     if is_compose(document.value):
@@ -343,7 +343,7 @@ def _find_in_values(
     return None
 
 
-def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
+def _find_embedded(manifests: Sequence[YamlDocument]) -> Sequence[YamlDocument]:
     """Return the documents inside of objects that hold some."""
     if not any(holds_documents(each.value) for each in manifests):
         return ()
@@ -352,7 +352,7 @@ def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
     return tuple(find_embedded(manifests))
 
 
-def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
+def _read_ray(document: YamlDocument, engine_version: str | None) -> list[SetupReading]:
     """Read every `LLMConfig` of Ray Serve."""
     from draftwise.setups.read.manifests.parts import walk
     from draftwise.setups.read.manifests.yaml_text import get_text
@@ -365,7 +365,7 @@ def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
     return readings
 
 
-def _read_config_file(document: Document, engine_version: str | None, *, surely: bool) -> list[Reading]:
+def _read_config_file(document: YamlDocument, engine_version: str | None, *, surely: bool) -> list[SetupReading]:
     """Read a file that `vllm serve --config` would take.
 
     Args:

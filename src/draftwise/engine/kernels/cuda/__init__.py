@@ -42,7 +42,7 @@ class CudaKernels(Kernels):
         state_first: bool = False,
         positions_N: Tensor | None = None,
     ) -> Tensor:
-        """Gather, norm both and put them beside each other in one launch."""
+        """Gather, norm both and concatenate them in one launch."""
         return code.embed_beside(
             tokens_N, embedding_VH, state_NH, norms, state_first=state_first, positions_N=positions_N, eps=self.eps
         )

@@ -16,7 +16,7 @@ _SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 
 
 class KernelStore(FileCacheManager):  # type: ignore[misc]  # Triton has no types
-    """Triton keeps absolute paths of a kernel's files, which do not survive a copy; here they lie beside each other."""
+    """Triton keeps absolute paths of a kernel's files, which do not survive a copy; here they lie side by side."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)

@@ -132,7 +132,7 @@ def embed_beside(
     positions_N: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Return embeddings and states beside each other; see `Kernels.embed_beside`."""
+    """Return embeddings and states, concatenated; see `Kernels.embed_beside`."""
     width = embedding_VH.shape[1]
     block = triton.next_power_of_2(width)
     out_NX = embedding_VH.new_empty(len(tokens_N), 2 * width)

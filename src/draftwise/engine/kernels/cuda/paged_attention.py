@@ -217,7 +217,7 @@ def decode_attention(
     """
     num_rows, heads, dim = q_NAD.shape
     num_seqs, groups = len(starts_B), pages.shape[3]
-    assert q_NAD.stride()[1:] == (dim, 1), "heads lie beside each other"
+    assert q_NAD.stride()[1:] == (dim, 1), "heads lie next to each other"
     assert pages.stride()[1:] == (2 * groups * dim, groups * dim, dim, 1), "a page is one piece"
     assert page_table_BP.stride(1) == 1
     assert all(t.is_contiguous() for t in (first_row_B, starts_B, lengths_B))

@@ -71,7 +71,7 @@ def emit(
     the next token.
     """
     num_seqs, num_rows = next_BS.shape
-    # Drafts that come from the host lie beside their lengths in one tensor.
+    # Drafts that come from the host lie next to their lengths in one tensor.
     draft_BK = draft_BK if draft_BK.stride(1) == 1 else draft_BK.contiguous()
     seeds_B, positions_B = seeds_B.contiguous(), positions_B.contiguous()
     tokens_BS = torch.empty_like(next_BS)

@@ -13,9 +13,9 @@ from draftwise.core import Ruling
 from draftwise.knowledge.rules import Rulebook, all_rules
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.cli.coercion import Mismatch, coerce_field
-from draftwise.plan.check.cli.conditions import UNKNOWN, decide, names_in
+from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
 
-__all__ = ["Server", "find_refused"]
+__all__ = ["ServerSettings", "find_refused"]
 
 Values = dict[str, Any]
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -24,7 +24,7 @@ _PLATFORMS = ("is_cuda", "is_cuda_alike", "is_cpu", "is_rocm", "is_xpu", "is_tpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerSettings:
     """What of a server its flags, its platform and its environment tell."""
 
     given: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_refused(rules: Rulebook, release: Release, server: Server) -> Iterator[Ruling]:
+def find_refused(rules: Rulebook, release: Release, server: ServerSettings) -> Iterator[Ruling]:
     """Yield what the configs of a release refuse of a server's flags; what is not known refuses nothing."""
     if server.given and rules.holds("config-value"):
         yield from _Judge(rules, release, server).judge()
@@ -49,7 +49,7 @@ class _Judge:
 
     rules: Rulebook
     release: Release
-    server: Server
+    server: ServerSettings
     names: Values = field(default_factory=dict)
     """What conditions on engine arguments may ask for: arguments, configs, platform, environment."""
     surroundings: Values = field(default_factory=dict)
@@ -214,7 +214,7 @@ def _list_defaults(release: Release) -> Values:
     return {name: _default(release, value) for name, value in {**front, **release.table("engine_defaults")}.items()}
 
 
-def _describe_surroundings(release: Release, server: Server) -> Values:
+def _describe_surroundings(release: Release, server: ServerSettings) -> Values:
     cuda = server.platform == "cuda"
     return {
         **{f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS},

@@ -14,13 +14,12 @@ from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
-from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int
+from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int, read_old_flags
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
-from draftwise.knowledge.old_flags import read_old_flags
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, history
-from draftwise.plan.check.cli.configs import Server, find_refused
+from draftwise.plan.check.cli.configs import ServerSettings, find_refused
 from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
 from draftwise.plan.check.stages import SPEC_FLAGS, Context, Platform, Step, collect
 
@@ -66,7 +65,7 @@ def _look_up(
     model = _find_model(setup.target, faults)
     given = yield from _read_flags(rules, release, setup.args)
     platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
-    yield from find_refused(rules, release, Server(given=given, platform=platform, env=setup.env))
+    yield from find_refused(rules, release, ServerSettings(given=given, platform=platform, env=setup.env))
     written = None if setup.spec is None else setup.spec.to_dict()
     verifier, spec = yield from _read_served(rules, release, setup.target, model, written)
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))

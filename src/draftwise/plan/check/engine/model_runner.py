@@ -9,8 +9,8 @@ from typing import Literal
 from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import get_rule
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.model.model_config import has_interface
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.stages import SPEC, Context, Step
 
 __all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "schedules_async", "settle_runner"]

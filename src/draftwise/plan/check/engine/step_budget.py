@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import InvalidSetup, Ruling
 from draftwise.knowledge.gpus import Gpu, get_gpu
-from draftwise.knowledge.memory import get_batch_defaults
-from draftwise.plan.check.report import Resolved
+from draftwise.knowledge.memory_overheads import get_batch_defaults
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["SCHEDULE", "Entry", "Limits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
+__all__ = ["SCHEDULE", "Entry", "StepLimits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
 
 _SMALL = 8192
 """Below this many scheduled tokens vLLM warns of slow prefill."""
@@ -101,7 +101,7 @@ def _lookahead(context: Context, resolved: Resolved, k: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """What one step of the engine may hold; None where it depends on a device that is not known here."""
 
     tokens: int | None
@@ -110,14 +110,14 @@ class Limits:
     """`max_num_seqs`."""
 
 
-def get_limits(context: Context) -> Limits:
+def get_limits(context: Context) -> StepLimits:
     """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
     gpu = find_gpu(context)
     usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
     tokens, requests = (
         context.sizes.get(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")
     )
-    return Limits(tokens, requests)
+    return StepLimits(tokens, requests)
 
 
 def find_gpu(context: Context) -> Gpu | None:

@@ -10,11 +10,11 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
 from draftwise.plan.check.engine.step_budget import fit_steps
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.model.model_config import has_interface
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.spec import resolve
 from draftwise.plan.check.stages import Context, Step
 

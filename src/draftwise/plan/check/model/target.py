@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig
-from draftwise.checkpoints.gguf import is_gguf
+from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.models import near_models

@@ -1,5 +1,5 @@
 """What shows only after the config was accepted: at start-up, per request, or never."""
 
-from draftwise.plan.check.serving.startup import find_serving
+from draftwise.plan.check.serving.drafter_startup import find_serving
 
 __all__ = ["find_serving"]

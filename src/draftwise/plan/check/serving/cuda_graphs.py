@@ -8,8 +8,8 @@ from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
-from draftwise.plan.check.engine.step_budget import SCHEDULE, Limits, find_gpu, get_limits
-from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.engine.step_budget import SCHEDULE, StepLimits, find_gpu, get_limits
 from draftwise.plan.check.stages import Context
 
 __all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_captured"]
@@ -32,7 +32,7 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     yield from _find_mixed(context, resolved)
 
 
-def list_captured(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
+def list_captured(context: Context, k: int, limits: StepLimits) -> tuple[int, ...]:
     """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
     compilation = context.objects.get("compilation_config", {})
     given = (
@@ -75,7 +75,7 @@ def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
 
 
 def _find_holes(
-    context: Context, resolved: Resolved, k: int, limits: Limits, sizes: tuple[int, ...]
+    context: Context, resolved: Resolved, k: int, limits: StepLimits, sizes: tuple[int, ...]
 ) -> Iterator[Ruling]:
     """Yield the batch sizes between graphs that Model Runner V2 finds no full graph for."""
     if resolved.runner != "V2" or context.lacks_full_graphs or context.keys.get("enable_adaptive_verification"):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from draftwise.core import Ruling
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import SCHEDULE, Entry, read_schedule
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.stages import Context
 
 __all__ = ["find_schedule"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.model.model_config import has_interface
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.stages import Context
 
 __all__ = ["find_settings"]

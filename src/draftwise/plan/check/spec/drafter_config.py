@@ -19,7 +19,7 @@ from draftwise.plan.check.spec.speculative_config import Spec
 from draftwise.plan.check.stages import Context, Step, collect
 
 if TYPE_CHECKING:
-    from draftwise.knowledge.families import PublishedDrafter
+    from draftwise.knowledge.published_drafters import PublishedDrafter
 
 __all__ = ["resolve_drafter"]
 
@@ -103,7 +103,9 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
-    from draftwise.knowledge.families import find_published_drafter  # most drafters are here, or in the table of models
+    from draftwise.knowledge.published_drafters import (
+        find_published_drafter,  # most drafters are here, or in the table of models
+    )
 
     published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
     known = (

@@ -9,10 +9,10 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
+from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.model.model_config import find_architecture
 from draftwise.plan.check.model.target import find_drafter_parallel, find_stages
-from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.spec.drafter_config import resolve_drafter
 from draftwise.plan.check.spec.speculative_config import Spec, read_spec
 from draftwise.plan.check.stages import Context, Step

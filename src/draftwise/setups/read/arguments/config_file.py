@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
+from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.shell.words import Word
-from draftwise.setups.read.text_files import read_text
 
 if TYPE_CHECKING:
-    from draftwise.setups.read.manifests.yaml_text import Document
+    from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
 __all__ = ["get_flags", "put_in_config_file"]
 
@@ -60,7 +60,7 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
     return list(get_flags(documents[0], release, findings, name=str(path)))
 
 
-def get_flags(document: Document, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
+def get_flags(document: YamlDocument, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
     """Yield the words that a release makes of a config file's keys.
 
     Args:

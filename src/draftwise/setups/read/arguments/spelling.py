@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.knowledge.flag_types import read_human_int
+from draftwise.knowledge.flag_types import OldFlag, read_human_int, read_old_flags
 from draftwise.knowledge.methods import find_placeholder
-from draftwise.knowledge.old_flags import OldFlag, read_old_flags
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.shell.words import Word

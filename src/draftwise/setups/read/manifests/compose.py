@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
+from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.manifests.parts import Found, get_mapping, get_words
 from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
-from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
-from draftwise.setups.read.text_files import read_text
 
 __all__ = ["find_services"]
 
@@ -21,7 +21,7 @@ _CALLER = "set where docker compose runs, or in a file .env beside this one"
 _COMMANDS = ("entrypoint", "command")
 
 
-def find_services(document: Document, folder: FilePath, given: Mapping[str, str]) -> Iterator[Launch]:
+def find_services(document: YamlDocument, folder: FilePath, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers of a compose file.
 
     Args:
@@ -46,7 +46,7 @@ def find_services(document: Document, folder: FilePath, given: Mapping[str, str]
 class _Project:
     """A compose file with what it finds around it."""
 
-    document: Document
+    document: YamlDocument
     folder: FilePath
     caller: Environment
     """What `${NAME}` in the file refers to."""
@@ -102,7 +102,7 @@ class _Project:
         return Environment(values={name: word.text})
 
 
-def _get_variables(document: Document, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:
+def _get_variables(document: YamlDocument, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:
     """Yield variables from `{A: b}` or `["A=b"]`; None for one without a value."""
     if isinstance(value, Mapping):
         for key, inner in value.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.references import KUBERNETES
-from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
@@ -29,7 +29,7 @@ class Stores:
     """Kind and name -> values by key."""
     given: Mapping[str, str] = field(default_factory=dict)
 
-    def read_env(self, document: Document, path: Path, container: Mapping[str, Any]) -> Environment:
+    def read_env(self, document: YamlDocument, path: Path, container: Mapping[str, Any]) -> Environment:
         """Return the variables of the container at a path."""
         env = NOTHING_SET
         sources = container.get("envFrom")
@@ -56,7 +56,9 @@ class Stores:
             return Environment(values={prefix + key: value for key, value in stored.items()})
         return NOTHING_SET
 
-    def _read_entry(self, document: Document, path: Path, entry: Mapping[str, Any], env: Environment) -> Environment:
+    def _read_entry(
+        self, document: YamlDocument, path: Path, entry: Mapping[str, Any], env: Environment
+    ) -> Environment:
         """Return the one variable of an entry of `env`, whose value may refer to those before it."""
         name, given = entry["name"], get_mapping(entry, "valueFrom")
         if given:
@@ -85,7 +87,7 @@ class Stores:
         return "", f"a {next(iter(given))} that the cluster fills in"
 
 
-def read_stores(documents: Sequence[Document], given: Mapping[str, str]) -> Stores:
+def read_stores(documents: Sequence[YamlDocument], given: Mapping[str, str]) -> Stores:
     """Return the ConfigMaps and Secrets among documents.
 
     Args:
@@ -95,7 +97,7 @@ def read_stores(documents: Sequence[Document], given: Mapping[str, str]) -> Stor
     return Stores(dict(_find_stores(documents)), given)
 
 
-def _find_stores(documents: Sequence[Document]) -> Iterator[tuple[tuple[str, str], Mapping[str, str]]]:
+def _find_stores(documents: Sequence[YamlDocument]) -> Iterator[tuple[tuple[str, str], Mapping[str, str]]]:
     for document in documents:
         value = get_mapping(document.value)
         kind = str(value.get("kind"))
@@ -113,7 +115,7 @@ _PRODUCT = "nvidia.com/gpu.product"
 
 
 def read_container(
-    document: Document,
+    document: YamlDocument,
     path: Path,
     container: Mapping[str, Any],
     stores: Stores,
@@ -145,7 +147,7 @@ def read_container(
 
 
 def get_container_words(
-    document: Document, path: Path, container: Mapping[str, Any], env: Environment, found: Found
+    document: YamlDocument, path: Path, container: Mapping[str, Any], env: Environment, found: Found
 ) -> tuple[Word, ...]:
     """Return `command` or `args` of a container, with its variables put in.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftwise.setups.read.manifests.containers import Stores, get_container_words, read_container
 from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping, get_words
-from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.words import Word
@@ -32,7 +32,7 @@ _MODELS = "/model-cache"
 """Where the chart mounts a claim if the values do not say."""
 
 
-def find_pods(document: Document, stores: Stores) -> Iterator[Launch]:
+def find_pods(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the servers that the chart would start."""
     for role in _ROLES:
         pod = get_mapping(document.value, role)
@@ -46,7 +46,7 @@ def find_pods(document: Document, stores: Stores) -> Iterator[Launch]:
                     yield launch
 
 
-def _read(document: Document, path: Path, container: Mapping[str, Any], stores: Stores) -> Launch | None:
+def _read(document: YamlDocument, path: Path, container: Mapping[str, Any], stores: Stores) -> Launch | None:
     command = container.get("modelCommand") or "custom"
     if command == "custom":
         return read_container(document, path, container, stores)
@@ -64,7 +64,7 @@ def _read(document: Document, path: Path, container: Mapping[str, Any], stores: 
     return replace(launch, num_gpus=get_gpus(container), where=where, findings=(*found, *launch.findings))
 
 
-def _get_brought(document: Document, role: str) -> Iterator[Word]:
+def _get_brought(document: YamlDocument, role: str) -> Iterator[Word]:
     """Yield what the chart puts before the arguments of a container: the model, then flags."""
     artifacts, uri = get_mapping(document.value, "modelArtifacts"), ("modelArtifacts", "uri")
     name = str(artifacts.get("name") or "")
@@ -115,14 +115,14 @@ _CACHING: Mapping[str, str] = {"enablePrefixCaching": "enable-prefix-caching"}
 _CHUNKING: Mapping[str, str] = {"enableChunkedPrefill": "enable-chunked-prefill"}
 
 
-def find_model_specs(document: Document, stores: Stores) -> Iterator[Launch]:
+def find_model_specs(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the servers that the chart would start."""
     for index, entry in enumerate(document.value["servingEngineSpec"]["modelSpec"]):
         if isinstance(entry, Mapping):
             yield _read_entry(document, ("servingEngineSpec", "modelSpec", index), entry, stores)
 
 
-def _read_entry(document: Document, path: Path, entry: Mapping[str, Any], stores: Stores) -> Launch:
+def _read_entry(document: YamlDocument, path: Path, entry: Mapping[str, Any], stores: Stores) -> Launch:
     found: Found = []
     here, config = (*path, "vllmConfig"), get_mapping(entry, "vllmConfig")
     words = [_name_model(document, path, entry), *_read_model(document, path, entry)]
@@ -136,7 +136,7 @@ def _read_entry(document: Document, path: Path, entry: Mapping[str, Any], stores
     return _launch(document, path, words, env=env, image=image, gpus=entry.get("requestGPU"), found=found)
 
 
-def find_runtimes(document: Document, stores: Stores) -> Iterator[Launch]:
+def find_runtimes(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the server that the operator starts for a VLLMRuntime."""
     found: Found = []
     spec = get_mapping(document.value, "spec")
@@ -156,7 +156,7 @@ def find_runtimes(document: Document, stores: Stores) -> Iterator[Launch]:
 
 
 def _launch(
-    document: Document, path: Path, words: Sequence[Word], *, env: Environment, image: str, gpus: Any, found: Found
+    document: YamlDocument, path: Path, words: Sequence[Word], *, env: Environment, image: str, gpus: Any, found: Found
 ) -> Launch:
     return Launch(
         words=tuple(words),
@@ -170,12 +170,12 @@ def _launch(
     )
 
 
-def _name_model(document: Document, path: Path, entry: Mapping[str, Any]) -> Word:
+def _name_model(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Word:
     here = (*path, "modelURL")
     return Word(str(entry.get("modelURL") or ""), document.line(here), get_text(here))
 
 
-def _read_model(document: Document, path: Path, entry: Mapping[str, Any]) -> Iterator[Word]:
+def _read_model(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Iterator[Word]:
     """Yield the flags of what chart and operator say of the model itself."""
     yield from _switch(document, path, entry, {key: flag for key, flag in _MODEL_SWITCHES.items() if entry.get(key)})
     yield from _read_flags(document, path, _leave_empty_out(entry), _MODEL_FLAGS)
@@ -186,14 +186,16 @@ def _leave_empty_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in values.items() if value}
 
 
-def _read_flags(document: Document, path: Path, values: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Word]:
+def _read_flags(
+    document: YamlDocument, path: Path, values: Mapping[str, Any], flags: Mapping[str, str]
+) -> Iterator[Word]:
     for key, flag in flags.items():
         if isinstance(values.get(key), (str, int, float)) and not isinstance(values[key], bool):
             place = (document.line((*path, key)), get_text((*path, key)))
             yield from (Word(flag, *place), Word(document.texts.get((*path, key), str(values[key])), *place))
 
 
-def _switch(document: Document, path: Path, values: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Word]:
+def _switch(document: YamlDocument, path: Path, values: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Word]:
     """Yield each flag, negated where its key does not say true."""
     for key, flag in flags.items():
         here = (*path, key)

@@ -22,7 +22,7 @@ from draftwise.setups.read.manifests.containers import (
     read_container,
 )
 from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping
-from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.words import Script, Word
@@ -112,7 +112,7 @@ _BUILT_IN: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class _Runtime:
     """The container of a ServingRuntime in the same file."""
 
-    document: Document
+    document: YamlDocument
     path: Path
     container: Mapping[str, Any]
 
@@ -120,7 +120,7 @@ class _Runtime:
 Runtimes = Mapping[str, _Runtime]
 
 
-def get_runtimes(documents: Sequence[Document]) -> Runtimes:
+def get_runtimes(documents: Sequence[YamlDocument]) -> Runtimes:
     """Return the runtimes of a file by name."""
     runtimes: dict[str, _Runtime] = {}
     for document in documents:
@@ -142,7 +142,7 @@ def _main(containers: Sequence[Any]) -> int | None:
     return next(named, mappings[0] if mappings else None)
 
 
-def find_predictors(document: Document, runtimes: Runtimes, stores: Stores) -> Iterator[Launch]:
+def find_predictors(document: YamlDocument, runtimes: Runtimes, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of an InferenceService: its predictor and its canaries."""
     spec = get_mapping(document.value, "spec")
     canaries = spec.get("canary") if isinstance(spec.get("canary"), list) else []
@@ -157,7 +157,7 @@ def find_predictors(document: Document, runtimes: Runtimes, stores: Stores) -> I
 
 
 def _read_predictor(
-    document: Document, path: Path, predictor: Mapping[str, Any], runtimes: Runtimes, stores: Stores
+    document: YamlDocument, path: Path, predictor: Mapping[str, Any], runtimes: Runtimes, stores: Stores
 ) -> Iterator[Launch]:
     mounts = _mounts(predictor)
     model = predictor.get("model")
@@ -182,7 +182,7 @@ def _read_predictor(
                 yield replace(launch, mounts=mounts | _mounts({}, env=launch.env.values))
 
 
-def _find_misplaced(document: Document, path: Path, model: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_misplaced(document: YamlDocument, path: Path, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what stands inside `model` and belongs beside it."""
     if "storageUris" in model:
         here = (*path, "storageUris")
@@ -205,7 +205,7 @@ def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) 
 
 
 def _read_model(
-    document: Document, path: Path, model: Mapping[str, Any], runtimes: Runtimes, stores: Stores
+    document: YamlDocument, path: Path, model: Mapping[str, Any], runtimes: Runtimes, stores: Stores
 ) -> Launch | None:
     found: Found = []
     where = f"line {document.line(path)} {get_text(path)}"
@@ -266,7 +266,7 @@ def _image(model: Mapping[str, Any], image: str) -> str:
     return f"{head if separator and '/' not in tag else image}:{version}"
 
 
-def find_llm_services(document: Document, stores: Stores) -> Iterator[Launch]:
+def find_llm_services(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of an LLMInferenceService.
 
     Its template hands all arguments to `eval`, so that a shell reads them once more.
@@ -292,7 +292,7 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
 
 
 def _read_llm_container(
-    document: Document, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
+    document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch:
     found: Found = []
     env = stores.read_env(document, path, container)

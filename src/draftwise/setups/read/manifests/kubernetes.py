@@ -15,7 +15,7 @@ from draftwise.setups.read.manifests.inference_services import (
     get_runtimes,
 )
 from draftwise.setups.read.manifests.parts import get_mapping, walk
-from draftwise.setups.read.manifests.yaml_text import Document, Path, cut_out, read_yaml
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, cut_out, read_yaml
 from draftwise.setups.read.shell.launch import Launch
 from draftwise.setups.read.shell.words import Word
 
@@ -24,7 +24,7 @@ __all__ = ["find_embedded", "find_groups", "find_objects"]
 _TEMPLATE: Path = ("spec", "template")
 
 
-def find_embedded(documents: Iterable[Document]) -> Iterator[Document]:
+def find_embedded(documents: Iterable[YamlDocument]) -> Iterator[YamlDocument]:
     """Yield the documents inside of objects, with the lines that they have in the whole text.
 
     Raises:
@@ -82,7 +82,7 @@ _GROUP = ("spec", "leaderWorkerTemplate")
 _HEADLESS = "--headless"
 
 
-def find_groups(document: Document, stores: Stores) -> Iterator[Launch]:
+def find_groups(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of a set: what the first pod of a group starts, and others that are no workers of it.
 
     Args:
@@ -99,7 +99,7 @@ def find_groups(document: Document, stores: Stores) -> Iterator[Launch]:
     yield from (each for each in workers if not (_is_worker(each) and _get_shared(each.words) in started))
 
 
-def _find_in_group(document: Document, role: str, num_pods: int | None, stores: Stores) -> Iterator[Launch]:
+def _find_in_group(document: YamlDocument, role: str, num_pods: int | None, stores: Stores) -> Iterator[Launch]:
     pod = get_mapping(document.value, *_GROUP, role, "spec")
     containers = pod.get("containers")
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
@@ -145,7 +145,7 @@ def _get_shared(words: Sequence[Word]) -> list[str]:
     return [word.text for word in words if word.text != _HEADLESS and not word.text.startswith("--api-server-count")]
 
 
-def find_objects(documents: Sequence[Document], given: Mapping[str, str]) -> Iterator[Launch]:
+def find_objects(documents: Sequence[YamlDocument], given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers of a file's objects; runtimes, ConfigMaps and Secrets are looked up among the objects.
 
     Args:
@@ -160,7 +160,9 @@ def find_objects(documents: Sequence[Document], given: Mapping[str, str]) -> Ite
             yield replace(launch, where=f"{launch.where} ({kind} {name})" if name else launch.where)
 
 
-def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes, stores: Stores) -> Iterator[Launch]:
+def _find(
+    document: YamlDocument, documents: Sequence[YamlDocument], runtimes: Runtimes, stores: Stores
+) -> Iterator[Launch]:
     match get_mapping(document.value).get("kind"):
         case "InferenceService":
             yield from find_predictors(document, runtimes, stores)
@@ -182,13 +184,13 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
             yield from _find_containers(document, document.value, stores)
 
 
-def _is_used(runtime: Document, documents: Sequence[Document]) -> bool:
+def _is_used(runtime: YamlDocument, documents: Sequence[YamlDocument]) -> bool:
     name = get_mapping(runtime.value, "metadata").get("name")
     models = (get_mapping(each.value, "spec", "predictor", "model") for each in documents)
     return any(model.get("runtime") == name for model in models)
 
 
-def _find_containers(document: Document, value: Any, stores: Stores) -> Iterator[Launch]:
+def _find_containers(document: YamlDocument, value: Any, stores: Stores) -> Iterator[Launch]:
     for path, mapping in walk(value):
         containers = mapping.get("containers")
         for index, container in enumerate(containers if isinstance(containers, list) else ()):

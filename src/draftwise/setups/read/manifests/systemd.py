@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
-from draftwise.setups.read.text_files import read_text
 
 __all__ = ["find_containers", "find_units", "get_settings", "read_environment", "read_words"]
 

@@ -12,7 +12,7 @@ import yaml
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
 
-__all__ = ["Document", "Path", "cut_out", "get_text", "read_yaml"]
+__all__ = ["Path", "YamlDocument", "cut_out", "get_text", "read_yaml"]
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a document, e.g. `("services", "vllm", "command", 3)`."""
@@ -25,7 +25,7 @@ _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class YamlDocument:
     """One document of a YAML file."""
 
     value: Any
@@ -47,7 +47,7 @@ def get_text(path: Path) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def cut_out(document: Document, path: Path) -> Document:
+def cut_out(document: YamlDocument, path: Path) -> YamlDocument:
     """Return what stands at a path as a document of its own; its places begin there, its lines stay."""
     value = document.value
     for key in path:
@@ -55,10 +55,10 @@ def cut_out(document: Document, path: Path) -> Document:
     size = len(path)
     lines = {each[size:]: line for each, line in document.lines.items() if each[:size] == path}
     texts = {each[size:]: text for each, text in document.texts.items() if each[:size] == path}
-    return Document(value=value, lines=lines, texts=texts)
+    return YamlDocument(value=value, lines=lines, texts=texts)
 
 
-def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[Document, ...]:
+def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[YamlDocument, ...]:
     """Return the documents of a YAML text.
 
     Args:
@@ -82,7 +82,7 @@ def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[Document, ..
         raise InvalidSetup.because("not-yaml", f"The text cannot be read as YAML ({error}).", where=name) from None
 
 
-def _move(document: Document, lines: int) -> Document:
+def _move(document: YamlDocument, lines: int) -> YamlDocument:
     """Return a document that begins so many lines further down."""
     if not lines:
         return document
@@ -101,13 +101,13 @@ def _check_depth(text: str, name: str) -> None:
             )
 
 
-def _read(text: str, name: str) -> Iterator[Document]:
+def _read(text: str, name: str) -> Iterator[YamlDocument]:
     loader = _Loader(text)
     try:
         while loader.check_node():
             builder = _Builder(loader, name)
             value = builder.build(loader.get_node(), ())
-            yield Document(value=value, lines=builder.lines, texts=builder.texts, findings=tuple(builder.findings))
+            yield YamlDocument(value=value, lines=builder.lines, texts=builder.texts, findings=tuple(builder.findings))
     finally:
         loader.dispose()
 

@@ -10,7 +10,7 @@ from typing import Literal
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
-from draftwise.setups.read.shell.words import Command, Script, Word
+from draftwise.setups.read.shell.words import Script, ShellCommand, Word
 
 __all__ = [
     "MAX_LAUNCHES",
@@ -199,7 +199,7 @@ def _get_assigned(words: Iterable[Word]) -> Environment:
     return Environment(values=values, unknown=unknown)
 
 
-def _slips(command: Command) -> Iterator[Finding]:
+def _slips(command: ShellCommand) -> Iterator[Finding]:
     for line in command.lost_continuations:
         yield get_rule("lost-continuation").ruling(line=line)
 

@@ -10,7 +10,7 @@ from typing import Literal
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 
-__all__ = ["MAX_CHARS", "Command", "HereDocument", "Mistake", "Script", "Word", "check_length", "split_words"]
+__all__ = ["MAX_CHARS", "HereDocument", "Mistake", "Script", "ShellCommand", "Word", "check_length", "split_words"]
 
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
@@ -78,7 +78,7 @@ class HereDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """One simple command of a script."""
 
     words: tuple[Word, ...]
@@ -145,7 +145,7 @@ class Script:
         self.variables = {name: (value,) for name, value in self.env.values.items()} | self.variables
         self._grow(len(self.text))
 
-    def commands(self) -> Iterator[Command]:
+    def commands(self) -> Iterator[ShellCommand]:
         """Yield the simple commands as they come; `variables` then holds what was assigned before each.
 
         Raises:
@@ -161,7 +161,7 @@ class Script:
         if words:
             yield from self._finish(words)
 
-    def _finish(self, words: list[Word]) -> Iterator[Command]:
+    def _finish(self, words: list[Word]) -> Iterator[ShellCommand]:
         """Remember what a command assigns if it does nothing else, else yield it."""
         rest = words[1:] if words[0].text in _DECLARING else words
         found = [_ASSIGNMENT.fullmatch(word.text) for word in rest]
@@ -173,7 +173,7 @@ class Script:
                     self._grow(len(before))
                     self._assign_unknown(match, word.unknown)
         else:
-            yield Command(tuple(words), tuple(self.lost))
+            yield ShellCommand(tuple(words), tuple(self.lost))
         self.lost.clear()
 
     def _assign_unknown(self, assigned: re.Match[str], unknown: tuple[str, ...]) -> None:

@@ -1,0 +1,41 @@
+"""`draftwise schema`: JSON Schemas, of `--speculative-config` in a release and of what the verbs print as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+
+from draftwise.cli._results import show
+from draftwise.cli._setups import nearest_option
+from draftwise.verbs import VERBS
+from draftwise.verbs.schema import SchemaRequest, SchemaResult
+from draftwise.verbs.schema import schema as run_schema
+
+__all__ = ["render", "schema"]
+
+_WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema")
+
+
+@click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
+@click.argument("verb", required=False, type=click.Choice(sorted(VERBS.keys() - _WITHOUT_JSON)))
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
+@nearest_option
+def schema(**given: Any) -> None:
+    """Print the JSON Schema of --speculative-config in a vLLM release, by which editors complete and check it.
+
+    With VERB, print the schema of what `draftwise VERB --json` prints.
+
+    \b
+    Examples:
+      draftwise schema --vllm 0.33.0 > speculative-config.schema.json
+      draftwise schema check
+    """
+    show(run_schema.run(SchemaRequest(**given)), render, as_json=True)
+
+
+def render(console: Console, result: SchemaResult) -> None:
+    """Print the schema."""
+    console.print(json.dumps(result.to_dict(), indent=1), markup=False, highlight=False, soft_wrap=True)

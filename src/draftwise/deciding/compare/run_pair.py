@@ -1,0 +1,355 @@
+"""Two measurements compared: what they have in common, what differs besides their numbers, and which answers stand."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Comparison, Decision, Interval, InvalidSetup, Run, SpecStats, Verdict
+from draftwise.core.documents import to_json
+from draftwise.core.grouping import group_by
+from draftwise.deciding.compare.changes import CellChange, compare_cells
+from draftwise.deciding.conclusions import Conclusions, conclude_run
+from draftwise.deciding.interchange import ArmResults, Results, read_results
+from draftwise.runs import RunDirectory
+
+__all__ = [
+    "KINDS",
+    "TOOL",
+    "Compared",
+    "ContextDifference",
+    "Kept",
+    "Side",
+    "VerdictChange",
+    "compare_sides",
+    "compare_verdicts",
+    "divide_ratios",
+    "find_context_differences",
+    "make_results",
+    "read_side",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One measurement."""
+
+    results: Results
+    decision: Decision | None
+    """None for results of tools that decide nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Two measurements beside each other."""
+
+    before: Side
+    after: Side
+    differences: tuple[ContextDifference, ...]
+    cells: tuple[CellChange, ...]
+    verdicts: tuple[VerdictChange, ...]
+    left_out: tuple[str, ...]
+    """Cells that only one of them has, in words."""
+
+    @property
+    def unasked(self) -> tuple[ContextDifference, ...]:
+        """What differs beyond what was asked about."""
+        return tuple(each for each in self.differences if not each.asked)
+
+    @property
+    def is_like_for_like(self) -> bool:
+        """Whether the numbers differ for no other reason than what was asked about."""
+        return not self.unasked
+
+    @property
+    def is_still_true(self) -> bool | None:
+        """Whether every verdict of the first run still holds; None where it cannot be told."""
+        kept = {each.kept for each in self.verdicts}
+        if not self.is_like_for_like:
+            return None
+        if Kept.CHANGED in kept:
+            return False
+        return True if Kept.STILL in kept and Kept.OPEN not in kept else None
+
+
+def read_side(path: Path) -> Side:
+    """Return what a run directory, or a file of another load generator, holds.
+
+    Raises:
+        InvalidSetup: neither.
+    """
+    if (path / "manifest.json").is_file():
+        found = conclude_run(RunDirectory(path).read())
+        return Side(results=make_results(found, str(path)), decision=found.decision)
+    return Side(results=read_results(path), decision=None)
+
+
+def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared:
+    """Return what two measurements have in common.
+
+    Args:
+        before: the one whose answer is in question.
+        after: the new one.
+        asked: kinds of context (`decide.compare.context.KINDS`) that differ on purpose.
+
+    Raises:
+        InvalidSetup: they have no cell in common.
+    """
+    pairs = _match(before.results, after.results)
+    taken = {id(cell) for pair in pairs for cell in pair}
+    left = [
+        f"{' · '.join(cell.key)}: only in {results.source}"
+        for results in (before.results, after.results)
+        for cell in results.cells
+        if id(cell) not in taken
+    ]
+    comparisons = [() if side.decision is None else side.decision.comparisons for side in (before, after)]
+    return Compared(
+        before=before,
+        after=after,
+        differences=(*find_context_differences(before.results, after.results, asked), *_other_places(pairs, asked)),
+        cells=tuple(compare_cells(old, new) for old, new in pairs),
+        verdicts=compare_verdicts(*comparisons),
+        left_out=tuple(left),
+    )
+
+
+def _other_places(
+    pairs: Iterable[tuple[ArmResults, ArmResults]], asked: Collection[str]
+) -> Iterator[ContextDifference]:
+    """Yield what differs between two cells that are compared because each side has no other."""
+    kinds = {"workload": "workload", "condition": "parameters", "arm": "speculation"}
+    for old, new in pairs:
+        for name, kind in kinds.items():
+            before, after = getattr(old, name), getattr(new, name)
+            if before != after:
+                yield ContextDifference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
+
+
+def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults]]:
+    """Return the cells with equal workload, condition and arm; two measurements of one cell each are a pair anyway."""
+    known = {cell.key: cell for cell in before.cells}
+    pairs = [(known[cell.key], cell) for cell in after.cells if cell.key in known]
+    if not pairs and len(before.cells) == len(after.cells) == 1:
+        pairs = [(before.cells[0], after.cells[0])]
+    if not pairs:
+        names = [", ".join(sorted(" · ".join(cell.key) for cell in side.cells)[:6]) for side in (before, after)]
+        raise InvalidSetup.because(
+            "nothing-in-common",
+            f"{after.source} has no workload, load and arm in common with {before.source} ({names[1]} / {names[0]}).",
+            where=after.source,
+            fix="Measure the same workload under the same load.",
+        )
+    return pairs
+
+
+class Kept(StrEnum):
+    """What became of a verdict."""
+
+    STILL = "still true"
+    CHANGED = "no longer true"
+    OPEN = "cannot be told"
+    """The second measurement is inconclusive where the first was not."""
+    NEWLY = "newly told"
+    """The first was inconclusive, the second is not."""
+    NEITHER = "told by neither"
+    """Inconclusive in both: no answer that could stay true."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictChange:
+    """One candidate on one workload under one condition, in both runs."""
+
+    workload: str
+    condition: str
+    candidate: str
+    before: Comparison
+    after: Comparison
+    change: Interval
+    """Deciding ratio after over before: above 1 speculation gains more than it did."""
+    kept: Kept
+
+
+def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) -> tuple[VerdictChange, ...]:
+    """Return every comparison that both runs have."""
+    known = {each.key: each for each in before}
+    found = []
+    for each in after:
+        old = known.get(each.key)
+        if old is not None:
+            found.append(
+                VerdictChange(
+                    workload=each.workload,
+                    condition=each.condition.label,
+                    candidate=each.candidate,
+                    before=old,
+                    after=each,
+                    change=divide_ratios(old.deciding, each.deciding),
+                    kept=_judge(old.verdict, each.verdict),
+                )
+            )
+    return tuple(found)
+
+
+def divide_ratios(before: Interval, after: Interval) -> Interval:
+    """Return after / before with an interval made from theirs, the two runs being independent.
+
+    Distances of the limits are added in quadrature on the logarithms (MOVER; Zou and Donner, Statistics in Medicine
+    27, 2008), so that it keeps the level of the intervals that go in.
+    """
+
+    def log(value: float) -> float:
+        return math.log(value) if value > 0 else -math.inf
+
+    value = log(after.value) - log(before.value)
+    low = value - math.hypot(log(after.value) - log(after.low), log(before.high) - log(before.value))
+    high = value + math.hypot(log(after.high) - log(after.value), log(before.value) - log(before.low))
+    return Interval(value=math.exp(value), low=math.exp(low), high=math.exp(high) if high < 700 else math.inf)
+
+
+def _judge(before: Verdict, after: Verdict) -> Kept:
+    if before is after is Verdict.INCONCLUSIVE:
+        return Kept.NEITHER
+    if before is after:
+        return Kept.STILL
+    if after is Verdict.INCONCLUSIVE:
+        return Kept.OPEN
+    return Kept.NEWLY if before is Verdict.INCONCLUSIVE else Kept.CHANGED
+
+
+KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")
+"""What two measurements can differ in; a name in a context begins with its kind."""
+_KIND_OF = {
+    "tokenizer": "model",
+    "endpoint": "parameters",
+    "num_prompts": "workload",
+    "data": "workload",
+    "seed": "parameters",
+    "request_rate": "parameters",
+    "burstiness": "parameters",
+    "max_concurrency": "parameters",
+    "ramp_up": "parameters",
+    "temperature": "parameters",
+}
+"""Names that other tools' results have."""
+_NO_MATTER = ("date", "label", "software.draftwise")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextDifference:
+    """One thing that is not the same, or is known on one side only."""
+
+    kind: str
+    """Of KINDS."""
+    name: str
+    before: Any
+    """None where it is not known."""
+    after: Any
+    asked: bool
+    """Whether this is what was changed on purpose."""
+
+
+def find_context_differences(before: Results, after: Results, asked: Collection[str]) -> tuple[ContextDifference, ...]:
+    """Return what differs.
+
+    What only one side knows counts, unless the sides are of different tools, each of which records its own things.
+    """
+    found = []
+    if before.tool != after.tool:
+        found.append(_difference("tool", "tool", before.tool, after.tool, asked))
+    for name in dict.fromkeys((*before.context, *after.context)):
+        old, new = before.context.get(name), after.context.get(name)
+        if old != new and not name.startswith(_NO_MATTER) and not _only_a_tool_knows(before, after, name):
+            found.append(_difference(_kind(name, before.tool), name, old, new, asked))
+    return tuple(found)
+
+
+def _difference(kind: str, name: str, before: Any, after: Any, asked: Collection[str]) -> ContextDifference:
+    return ContextDifference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
+
+
+def _only_a_tool_knows(before: Results, after: Results, name: str) -> bool:
+    """Tell whether a name is missing on one side because another tool does not record it."""
+    return before.tool != after.tool and None in (before.context.get(name), after.context.get(name))
+
+
+def _kind(name: str, tool: str) -> str:
+    first = name.partition(".")[0]
+    if name == "version" and tool != "draftwise":
+        # Other load generators record their own version, not the server's.
+        return "tool"
+    return _KIND_OF.get(first, first if first in KINDS else "parameters")
+
+
+TOOL = "draftwise"
+_PLACES = ("--port", "--host", "--log-dir", "--uds")
+"""Flags of a serve command that say where it runs, not what it does."""
+
+
+def make_results(found: Conclusions, source: str) -> Results:
+    """Return a cell per workload, condition and arm that was measured."""
+    run = found.run
+    measured = (answer for answer in run.answers if answer.measured)
+    answers = group_by(lambda answer: (answer.workload, answer.condition, answer.arm), measured)
+    spec: dict[tuple[str, str, str], SpecStats] = {}
+    for turn in run.turns:
+        place = (turn.workload, turn.condition, turn.arm)
+        spec[place] = spec.get(place, SpecStats()) + turn.counters.spec
+    rows = {(row.workload, row.condition, row.arm): row for row in found.latencies}
+    cells = (
+        ArmResults(
+            workload=place[0],
+            condition=place[1],
+            arm=place[2],
+            answers=tuple(mine),
+            num_requests=sum(answer.error is None for answer in mine),
+            num_failed=sum(answer.error is not None for answer in mine),
+            output_tokens_per_s=rows[place].throughput if place in rows else None,
+            spec=spec.get(place),
+        )
+        for place, mine in answers.items()
+    )
+    return Results(source=source, tool=TOOL, context=_context(run), cells=tuple(cells))
+
+
+def _context(run: Run) -> dict[str, Any]:
+    """Return the context, flat, with what differs from start to start left out."""
+    plan, context = run.plan, run.context
+    found: dict[str, Any] = {}
+    for part, described in (("hardware", context.hardware), ("software", context.software), ("model", context.model)):
+        found |= _flat(part, to_json(described))
+    for arm in plan.arms:
+        server = context.server(arm.name)
+        found |= _flat(f"version.{arm.name}", server.version)
+        found[f"command.{arm.name}"] = _same_everywhere(server.command)
+        found[f"speculation.{arm.name}"] = arm.spec.to_json() if arm.spec else "none"
+    for workload in plan.workloads:
+        found[f"workload.{workload.name}"] = f"{len(workload.prompts)} prompts, sha256 {workload.sha256[:16]}"
+    # How many repetitions were made is no difference in what was measured: it is in the intervals.
+    found |= {"parameters.seed": plan.seed, "parameters.warmup": plan.warmup}
+    return found
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(f"{prefix}.{name}", value)
+        else:
+            found[f"{prefix}.{name}"] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return found
+
+
+def _same_everywhere(command: Any) -> Any:
+    """Return a serve command without the flags that say where it runs."""
+    if not isinstance(command, str):
+        return command
+    for flag in _PLACES:
+        command = re.sub(rf"\s{re.escape(flag)}[= ](?:'[^']*'|\S+)", "", command)
+    return shlex.join(shlex.split(command)) if command.count("'") % 2 == 0 else command

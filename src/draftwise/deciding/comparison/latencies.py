@@ -1,0 +1,220 @@
+"""What requests and steps took and servers put out: latency distributions, promises kept, output under load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+
+import numpy as np
+
+from draftwise.core import Answer, Arm, Counters, Run, Timing, TurnRecord
+from draftwise.core.documents import json_form
+from draftwise.core.grouping import group_by
+from draftwise.deciding.comparison.cell import Cell
+from draftwise.deciding.thresholds import Thresholds
+
+__all__ = [
+    "LATENCIES",
+    "QUANTILES",
+    "Latencies",
+    "ServerOutput",
+    "keeps_promise",
+    "measure_output",
+    "name_quantiles",
+    "summarise_latencies",
+    "trace_step_times",
+]
+
+QUANTILES = (50, 90, 95, 99)
+
+
+def name_quantiles(values: Sequence[float], quantiles: Sequence[int]) -> dict[str, float]:
+    """Return values by `p50` and so on; empty if there are none."""
+    return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
+
+
+def _token_gaps(timing: Timing) -> tuple[float, ...]:
+    """Return, for every token after the first chunk, its share of the wait for the chunk it came in."""
+    shares = (((b - a) / count, count) for (a, _), (b, count) in pairwise(timing.chunks) if count)
+    return tuple(chain.from_iterable((share,) * count for share, count in shares))
+
+
+LATENCIES: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
+    "ttft": lambda timing: (timing.ttft_s,),
+    "tpot": lambda timing: (timing.tpot_s,),
+    "itl": lambda timing: timing.itl_s,
+    "e2e": lambda timing: (timing.e2e_s,),
+}
+"""Seconds of a request by their usual names; None where it is too short for one."""
+_MORE: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
+    "token_itl": _token_gaps,
+    "send_lag": lambda timing: (timing.send_lag_s,) if timing.intended is not None else (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Percentiles in milliseconds over all measured requests of the repetitions that the comparison rests on."""
+
+    workload: str
+    condition: str
+    arm: str
+    num_requests: int
+    num_failed: int
+    """Of them, without a complete answer; they have no latency, and break every SLO."""
+    percentiles_ms: Mapping[str, tuple[float, ...]] = field(
+        metadata=json_form(
+            wire=Mapping[str, Mapping[str, float]],
+            to_wire=lambda rows: {name: name_quantiles(values, QUANTILES) for name, values in rows.items()},
+        )
+    )
+    """In the order of QUANTILES, empty where there is no reading: `ttft`; `tpot` (vLLM's: last token minus first over
+    tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
+    tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus
+    intended time of sending, open loops only). In an open loop ttft and e2e count from the intended time."""
+    tokens_per_s: float
+    """All output tokens over all request seconds: of one stream."""
+    throughput: float | None
+    """Output tokens per second of the server while the load was whole."""
+    goodput: float | None
+    """Share of the requests within the operator's SLO; None without one."""
+    goodput_per_s: float | None
+    """Requests within the SLO per second of load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOutput:
+    """What a server put out in a stretch of time."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def summarise_latencies(run: Run, cells: Iterable[Cell], thresholds: Thresholds) -> list[Latencies]:
+    """Return the latencies of every arm on every workload under every condition that it finished turns of.
+
+    Args:
+        cells: with the repetitions that the comparisons rest on.
+    """
+    counted = {(each.workload, each.condition.label, each.candidate): each.repetitions for each in cells}
+    rows = []
+    for place, turns in _group_turns(run).items():
+        kept = [turn for repeat, turn in turns if place not in counted or repeat in counted[place]]
+        if any(answer.measured and answer.error is None for turn in kept for answer in turn):
+            rows.append(_row(place, kept, thresholds))
+    return rows
+
+
+def _group_turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:
+    """Return repetition and answers of every finished turn, by workload, condition and arm, in the plan's order."""
+    by_turn = group_by(lambda answer: answer.turn, run.answers)
+    order = [
+        (workload.name, condition.label, arm.name)
+        for workload in run.plan.workloads
+        for condition in run.conditions
+        for arm in run.plan.arms
+    ]
+    found: dict[tuple[str, str, str], list[tuple[int, list[Answer]]]] = {place: [] for place in order}
+    for turn in run.turns:
+        found[turn.workload, turn.condition, turn.arm].append((turn.repeat, by_turn.get(turn.turn, [])))
+    return found
+
+
+def _row(place: tuple[str, str, str], turns: Sequence[Sequence[Answer]], thresholds: Thresholds) -> Latencies:
+    workload, condition, arm = place
+    asked = [answer for turn in turns for answer in turn if answer.measured]
+    timings = [answer.timing for answer in asked if answer.error is None]
+    loads = [load for turn in turns if (load := measure_output(turn)) is not None]
+    seconds = sum(load.seconds for load in loads)
+    good = sum(keeps_promise(answer, thresholds) for answer in asked) if thresholds.has_slo else None
+    return Latencies(
+        workload=workload,
+        condition=condition,
+        arm=arm,
+        num_requests=len(asked),
+        num_failed=len(asked) - len(timings),
+        percentiles_ms={name: _percentiles(timings, read) for name, read in {**LATENCIES, **_MORE}.items()},
+        tokens_per_s=sum(timing.num_tokens for timing in timings) / sum(timing.e2e_s for timing in timings),
+        throughput=sum(load.tokens for load in loads) / seconds if seconds else None,
+        goodput=None if good is None else good / len(asked),
+        goodput_per_s=None if good is None or not seconds else good / seconds,
+    )
+
+
+def _percentiles(timings: Sequence[Timing], read: Callable[[Timing], Sequence[float | None]]) -> tuple[float, ...]:
+    values = list(_known(timings, read))
+    return tuple(float(each) for each in np.percentile(values, QUANTILES)) if values else ()
+
+
+def _known(timings: Sequence[Timing], read: Callable[[Timing], Sequence[float | None]]) -> Iterator[float]:
+    return (1e3 * value for value in chain.from_iterable(map(read, timings)) if value is not None)
+
+
+def measure_output(turn: Sequence[Answer]) -> ServerOutput | None:
+    """Return what a server put out in a turn while the load was whole.
+
+    The load is whole from when the first measured request is sent to the end of the last one: the unmeasured
+    requests before and after keep it so, and their tokens within that time count, for the server made them too.
+    None for a turn without a measured request, or one that took no time.
+    """
+    measured = [answer.timing for answer in turn if answer.measured]
+    if not measured:
+        return None
+    begin, end = min(timing.sent for timing in measured), max(timing.finished for timing in measured)
+    if end <= begin:
+        return None
+    tokens = sum(count for answer in turn for time, count in answer.timing.chunks if begin < time <= end)
+    return ServerOutput(tokens=tokens, seconds=end - begin)
+
+
+def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
+    """Return whether a request stayed within the operator's SLO; a failed one never did."""
+    if answer.error is not None:
+        return False
+    timing = answer.timing
+    pairs = (
+        (timing.ttft_s, thresholds.slo_ttft_s),
+        (timing.tpot_s, thresholds.slo_tpot_s),
+        (timing.e2e_s, thresholds.slo_e2e_s),
+    )
+    return all(limit is None or value is None or value <= limit for value, limit in pairs)
+
+
+def trace_step_times(run: Run) -> Mapping[str, tuple[tuple[float, float], ...]]:
+    """Return streams and milliseconds of a step by arm, fewest streams first; arms of which none is known are left out.
+
+    A step's time is seconds per token after the first, times tokens per step: sums over requests, not quantiles. What
+    is drafted changes what a step gives, and load what it takes, so workloads and temperatures are pooled.
+    """
+    streams = {each.label: each.concurrency for each in run.conditions if each.concurrency is not None}
+    timings = _group_timings(run)
+    curves = {}
+    for arm in run.plan.arms:
+        mine = (turn for turn in run.turns if turn.arm == arm.name and turn.condition in streams)
+        groups = group_by(lambda turn: streams[turn.condition], mine)
+        curves[arm.name] = tuple(_trace(arm, groups, timings))
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def _group_timings(run: Run) -> Mapping[int, Sequence[Timing]]:
+    """Return the timings of complete answers by turn."""
+    whole = group_by(lambda answer: answer.turn, (answer for answer in run.answers if answer.error is None))
+    return {turn: [answer.timing for answer in answers] for turn, answers in whole.items()}
+
+
+def _trace(
+    arm: Arm, groups: Mapping[int, Sequence[TurnRecord]], timings: Mapping[int, Sequence[Timing]]
+) -> Iterator[tuple[float, float]]:
+    for count, turns in sorted(groups.items()):
+        known = [timing for turn in turns for timing in timings.get(turn.turn, ()) if timing.num_tokens > 1]
+        tokens = sum(timing.num_tokens - 1 for timing in known)
+        per_step = 1.0 if arm.spec is None else Counters.total(turn.counters for turn in turns).tokens_per_step
+        seconds = sum(timing.chunks[-1][0] - timing.chunks[0][0] for timing in known)
+        if tokens and per_step is not None and seconds > 0:
+            yield float(count), 1000 * per_step * seconds / tokens

@@ -1,0 +1,211 @@
+"""What the machine did to a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from draftwise.core import Finding, TurnRecord
+from draftwise.core.finding import join_names
+from draftwise.deciding.disturbance import LONGEST_GAP_S, MachineUse
+from draftwise.deciding.thresholds import Thresholds
+
+__all__ = ["check_machine"]
+
+_STEP_S = 0.05
+"""A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
+_SLEW = 5e-4
+_SETTLE = "Let it settle under load before measuring: more warm-up does that."
+_COOL = "Look at cooling and power supply, then measure again."
+_FOR_HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_slowdown", "hw_power_brake_slowdown")
+"""Reasons for a lower clock that no load of a healthy machine brings about."""
+_POWER_CAP = "sw_power_cap"
+_OF_ONE_TURN = 1.5
+"""What a reading covers is put down to one arm when it is this many times its turn at most."""
+Gpu = Mapping[str, Any]
+
+
+def check_machine(
+    turns: Iterable[TurnRecord], uses: Sequence[MachineUse], thresholds: Thresholds, *, is_ours: bool
+) -> list[Finding]:
+    """Return what disturbed the machine while it was measured, as far as it says.
+
+    Args:
+        turns: all of a run.
+        uses: of the machine in these turns.
+        thresholds: of the run.
+        is_ours: whether all servers on it were started by this run.
+    """
+    turns = sorted(turns, key=lambda each: each.turn)
+    return [
+        *_cpu_limits(uses, turns, thresholds),
+        *(_others(uses, turns, thresholds) if is_ours else ()),
+        *_gpus(turns, thresholds),
+        *_falling_clock(turns, thresholds),
+        *_clock_jumps(turns),
+    ]
+
+
+def _share(uses: Sequence[MachineUse], name: str) -> float:
+    """Return the growth of a counter per second."""
+    known = [each for each in uses if name in each.cpu]
+    return sum(each.cpu[name] for each in known) / sum(each.seconds for each in known) if known else 0.0
+
+
+def _cores(turns: Sequence[TurnRecord]) -> int:
+    return max((turn.device.get("cpu", {}).get("cores") or 1 for turn in turns), default=1)
+
+
+def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    if (held := _share(uses, "quota_stopped_s")) > thresholds.held_up:
+        text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
+        yield Finding.warning("cpu-quota", f"{text} (all cores together).", fix="Raise the limit, or pin whole cores.")
+    stolen, cores = _share(uses, "steal_s"), _cores(turns)
+    if stolen / cores > thresholds.held_up:
+        text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when it was wanted here."
+        yield Finding.warning("cpu-stolen", text, fix="Measure on a machine of its own.")
+    if heat := sum(each.cpu.get("thermal_stops", 0) for each in uses):
+        yield Finding.warning(
+            "cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", fix="Cool it, or lower the load."
+        )
+
+
+def _others(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    """CPU that neither this process nor the servers it started used."""
+    known = [(each, foreign) for each in uses if (foreign := each.foreign_s) is not None]
+    cores, seconds = _cores(turns), sum(each.seconds for each, _ in known)
+    foreign = sum(seconds for _, seconds in known)
+    if known and foreign > thresholds.other_processes * cores * seconds:
+        text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
+        yield Finding.warning("machine-shared", text, fix="Stop what else runs there and measure again.")
+
+
+def _falling_clock(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    """Heat, on machines that do not say so otherwise."""
+    clocks = [turn.device["cpu"]["mhz"] for turn in turns if "mhz" in turn.device.get("cpu", {})]
+    if (fall := _find_fall(clocks, thresholds)) is not None:
+        yield Finding.warning("clock-fell", f"the CPU clock fell {fall} over the run.", fix=_SETTLE)
+
+
+def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
+    jumped = [each for each in turns if abs(each.client.clock_jump_s) > _STEP_S + _SLEW * each.wall_s]
+    if jumped:
+        most = max((turn.client.clock_jump_s for turn in jumped), key=abs)
+        text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
+        why = "it was set (NTP), or the machine slept. Latencies rest on the monotonic clock; a sleep cools caches"
+        yield Finding.warning(
+            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Measure again with time synchronised beforehand."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GpuReading:
+    """The GPUs at the end of a turn; after short turns they are not asked again each time."""
+
+    arm: str
+    turn_s: float
+    read_s: float
+    gpus: Sequence[Gpu]
+
+    @property
+    def reasons(self) -> set[str]:
+        """What limited any clock at that moment."""
+        return {reason for gpu in self.gpus for reason in gpu.get("reasons", ())}
+
+    @property
+    def mhz(self) -> float | None:
+        """The lowest clock of the GPUs that were working."""
+        busy = (gpu for gpu in self.gpus if "gpu_idle" not in gpu.get("reasons", ()))
+        return min((gpu["sm_mhz"] for gpu in busy if "sm_mhz" in gpu), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GpuGrowth:
+    """From one reading to the next."""
+
+    arm: str | None
+    """None where more than one turn lies between."""
+    seconds: float
+    limited_s: Mapping[str, float]
+    """Of the GPU that was limited longest, by reason."""
+
+
+def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield heat, power and falling clocks, going by turns in the order of the run."""
+    readings = _readings(turns)
+    growths = [_gpu_growth(*pair) for pair in pairwise(readings) if _belong_together(*pair)]
+    yield from _heat(readings, growths, thresholds)
+    yield from _power(growths, thresholds)
+    if (fall := _find_fall([each.mhz for each in readings], thresholds)) is not None:
+        yield Finding.warning("clock-fell", f"the GPU clock fell {fall} over the run.", fix=_SETTLE)
+
+
+def _readings(turns: Sequence[TurnRecord]) -> list[_GpuReading]:
+    found: dict[float, _GpuReading] = {}
+    for turn in turns:
+        if gpus := turn.device.get("gpus", ()):
+            read_s = float(gpus[0].get("read_s", 0.0))
+            found.setdefault(read_s, _GpuReading(arm=turn.arm, turn_s=turn.wall_s, read_s=read_s, gpus=gpus))
+    return list(found.values())
+
+
+def _belong_together(before: _GpuReading, after: _GpuReading) -> bool:
+    """Return whether no other session, and no reboot, lies between two readings."""
+    return 0 < after.read_s - before.read_s < after.turn_s + LONGEST_GAP_S
+
+
+def _gpu_growth(before: _GpuReading, after: _GpuReading) -> _GpuGrowth:
+    old = {gpu.get("index"): gpu.get("limited_s", {}) for gpu in before.gpus}
+    most: dict[str, float] = {}
+    for gpu in after.gpus:
+        for reason, seconds in gpu.get("limited_s", {}).items():
+            since = old.get(gpu.get("index"), {}).get(reason, seconds)
+            # (A driver that was loaded anew counts from zero.)
+            most[reason] = max(most.get(reason, 0.0), seconds - since)
+    seconds = after.read_s - before.read_s
+    return _GpuGrowth(arm=after.arm if seconds < _OF_ONE_TURN * after.turn_s else None, seconds=seconds, limited_s=most)
+
+
+def _limited_share(growths: Sequence[_GpuGrowth], reason: str) -> float:
+    """Return the share of the time for which a reason limited the clock."""
+    seconds = sum(each.seconds for each in growths)
+    return sum(each.limited_s.get(reason, 0.0) for each in growths) / seconds if seconds else 0.0
+
+
+def _heat(readings: Sequence[_GpuReading], growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
+    worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
+    hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
+    if (share := _limited_share(growths, worst)) > thresholds.held_up:
+        yield Finding.warning(
+            "gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", fix=_COOL
+        )
+    elif hot:
+        names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)), most=4)
+        text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
+        yield Finding.warning("gpu-throttled", text, fix=_COOL)
+
+
+def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
+    """Part of the truth: what draws more power runs slower, in production as here."""
+    arms = sorted({each.arm for each in growths if each.arm is not None})
+    shares = {arm: _limited_share([each for each in growths if each.arm == arm], _POWER_CAP) for arm in arms}
+    whole = _limited_share(growths, _POWER_CAP)
+    if max(whole, *shares.values(), 0.0) > thresholds.power_capped:
+        parts = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
+        text = (
+            f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
+        )
+        yield Finding.info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
+
+
+def _find_fall(clocks: Sequence[float | None], thresholds: Thresholds) -> str | None:
+    """Return in words by how much clocks are lower in the last third of a run than in the first; None if hardly."""
+    known = [clock for clock in clocks if clock is not None]
+    third = len(known) // 3
+    if third < 3:
+        return None
+    first, last = median(known[:third]), median(known[-third:])
+    return f"from {first:.0f} to {last:.0f} MHz" if last < first * (1 - thresholds.clock_fall) else None

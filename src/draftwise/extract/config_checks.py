@@ -1,0 +1,140 @@
+"""What becomes of engine flags: the configs that they are handed to, and the conditions under which these refuse."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from draftwise.extract.config_fields import Config, config_classes, validators
+from draftwise.extract.dataclass_fields import fields_of
+from draftwise.extract.guards import CheckWalk, RaiseGuard, write
+from draftwise.extract.speculative import ARGUMENTS, Facts
+from draftwise.extract.tree import Module, Tree
+from draftwise.extract.vllm_flags import FRONTEND, flags
+
+__all__ = ["config_arguments", "config_changes", "config_checks", "engine_checks"]
+
+_ENGINE = "EngineArgs"
+_CREATE = "create_engine_config"
+_VALIDATE = "validate_parsed_serve_args"
+
+
+def config_checks(tree: Tree) -> Facts:
+    """Every condition on its own fields under which a config class refuses to be made, as `Class: condition`.
+
+    The value holds what vLLM `says` then, with `{expression}` for values; and of a check that runs only where a field
+    is set, that `field`.
+    """
+    found: Facts = {}
+    for name, config in config_classes(tree).items():
+        for field, walk in _walk_fields(config):
+            _add(found, name, walk.guards, config[0], field=field)
+        _add(found, name, _walk_whole(config).guards, config[0])
+    return dict(sorted(found.items()))
+
+
+def config_changes(tree: Tree) -> Facts:
+    """What a config class makes of its own fields when it is made, as `Class.field` -> expression over its fields."""
+    found: Facts = {}
+    for name, config in config_classes(tree).items():
+        walk = _walk_whole(config)
+        for key, value in walk.names.items():
+            owner, _, field = key.partition(".")
+            if owner == walk.subject and "." not in field:
+                found[f"{name}.{field}"] = (write(value), config[0].source(f"{name}.__post_init__"))
+    return dict(sorted(found.items()))
+
+
+def engine_checks(tree: Tree) -> Facts:
+    """Every condition on engine arguments under which the server stops before or while it makes the configs.
+
+    A name is an argument's, or that of a config class for the config that was made.
+    """
+    found: Facts = {}
+    front = tree.get(*FRONTEND)
+    if function := front.find_function(_VALIDATE):
+        subject = function.args.args[0].arg
+        walk = CheckWalk(front.inside(function), None, frozenset(_arguments(tree)), subject=subject)
+        walk.names[f"{subject}.subparser"] = ast.Constant("serve")
+        walk.run(function)
+        _add(found, "", walk.guards, front)
+    _add(found, "", _walk_engine(tree).guards, tree.get(ARGUMENTS))
+    return dict(sorted(found.items()))
+
+
+def config_arguments(tree: Tree) -> Facts:
+    """What each config class is given, as `Class.field` -> expression over engine arguments, and `when` it is made.
+
+    `Class.**` is a mapping of all its fields. `assigned` marks what is put into a config that exists: nothing looks at
+    its type then, but for names of enumerations, which vLLM turns into members by hand.
+    """
+    module = tree.get(ARGUMENTS)
+    source = module.source(f"{_ENGINE}.{_CREATE}")
+    found: Facts = {}
+    walk = _walk_engine(tree)
+    for made in walk.made:
+        for field, value in made.arguments.items():
+            row = {"value": write(value), "when": write(made.condition)}
+            found.setdefault(f"{made.name}.{field}", (row, source))
+    for owner, cls in _whole_configs(module).items():
+        for key, value in {**walk.settled, **walk.names}.items():
+            if key.startswith(f"{owner}.") and not key.endswith("*"):
+                assigned = {"value": write(value), "when": "True", "assigned": True}
+                found.setdefault(f"{cls}.{key.removeprefix(f'{owner}.')}", (assigned, source))
+    return dict(sorted(found.items()))
+
+
+def _whole_configs(module: Module) -> dict[str, str]:
+    """Return the engine arguments that are a config as a whole, with its class."""
+    fields = fields_of(module, module.get_class(_ENGINE)).values()
+    return {field.name: field.type.removesuffix(" | None") for field in fields if "dataclass" in field.kinds}
+
+
+def _arguments(tree: Tree) -> list[str]:
+    return [str(row["field"]) for row, _ in flags(tree).values()]
+
+
+def _walk_engine(tree: Tree) -> CheckWalk:
+    module = tree.get(ARGUMENTS)
+    node = module.get_class(_ENGINE)
+    function = module.get_function(_CREATE, of=_ENGINE)
+    fields = frozenset(fields_of(module, node))
+    walk = CheckWalk(module.inside(function), node, fields, configs=frozenset(config_classes(tree)))
+    walk.run(function, {"headless": ast.Constant(False)})
+    return walk
+
+
+def _names(config: Config) -> frozenset[str]:
+    return frozenset(name for name, field in fields_of(*config).items() if field.init)
+
+
+def _walk_whole(config: Config) -> CheckWalk:
+    """Walk what checks a whole config: `__post_init__`, then the validators that come after it."""
+    module, node = config
+    walk = CheckWalk(module, node, _names(config))
+    if start := module.find_function("__post_init__", of=node.name):
+        walk.module = module.inside(start)
+        walk.run(start)
+    for mode, fields, function in validators(module, node):
+        if mode == "after" and not fields:
+            walk.module = module.inside(function)
+            walk.run(function)
+    return walk
+
+
+def _walk_fields(config: Config) -> Iterable[tuple[str, CheckWalk]]:
+    """Walk what checks single fields after their type."""
+    module, node = config
+    for mode, fields, function in validators(module, node):
+        for field in fields if mode == "after" else ():
+            walk = CheckWalk(module.inside(function), node, frozenset({field}), subject="")
+            parameter = function.args.args[1].arg
+            walk.run(function, {parameter: ast.Name(field)})
+            yield field, walk
+
+
+def _add(found: Facts, owner: str, guards: Iterable[RaiseGuard], module: Module, *, field: str = "") -> None:
+    for guard in guards:
+        key = f"{owner}: {guard.text}" if owner else guard.text
+        row = {"says": guard.message} | ({"field": field} if field else {})
+        found.setdefault(key, (row, module.source(f"{owner or _ENGINE}.{guard.function}")))

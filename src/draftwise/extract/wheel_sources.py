@@ -1,0 +1,385 @@
+"""Sources of a release: out of a wheel, a folder, an installed vLLM, or the index that pip is configured to use.
+
+A wheel is a zip file: its directory lies at the end, and package indexes answer range requests, so a release costs some
+tens of megabytes instead of hundreds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import httpx
+from packaging.version import InvalidVersion, Version
+
+from draftwise.core import BackendError, InvalidSetup
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = [
+    "IndexedWheel",
+    "Progress",
+    "RemoteFile",
+    "VllmSources",
+    "download_wheel",
+    "fetch_sources",
+    "find_wheel",
+    "open_folder",
+    "open_installed",
+    "open_released",
+    "open_wheel",
+    "unpack_sources",
+]
+
+_READ_AHEAD = 4 << 20
+_PARTIAL = 206
+Progress = Callable[[int, int], None]
+"""Told the bytes that are done and those that there are in all."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, read by ranges; a window of it is kept, since zip members are read front to back.
+
+    Raises:
+        httpx.HTTPError: the server cannot be reached or does not answer ranges.
+    """
+
+    def __init__(self, client: httpx.Client, url: str) -> None:
+        self._client, self._url, self._at = client, url, 0
+        self._start, self._window = 0, b""
+        answer = client.head(url)
+        answer.raise_for_status()
+        self.size = int(answer.headers["content-length"])
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        count = self.size - self._at if count < 0 else min(count, self.size - self._at)
+        first = self._at - self._start
+        if not 0 <= first <= first + count <= len(self._window):
+            self._start, self._window, first = self._at, self._fetch(max(count, _READ_AHEAD)), 0
+        self._at += count
+        return self._window[first : first + count]
+
+    def _fetch(self, count: int) -> bytes:
+        last = min(self.size, self._at + count) - 1
+        # A server that takes no ranges would send the whole file: its first bytes tell before they are all read.
+        with self._client.stream("GET", self._url, headers={"Range": f"bytes={self._at}-{last}"}) as answer:
+            answer.raise_for_status()
+            if answer.status_code != _PARTIAL:
+                raise io.UnsupportedOperation(f"{self._url} is served as a whole only")
+            return answer.read()
+
+
+def unpack_sources(wheel: RemoteFile | Path, folder: Path, progress: Progress = lambda _done, _all: None) -> str:
+    """Write the sources and METADATA of a wheel into a folder; return the date of the newest one.
+
+    Raises:
+        zipfile.BadZipFile: it is no wheel, or it is damaged.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        members = [member for member in archive.infolist() if _wanted(member.filename)]
+        total, done = sum(member.compress_size for member in members), 0
+        for member in sorted(members, key=lambda member: member.header_offset):
+            archive.extract(member, folder)
+            done += member.compress_size
+            progress(done, total)
+    newest = max((member.date_time for member in members), default=(1980, 1, 1))
+    return "{:04}-{:02}-{:02}".format(*newest[:3])
+
+
+def _wanted(name: str) -> bool:
+    if name.endswith("/METADATA"):
+        return True
+    return name.startswith("vllm/") and (name.endswith(".py") or (name.endswith(".json") and "/configs/" not in name))
+
+
+_GLIBC = ("1", "2010", "2014", *(f"_2_{minor}" for minor in range(17, 42)))
+_ANY_MACHINE = (
+    *("--no-deps", "--only-binary=:all:", "--python-version=3.12", "--disable-pip-version-check"),
+    *(f"--platform=manylinux{name}_x86_64" for name in _GLIBC),
+)
+"""The CUDA wheel for x86-64, whatever machine this is: its Python sources are those of every build."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedWheel:
+    """A wheel that an index offers."""
+
+    requirement: str
+    """Such as `vllm==0.33.0`."""
+    url: str
+    sha256: str
+
+
+def find_wheel(requirement: str) -> IndexedWheel:
+    """Ask pip where the wheel of a release is.
+
+    Args:
+        requirement: a package and its version, such as `vllm==0.33.0`.
+
+    Raises:
+        InvalidSetup: the index has no such release, or pip is not installed.
+        BackendError: the index cannot be reached.
+    """
+    with TemporaryDirectory(prefix="draftwise-") as target:
+        options = ("--dry-run", "--ignore-installed", "--quiet", "--report=-", f"--target={target}")
+        found = json.loads(_run_pip("install", requirement, options))["install"][0]["download_info"]
+    return IndexedWheel(requirement, found["url"], found.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
+
+
+def fetch_sources(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
+    """Unpack the sources of a wheel into a folder; return the date of the newest one.
+
+    Raises:
+        BackendError: the download fails.
+    """
+    parts = urlsplit(wheel.url)
+    if parts.scheme == "file":
+        return unpack_sources(Path(unquote(parts.path)), folder, progress)
+    try:
+        with httpx.Client(follow_redirects=True, timeout=60) as client:
+            return unpack_sources(RemoteFile(client, wheel.url), folder, progress)
+    except (httpx.HTTPError, io.UnsupportedOperation, KeyError, zipfile.BadZipFile):
+        # What pip knows and this client does not: credentials of a mirror, its certificate, a server without ranges.
+        return _download(wheel, folder, progress)
+
+
+def _download(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
+    with TemporaryDirectory(prefix="draftwise-") as whole:
+        return unpack_sources(_download_with_pip(wheel, Path(whole)), folder, progress)
+
+
+def _download_with_pip(wheel: IndexedWheel, folder: Path) -> Path:
+    _run_pip("download", wheel.requirement, (f"--dest={folder}",))
+    return next(folder.glob("*.whl"))
+
+
+def download_wheel(wheel: IndexedWheel, part: Path, progress: Progress) -> None:
+    """Download a whole wheel into a file; what is there of it from an earlier attempt is not transferred again.
+
+    Raises:
+        BackendError: the download fails; what came is kept.
+    """
+    parts = urlsplit(wheel.url)
+    if parts.scheme == "file":
+        shutil.copyfile(unquote(parts.path), part)
+        return
+    try:
+        with httpx.Client(follow_redirects=True, timeout=60) as client:
+            _continue_download(client, wheel.url, part, progress)
+    except httpx.HTTPStatusError:  # pip knows credentials and certificates that this client does not
+        with TemporaryDirectory(prefix="draftwise-") as whole:
+            shutil.move(_download_with_pip(wheel, Path(whole)), part)
+    except httpx.HTTPError as error:
+        raise BackendError(
+            f"{wheel.requirement} cannot be downloaded ({error or type(error).__name__}). Check the network and give "
+            "the command again: it goes on where it was."
+        ) from None
+
+
+def _continue_download(client: httpx.Client, url: str, part: Path, progress: Progress) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={done}-"} if done else {}
+    with client.stream("GET", url, headers=headers) as answer:
+        if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:  # it is all there
+            return
+        answer.raise_for_status()
+        is_rest = answer.status_code == httpx.codes.PARTIAL_CONTENT
+        done = done if is_rest else 0
+        total = done + int(answer.headers.get("content-length", 0))
+        with part.open("ab" if is_rest else "wb") as file:
+            for piece in answer.iter_raw():
+                file.write(piece)
+                done += len(piece)
+                progress(done, total)
+
+
+def _run_pip(command: str, requirement: str, options: Sequence[str]) -> str:
+    if importlib.util.find_spec("pip") is None:
+        raise InvalidSetup.because(
+            "facts-no-pip",
+            f"pip, which finds and fetches wheels, is not installed for {sys.executable}.",
+            fix=f"Install pip, or download the wheel of {requirement} yourself and give the file.",
+        )
+    words = [sys.executable, "-m", "pip", command, *options, *_ANY_MACHINE, requirement]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _explain(requirement, done.stderr)
+    return done.stdout
+
+
+def _explain(requirement: str, said: str) -> Exception:
+    """Return the error that pip's words come to."""
+    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
+    unreachable = "connection broken" in said or "(from versions: none)" in said
+    if "No matching distribution" in said and not unreachable:
+        return InvalidSetup.because(
+            "facts-no-release",
+            f"The package index that pip uses has no wheel of {requirement}.",
+            fix=f"Give a release that it has (`pip index versions {requirement.partition('==')[0]}`), or a file.",
+        )
+    told = errors[0] if errors else said.strip()[-300:]
+    return BackendError(
+        f"pip cannot get {requirement}: {told[:300]} Check the network and pip's configuration (`pip config list`), "
+        "or give a file."
+    )
+
+
+_FIND = """
+import importlib.util, json
+found = importlib.util.find_spec("vllm")
+print(json.dumps(list(found.submodule_search_locations) if found else []))
+"""
+"""Finds vLLM without importing it, which takes seconds and may need a GPU."""
+_VERSION = re.compile(r"""^__version__\s*=\s*(?:version\s*=\s*)?['"]([^'"]+)['"]""", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSources:
+    """The sources of one release on this disk."""
+
+    root: Path
+    """The folder that holds `vllm/`."""
+    version: Version
+    built: str
+    """Date of the newest file, e.g. `2026-04-18`."""
+    read_from: str
+    """Where they come from, for people."""
+    sha256: str = ""
+    """Of the wheel, where they come from one."""
+
+
+def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> VllmSources:
+    """Return the sources that lie in a folder: an unpacked wheel, site-packages, or the package itself.
+
+    Raises:
+        InvalidSetup: it holds no sources of vLLM, or they do not say of which release they are.
+    """
+    root = folder.parent if folder.name == "vllm" and (folder / "__init__.py").is_file() else folder
+    if not (root / "vllm" / "__init__.py").is_file():
+        raise InvalidSetup.because(
+            "facts-no-sources",
+            f"{read_from or folder} does not hold the Python sources of vLLM.",
+            fix="Give vllm==X, a wheel of vLLM, or a folder with `vllm/__init__.py` in it.",
+        )
+    return VllmSources(
+        root=root,
+        version=_find_version(root, read_from or str(folder)),
+        built=built or _newest_date(root / "vllm"),
+        read_from=read_from or str(folder.absolute()),
+        sha256=sha256,
+    )
+
+
+@contextmanager
+def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
+    """Unpack a wheel while its sources are needed.
+
+    Raises:
+        InvalidSetup: it is no wheel of vLLM, or it is damaged.
+    """
+    with TemporaryDirectory(prefix="draftwise-") as folder:
+        try:
+            built = unpack_sources(file, Path(folder), progress)
+            with file.open("rb") as content:
+                sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        except (OSError, zipfile.BadZipFile) as error:
+            raise InvalidSetup.because(
+                "facts-no-sources", f"{file} cannot be read as a wheel ({error}).", fix="Give a wheel of vLLM."
+            ) from None
+        yield open_folder(Path(folder), read_from=file.name, built=built, sha256=sha256)
+
+
+def open_installed(python: str) -> VllmSources:
+    """Return the sources of the vLLM that an interpreter would import; nothing of it is imported.
+
+    Raises:
+        InvalidSetup: the interpreter cannot be run, or finds no vLLM.
+    """
+    try:
+        done = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=True)
+        places = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise InvalidSetup.because(
+            "facts-no-sources",
+            f"{python} cannot be asked for its vLLM ({error}).",
+            where="--python",
+            fix="Give the interpreter of an environment, such as /opt/venv/bin/python.",
+        ) from None
+    if not places:
+        raise InvalidSetup.because(
+            "facts-no-sources",
+            f"{python} has no vLLM installed.",
+            where="--python",
+            fix="Give vllm==X, a wheel or a folder, or another interpreter with --python.",
+        )
+    return open_folder(Path(places[0]), read_from=f"installed in {Path(places[0]).parent}")
+
+
+@contextmanager
+def open_released(version: Version, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
+    """Fetch the sources of a release from the package index that pip is configured for.
+
+    Only the sources are transferred where the index serves parts of files, else pip downloads the whole wheel.
+
+    Raises:
+        InvalidSetup: the index has no such release, or pip is not installed.
+        BackendError: the index cannot be reached.
+    """
+
+    with TemporaryDirectory(prefix="draftwise-") as folder:
+        wheel = find_wheel(f"vllm=={version}")
+        built = fetch_sources(wheel, Path(folder), progress)
+        yield open_folder(Path(folder), read_from=wheel.url, built=built, sha256=wheel.sha256)
+
+
+def _find_version(root: Path, read_from: str) -> Version:
+    """Return the version that the sources say, else the metadata beside them."""
+    file = root / "vllm" / "_version.py"
+    found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+    texts = [found.group(1)] if found else []
+    for metadata in root.glob("vllm*.dist-info/METADATA"):
+        texts += re.findall(r"^Version: (\S+)$", metadata.read_text(encoding="utf-8"), re.MULTILINE)[:1]
+    for text in texts:
+        try:
+            return Version(text)
+        except InvalidVersion:
+            continue
+    raise InvalidSetup.because(
+        "facts-no-sources",
+        f"{read_from} does not say which release of vLLM it is: there is no vllm/_version.py and no METADATA.",
+        fix="Give a wheel, or a folder into which one was unpacked.",
+    )
+
+
+def _newest_date(package: Path) -> str:
+    newest = max(file.stat().st_mtime for file in package.rglob("*.py"))
+    return datetime.fromtimestamp(newest, UTC).date().isoformat()

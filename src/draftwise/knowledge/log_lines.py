@@ -1,0 +1,86 @@
+"""Patterns of the lines that vLLM logs: while it starts, and every ten seconds while it works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from draftwise.knowledge.stored import read_data
+
+__all__ = ["LogFacts", "Mark", "StatsLogFacts", "read_log_facts", "read_stats_log"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A kind of line with a meaning."""
+
+    name: str
+    pattern: re.Pattern[str]
+    kind: str = "phase"
+    """`phase`: it begins. Else what the pattern's group holds: `text`, `number` or `config`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """How to read the log; valid for every release that is covered."""
+
+    phases: tuple[Mark, ...]
+    """In order; the last one is `ready`."""
+    values: tuple[Mark, ...]
+    progress: re.Pattern[str]
+    """A progress bar's percentage."""
+    prefix: re.Pattern[str]
+    """The part of a line before its text: process, level, time, file."""
+    stamp: re.Pattern[str]
+    """Month, day and time of a line."""
+    consequences: re.Pattern[str]
+    """Errors that only report the failure of another process."""
+    port_taken: re.Pattern[str]
+
+
+@cache
+def read_log_facts() -> LogFacts:
+    """Return the table."""
+    data = read_data("startup_log")
+    return LogFacts(
+        phases=tuple(Mark(name=row["name"], pattern=re.compile(row["pattern"])) for row in data["phases"]),
+        values=tuple(
+            Mark(name=row["name"], pattern=re.compile(row["pattern"]), kind=row["kind"]) for row in data["values"]
+        ),
+        progress=re.compile(data["progress"]),
+        prefix=re.compile(data["prefix"]),
+        stamp=re.compile(data["stamp"]),
+        consequences=re.compile(data["consequences"]),
+        port_taken=re.compile(data["port_taken"], re.IGNORECASE),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsLogFacts:
+    """Patterns of these lines; what is counted in them is a text for its first group."""
+
+    begins: re.Pattern[str]
+    """Of an engine's line: its number, or how many engines it sums up."""
+    drafts: re.Pattern[str]
+    """Of the line about drafts, which follows its engine's."""
+    time: re.Pattern[str]
+    """Year (vLLM's own lines have none), month, day, hour, minute and second."""
+    process: re.Pattern[str]
+    """Which process wrote a line, where it says so."""
+    readings: Mapping[str, re.Pattern[str]]
+    """By name."""
+
+
+@cache
+def read_stats_log() -> StatsLogFacts:
+    """Return the patterns."""
+    data = read_data("stats_log")
+    return StatsLogFacts(
+        begins=re.compile(data["begins"]),
+        drafts=re.compile(data["drafts"]),
+        time=re.compile(data["time"]),
+        process=re.compile(data["process"]),
+        readings={row["reading"]: re.compile(row["pattern"]) for row in data["rows"]},
+    )

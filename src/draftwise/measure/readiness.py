@@ -1,0 +1,355 @@
+"""Before the first measured request: every server is warmed up, and is what it should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from draftwise.backends import Backend
+from draftwise.core import (
+    Answer,
+    Arm,
+    BackendError,
+    Condition,
+    Counters,
+    Finding,
+    InvalidSetup,
+    Progress,
+    Prompt,
+    RunPlan,
+    Severity,
+)
+from draftwise.core.finding import join_names
+from draftwise.core.progress import check_stop
+from draftwise.deciding.validity.server_checks import ON_PURPOSE, find_same_servers
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.server_metrics import counts_drafts
+from draftwise.measure.device_state import DeviceReader
+from draftwise.measure.load.client import Client
+from draftwise.measure.roster import Roster
+from draftwise.measure.time_estimate import Pace
+from draftwise.runs.turn_order import Turn, count_needed, share_out
+
+__all__ = [
+    "WARM_UP_LENGTH",
+    "WarmUp",
+    "check_addresses",
+    "check_drafting",
+    "explain_sharing",
+    "make_greeting",
+    "presume_warm_prefixes",
+    "settle",
+    "warm_up",
+]
+
+_WARMUP_TOKENS = 32
+_OPEN_STREAMS = 4
+"""Streams with which a server is warmed up for loads that do not say how many there will be."""
+_FEWEST_ROUNDS = 2
+"""The first makes a server compile and cache what it needs; a second that is no faster tells that it is done."""
+_MOST_ROUNDS = 20
+_STEADY = 1.15
+"""Ratio of the pace of two rounds, up to which they are alike."""
+_NOISY_ROUNDS = 3
+"""Rounds on each side of a comparison that shows whether a pace that varies still falls."""
+_STILL_FALLS = 0.9
+_REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
+_TIMES = 4
+WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
+"""Characters of a warm-up prompt."""
+_LOOK_S = 0.5
+"""For which servers that are asked nothing are watched."""
+_IDLE = 0.10
+"""Share of the cores that servers may use while they are asked nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What the discarded warm-ups showed."""
+
+    pace: Pace
+    decoding: Pace
+    """The same without the time until the first tokens."""
+    counters: Mapping[str, Counters]
+    """Growth of every server's counters, by arm."""
+    unsteady: Mapping[str, str]
+    """The first load under which the pace of a server had not become steady, by arm."""
+
+    def prompt_s(self, arm: str, label: str) -> float:
+        """Return what a warm-up prompt took of a server's time under a load until its first token."""
+        return _WARMUP_TOKENS * max(0.0, self.pace[arm, label] - self.decoding[arm, label])
+
+    def join(self, other: WarmUp) -> WarmUp:
+        """Return what the warm-ups of these servers and of others showed."""
+        return WarmUp(
+            pace={**self.pace, **other.pace},
+            decoding={**self.decoding, **other.decoding},
+            counters={**self.counters, **other.counters},
+            unsteady={**self.unsteady, **other.unsteady},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """A prompt answered in each stream of a load: seconds per output token of the server."""
+
+    pace: float
+    decoding: float
+    """While all streams had begun and none had ended."""
+
+
+def make_greeting(plan: RunPlan) -> Prompt:
+    """Return the simplest request, of the kind that the workloads are made of."""
+    return _warmup_prompt(0, 2, _is_chat(plan))
+
+
+def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPlan:
+    """Return the plan with all candidates asked no prompt twice where prefix caches may know prompts that come back.
+
+    The baseline then answers only what the candidates are asked, once as well: first tokens are those of new prompts
+    on both sides. Otherwise an arm that is asked each prompt once would be beside one whose cache is warm.
+    """
+    if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
+        return plan
+    reason = f"the prefix cache of {warm[0]} may know a prompt that comes back, whatever salt it comes with"
+    return replace(plan, remembering={**dict.fromkeys((arm.name for arm in plan.arms[1:]), reason), **plan.remembering})
+
+
+async def warm_up(
+    roster: Roster, group: Sequence[Backend], plan: RunPlan, *, ends_at: float, progress: Progress
+) -> WarmUp:
+    """Warm servers up under every load, in turns, until the pace of all of them is steady.
+
+    The warm-up texts occur in no workload, so that they leave nothing useful in a cache; they repeat themselves, so
+    that lookup finds something to draft. Every server is idle while another one answers, as it will be later.
+
+    Args:
+        roster: of the session; servers that fail leave it.
+        group: those to warm up.
+        plan: of the run.
+        ends_at: on the clock of the event loop: after it no round begins but the first of each server and load.
+        progress: receives which server is warmed up; the warm-up ends when it asks to stop.
+
+    Raises:
+        BackendError: a server does not answer that the session cannot do without.
+    """
+    clock = asyncio.get_running_loop().time
+    before = await _read_counters(roster, group)
+    rounds = {(name, condition): list[_Round]() for name in before for condition in plan.conditions}
+    pending = list(rounds)
+    for number in range(_MOST_ROUNDS):
+        for name, condition in pending:
+            if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
+                check_stop(progress)
+                progress.status(f"warming up {name} at {condition.label}")
+                taken = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
+                rounds[name, condition] += [] if taken is None else [taken]
+        pending = [
+            (name, condition)
+            for name, condition in pending
+            if name in roster.clients
+            and not _is_steady([each.pace for each in rounds[name, condition]], _count_rounds(condition, plan))
+        ]
+        if not pending or clock() >= ends_at:
+            break
+    grown = {name: after - before[name] for name, after in (await _read_counters(roster, group)).items()}
+    last = {(name, condition.label): each[-2:] for (name, condition), each in rounds.items() if name in grown}
+    return WarmUp(
+        pace={place: median(each.pace for each in two) for place, two in last.items()},
+        decoding={place: median(each.decoding for each in two) for place, two in last.items()},
+        counters=grown,
+        unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
+    )
+
+
+async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, Counters]:
+    """Return the counters of those of some servers that answer."""
+    found = {}
+    for each in group:
+        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters())) is not None:
+            found[each.name] = counters
+    return found
+
+
+def _count_rounds(condition: Condition, plan: RunPlan) -> int:
+    """Return the fewest rounds under a load: those that were asked for are of one request each."""
+    return max(_FEWEST_ROUNDS, plan.warmup if condition.concurrency == 1 else 0)
+
+
+def _is_steady(rounds: Sequence[float], fewest: int) -> bool:
+    """Return whether a pace has stopped falling: two rounds are alike, or those that vary are no faster than before."""
+    if len(rounds) < fewest:
+        return False
+    last = rounds[-2:]
+    if max(last) <= _STEADY * min(last):
+        return True
+    before, after = rounds[-2 * _NOISY_ROUNDS : -_NOISY_ROUNDS], rounds[-_NOISY_ROUNDS:]
+    return len(before) == _NOISY_ROUNDS and median(after) >= _STILL_FALLS * median(before)
+
+
+async def _take_round(client: Client, condition: Condition, plan: RunPlan, number: int) -> _Round:
+    """Answer a warm-up prompt in each stream of a load."""
+    streams = condition.concurrency or _OPEN_STREAMS
+    await client.backend.wake()
+    began, first = client.backend.now(), number * streams + 1
+    answers = await _ask_together(client, condition, plan, range(first, first + streams))
+    seconds = client.backend.now() - began
+    await client.backend.rest()
+    pace = seconds / max(1, sum(answer.timing.num_tokens for answer in answers))
+    chunks = [each.timing.chunks for each in answers if each.timing.chunks]
+    all_began = max((each[0][0] for each in chunks), default=0.0)
+    one_ended = min((each[-1][0] for each in chunks), default=0.0)
+    together = [(at, count) for each in chunks for at, count in each if all_began < at <= one_ended]
+    if not together:
+        return _Round(pace=pace, decoding=pace)
+    decoding = (max(at for at, _ in together) - all_began) / sum(count for _, count in together)
+    return _Round(pace=pace, decoding=decoding)
+
+
+async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progress) -> str | None:
+    """Wait until the servers leave the machine alone while they are asked nothing; return what they still do then.
+
+    Args:
+        read_device: of this machine; where it reads nothing there is nothing to wait for.
+        ends_at: on the clock of the event loop.
+        progress: receives that the servers are waited for.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        check_stop(progress)
+        progress.status("waiting for the servers to come to rest")
+        before, began = await read_device(), clock()
+        if "own_s" not in before.get("cpu", {}):
+            return None
+        await asyncio.sleep(_LOOK_S)
+        cpu = (await read_device())["cpu"]
+        used = (cpu["own_s"] - before["cpu"]["own_s"]) / (clock() - began)
+        if used <= _IDLE * (cpu.get("cores") or 1):
+            return None
+        if clock() >= ends_at:
+            return f"the servers use {used:.2f} of this machine's cores while they are asked nothing"
+
+
+async def _ask_together(client: Client, condition: Condition, plan: RunPlan, numbers: range) -> list[Answer]:
+    chat, arm = _is_chat(plan), client.backend.name
+    turn = Turn(number=-1, arm=arm, workload="", repeat=0, prompts=(), condition=condition)
+    prompts = [_warmup_prompt(number, _WARMUP_TOKENS, chat) for number in numbers]
+    answers = await asyncio.gather(*(client.ask(turn, prompt, seed=plan.seed) for prompt in prompts))
+    for answer in answers:
+        if answer.error is not None:
+            raise BackendError(f"{arm}: a warm-up request failed: {answer.error}")
+    return answers
+
+
+def _is_chat(plan: RunPlan) -> bool:
+    return all(prompt.messages for workload in plan.workloads for prompt in workload.prompts)
+
+
+def _warmup_prompt(number: int, max_tokens: int, chat: bool) -> Prompt:
+    text = f"Warm-up {number}.\n" + _REFRAIN * _TIMES
+    if chat:
+        return Prompt(id="warm-up", messages=({"role": "user", "content": text},), max_tokens=max_tokens)
+    return Prompt(id="warm-up", text=text, max_tokens=max_tokens)
+
+
+def check_addresses(arms: Sequence[Arm]) -> None:
+    """Refuse arms that are one and the same server.
+
+    Raises:
+        InvalidSetup: two of them have one address.
+    """
+    if found := list(find_same_servers(arms)):
+        raise InvalidSetup(found)
+
+
+def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
+    """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
+    for name, reason in plan.remembering.items():
+        text = f"{name} is asked no prompt twice, as it could remember answers: {reason}."
+        yield Finding.info("measurement-planned", text)
+    yield from _check_shares(plan)
+
+
+def _check_shares(plan: RunPlan) -> Iterator[Finding]:
+    """Yield the workloads that are too short for every load, where a candidate is asked no prompt twice."""
+    for workload in plan.workloads if plan.remembering else ():
+        carried = {label for label, _ in share_out(plan, workload)}
+        if short := [each for each in plan.conditions if each.label not in carried]:
+            needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
+            at = [each.label for each in plan.conditions if each.label in carried]
+            measured = f"measured at {join_names(at)}" if at else "not measured"
+            yield Finding.warning(
+                "too-few-to-ask-once",
+                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
+                f"of them once: {measured}; {needed} prompts of its own.",
+                where=workload.name,
+                fix="Give more prompts, fewer loads, or a config that remembers nothing.",
+            )
+
+
+def check_drafting(plan: RunPlan, counters: Mapping[str, Counters], engines: Mapping[str, str | None]) -> list[Finding]:
+    """Return what weakens the run, going by the growth of the counters in the warm-up.
+
+    Args:
+        engines: whose names each server's /metrics uses: not all of them count drafts.
+
+    Raises:
+        InvalidSetup: the baseline drafted, or a candidate that drafts at every step did not.
+    """
+    counting = {arm for arm, engine in engines.items() if engine is not None and counts_drafts(engine)}
+    found = [*_check_baseline(plan, counters), *_check_candidates(plan, counters, counting)]
+    if errors := [finding for finding in found if finding.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    return found
+
+
+def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator[Finding]:
+    baseline, *candidates = plan.arms
+    drafted = counters[baseline.name].spec.num_draft_tokens
+    if not drafted:
+        return
+    if silent := [arm.name for arm in candidates if _is_silent(counters[arm.name])]:
+        text = f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: they are swapped."
+        yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
+    else:
+        text = f"the baseline's server drafted {drafted} tokens in the warm-up."
+        yield Finding.error(
+            "plain-speculates", text, where=baseline.name, fix="Serve the baseline without a speculative config."
+        )
+
+
+def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting: Container[str]) -> Iterator[Finding]:
+    baseline, *candidates = plan.arms
+    for arm in candidates:
+        grown = counters[arm.name]
+        if grown.generation_tokens == 0:
+            text = "its counters stood still while it answered the warm-up: they are another server's."
+            yield Finding.error(
+                "counters-of-another-server", text, where=arm.name, fix="Name the page of its own: --metrics-url."
+            )
+        elif grown.generation_tokens is None or arm.name not in counting:
+            text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
+            yield Finding.warning(
+                "counters-missing", text, where=arm.name, fix="Name the page that has them: --metrics-url."
+            )
+        elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
+            text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up"
+            always = _always_drafts(arm)
+            text += "." if always else ", where it may have found none to make."
+            severity = Severity.ERROR if always else Severity.WARNING
+            fix = "Look at its start-up log for the speculative config that it took."
+            yield Finding(code="not-speculating", severity=severity, message=text, where=arm.name, fix=fix)
+
+
+def _always_drafts(arm: Arm) -> bool:
+    """Return whether an arm must have drafted: lookup does so only where text repeats, which a warm-up may not do."""
+    method = None if arm.spec is None else find_method(arm.spec.method)
+    if arm.spec is None or method is None or method.drafts_from in ("none", "text"):
+        return False
+    return not any(option in arm.spec.options for option in ON_PURPOSE)
+
+
+def _is_silent(grown: Counters) -> bool:
+    return bool(grown.generation_tokens) and not grown.spec.num_drafts

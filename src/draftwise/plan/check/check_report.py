@@ -1,0 +1,76 @@
+"""The result of a check: findings, and the speculative config as the server holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwise.core import Effect, Finding, Ruling, Setup, Severity
+from draftwise.knowledge.methods import Method, get_method
+
+__all__ = ["Report", "Resolved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The speculative config as the server would hold it after start-up; None where it cannot be known offline."""
+
+    method: str
+    num_speculative_tokens: int | None
+    model: str | None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    draft_tensor_parallel_size: int | None = None
+    draft_architectures: tuple[str, ...] | None = None
+    target_architectures: tuple[str, ...] | None = None
+    draft_max_model_len: int | None = None
+    quantization: str | None = None
+    parallel_drafting: bool = False
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    runner: str | None = None
+    """`V1` or `V2`: which model runner takes the work on CUDA."""
+    async_scheduling: bool | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Every other key of the release, with its default where it was not given."""
+
+    @property
+    def facts(self) -> Method:
+        """What is true of the method in every release."""
+        return get_method(self.method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One setup judged for one release."""
+
+    version: str
+    """The release by whose rules it was judged."""
+    asked: str = ""
+    """The version that was meant, where it is not known and `version` is only the nearest; else empty."""
+    setup: Setup
+    findings: tuple[Finding, ...]
+    resolved: Resolved | None
+    """None where the config is rejected, or there is no speculation."""
+    is_judged: bool = True
+    """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
+    something open."""
+
+    @property
+    def release(self) -> str:
+        """By which release it was judged and which was meant, in words; empty for a setup that was never read."""
+        if not self.version:
+            return ""
+        return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
+        if not self.is_judged:
+            return None
+        effects = {
+            each.effect for each in self.findings if isinstance(each, Ruling) and each.severity is Severity.ERROR
+        }
+        if Effect.REJECTED in effects:
+            return False
+        return None if Effect.UNKNOWN in effects else True

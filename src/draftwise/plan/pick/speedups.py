@@ -1,0 +1,217 @@
+"""The acceptance that a method needs at the operator's load, the one to expect, and how many tokens to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from draftwise.knowledge.advice import find_drafting_cost, read_temperature_effect, read_traffic_kinds
+from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
+from draftwise.knowledge.methods import get_method
+from draftwise.plan.cost.machine import Drafting, Machine
+from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.pick.proposals import Proposal
+from draftwise.plan.pick.requirements import PickCase
+from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
+
+__all__ = ["ExpectedAcceptance", "SpeedupEstimate", "choose_k", "choose_schedule", "estimate", "expect"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedAcceptance:
+    """Probability that a draft token is accepted, given that those before it were."""
+
+    low: float
+    high: float
+    expected: float
+    cautious: float
+    """Acceptance to choose the draft length from: a length that is too large costs more than one too small."""
+    factor: float = 1.0
+    """What the traffic's temperature has taken off: the other numbers have it in them."""
+    source: str
+
+
+def expect(case: PickCase, proposal: Proposal) -> ExpectedAcceptance | None:
+    """Return what to expect of a proposal at the traffic's temperature; None for a method without a prior.
+
+    Nothing is expected that is higher than what was measured: of this kind of traffic, else of any. A drafter that was
+    trained for one kind is not expected to do better on another.
+    """
+    traffic, advice = case.requirements.traffic, get_method(proposal.method).advice
+    prior, seen = advice.find_prior(traffic.overlap), advice.seen_acceptance
+    if prior is None:
+        return None
+    found = [_of_kind(prior, seen, traffic.kind, traffic.place)]
+    if proposal.trained_on is not None:
+        trained = read_traffic_kinds()[proposal.trained_on]
+        found.append(_of_kind(prior, seen, trained.name, trained.place))
+    least = min(found, key=lambda each: each.expected)
+    return _heat(least, read_temperature_effect().factor(traffic.temperature))
+
+
+def _of_kind(
+    prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], kind: str | None, place: float
+) -> ExpectedAcceptance:
+    same = [row for row in seen if row.traffic == kind]
+    return _of_measurements(prior, same) if same else _of_prior(prior, seen, place)
+
+
+def _of_measurements(prior: AcceptancePrior, rows: list[SeenAcceptance]) -> ExpectedAcceptance:
+    chances = [_chance(row) for row in rows]
+    expected = median(chances)
+    return ExpectedAcceptance(
+        low=min(chances),
+        high=max(chances),
+        expected=expected,
+        cautious=min(expected, prior.low),
+        source="; ".join(f"{row.length:g} tokens a step at k={row.k}: {row.conditions} ({row.source})" for row in rows),
+    )
+
+
+def _of_prior(prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], place: float) -> ExpectedAcceptance:
+    most = max(map(_chance, seen), default=1.0)
+    expected = min(most, prior.low + place * (prior.high - prior.low))
+    return ExpectedAcceptance(
+        low=min(prior.low, expected),
+        high=min(prior.high, most),
+        expected=expected,
+        cautious=min(prior.low, expected),
+        source=prior.source,
+    )
+
+
+def _chance(row: SeenAcceptance) -> float:
+    return find_acceptance(row.length, row.k)
+
+
+def _heat(found: ExpectedAcceptance, factor: float) -> ExpectedAcceptance:
+    numbers = {name: factor * getattr(found, name) for name in ("low", "high", "expected", "cautious")}
+    return replace(found, factor=factor, **numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedupEstimate:
+    """Expected acceptance against break-even, for one k and one load."""
+
+    k: int
+    sequences: int
+    expectation: ExpectedAcceptance
+    break_even: float | None
+    """Tokens per step and sequence at which drafting is as fast as the baseline; None if it cannot be estimated."""
+    baseline_s: float | None
+    """Seconds of a step without drafting: the baseline's time per output token."""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token at the expected acceptance; None where nothing is estimated."""
+        if self.baseline_s is None or self.break_even is None:
+            return None
+        return self.baseline_s * self.break_even / self.expected_length
+
+    @property
+    def expected_length(self) -> float:
+        """Tokens per step at the expected acceptance."""
+        return compute_acceptance_length(self.expectation.expected, self.k)
+
+    @property
+    def length_range(self) -> tuple[float, float]:
+        """Tokens per step at both ends of what may be expected."""
+        low, high = self.expectation.low, self.expectation.high
+        return compute_acceptance_length(low, self.k), compute_acceptance_length(high, self.k)
+
+    @property
+    def needed_acceptance(self) -> float | None:
+        """Acceptance that reaches break-even; None if none does, or if nothing is estimated."""
+        if self.break_even is None or self.break_even > self.k + 1:
+            return None
+        return find_acceptance(self.break_even, self.k)
+
+    @property
+    def gain(self) -> float | None:
+        """Expected speed-up of decoding at this load; None if nothing is estimated."""
+        return None if self.break_even is None else self.expected_length / self.break_even
+
+    @property
+    def gain_range(self) -> tuple[float, float] | None:
+        """The speed-up at both ends of what may be expected; None if nothing is estimated."""
+        if self.break_even is None:
+            return None
+        low, high = self.length_range
+        return low / self.break_even, high / self.break_even
+
+
+def estimate(case: PickCase, proposal: Proposal, drafting: Drafting, k: int) -> SpeedupEstimate | None:
+    """Return the estimate at the median load; None for a method without a prior."""
+    expectation = expect(case, proposal)
+    if expectation is None:
+        return None
+    batch, machine = case.batch(), _find_machine(case, drafting)
+    return SpeedupEstimate(
+        k=k,
+        sequences=case.requirements.traffic.concurrency,
+        expectation=expectation,
+        break_even=None if machine is None else machine.break_even(batch, drafting, k),
+        baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
+    )
+
+
+def choose_k(case: PickCase, proposal: Proposal, drafting: Drafting) -> int:
+    """Return the k that emits most tokens per second at the median load; the smallest allowed if nothing is known.
+
+    It is never larger than at a lower load: k falls with load and with temperature.
+    """
+    ranges = _choose_lengths(case, proposal, drafting, case.requirements.traffic.concurrency)
+    return ranges[-1][1] if ranges else min(proposal.lengths)
+
+
+def choose_schedule(case: PickCase, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
+    """Return ranges (first batch size, last, k) up to the traffic's peak, 0 where drafting nothing is faster.
+
+    Empty if nothing can be estimated, or where the gain over the best fixed k is too small to be worth it.
+    """
+    chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
+    expectation, machine = expect(case, proposal), _find_machine(case, drafting)
+    if not chosen or machine is None or expectation is None:
+        return ()
+    acceptance = expectation.cautious
+
+    def speed_up(sequences: int, k: int) -> float:
+        length, batch = compute_acceptance_length(acceptance, k), case.batch(sequences)
+        drafted = machine.drafting_s(batch, drafting, k) if k else machine.idle_s(batch, drafting)
+        return length * machine.baseline_s(batch) / drafted
+
+    found = choose_lengths([sequences for sequences, _ in chosen], [0, *{k for _, k in chosen}], speed_up)
+    return found.ranges if found.is_schedule_worth_it else ()
+
+
+def _choose_lengths(case: PickCase, proposal: Proposal, drafting: Drafting, most: int) -> list[tuple[int, int]]:
+    """Return the best k for 1, 2, 4 ... sequences up to a number, each at most the one before.
+
+    Empty if nothing can be estimated. In a mixture of experts more rows choose the same experts the more there are, so
+    that a larger k can look better at a higher load; that gain is not worth two settings.
+    """
+    expectation, machine = expect(case, proposal), _find_machine(case, drafting)
+    if machine is None or expectation is None:
+        return []
+    chosen: list[tuple[int, int]] = []
+    for sequences in sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}):
+        allowed = [k for k in proposal.lengths if not chosen or k <= chosen[-1][1]]
+        lengths = _within_graphs(case, allowed, sequences)
+        k = choose_best_k(machine, case.batch(sequences), drafting, expectation.cautious, lengths)
+        chosen.append((sequences, k))
+    return chosen
+
+
+def _find_machine(case: PickCase, drafting: Drafting) -> Machine | None:
+    """Return the machine on which steps are estimated; None where it, or what the method costs, is unknown."""
+    weighs = drafting.work is not None or not get_method(drafting.method).has_weights
+    return case.machine if weighs and find_drafting_cost(drafting.method) is not None else None
+
+
+def _within_graphs(case: PickCase, lengths: Sequence[int], sequences: int) -> Sequence[int]:
+    """Return the k whose steps fit a captured graph, else the smallest: the estimate has no term for eager steps."""
+    reach = case.release.table("cudagraph_sizes").get("cap")
+    if not isinstance(reach, int):
+        return lengths
+    return [k for k in lengths if sequences * (k + 1) <= reach] or [min(lengths)]

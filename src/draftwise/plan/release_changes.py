@@ -1,0 +1,185 @@
+"""Compares a setup on two vLLM releases: breaks, silent changes, new choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from draftwise.core import Effect, Finding, Ruling, Setup, Stage
+from draftwise.knowledge.vllm import Release, Span, get_release, history
+from draftwise.plan.check import Report, judge
+from draftwise.setups.read import SetupReading
+
+__all__ = ["AcceptedChoice", "Upgrade", "ValueChange", "compare_releases"]
+
+_HARD = (Effect.REJECTED, Effect.FAILS_LATER)
+_RULE_FIELDS = "fields"
+_DEFAULTS_THAT_MATTER = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "block_size",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "kv_cache_dtype",
+    "max_logprobs",
+    "logprobs_mode",
+)
+"""Engine defaults that change latency, memory or answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueChange:
+    """A value that differs although the setup does not set it."""
+
+    what: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedChoice:
+    """Something that one of the two releases accepts in a speculative config, and the other does not."""
+
+    kind: str
+    """`method`, `key`, or the key of which it is a value."""
+    name: str
+    since: str
+    """First release that has it."""
+    until: str | None
+    """Last release that has it; None for one that the newest has."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """One setup on two releases."""
+
+    before: Report
+    after: Report
+    breaks: tuple[Ruling, ...]
+    """What the new release rejects or fails on, but the old one does not."""
+    still: tuple[Ruling, ...]
+    """What both reject or fail on."""
+    unknown: tuple[Ruling, ...]
+    """What nobody can judge for the new release, as the text does not tell a value."""
+    other: tuple[Finding, ...]
+    """New findings that do not stop the server: ignored, changed, deprecated, for information."""
+    gone: tuple[Finding, ...]
+    """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
+    changes: tuple[ValueChange, ...]
+    """Resolved values and engine defaults that differ."""
+    possible: tuple[AcceptedChoice, ...]
+    """Methods, keys and choices that only the new release has."""
+    removed: tuple[AcceptedChoice, ...]
+    """Methods, keys and choices that only the old release has."""
+
+    @property
+    def is_downgrade(self) -> bool:
+        """Whether the release to move to is the older one."""
+        return get_release(self.after.version).version < get_release(self.before.version).version
+
+    @property
+    def starts_on_neither(self) -> bool:
+        """Whether both releases refuse to start with the setup, for whatever reasons."""
+        return not _starts(self.before) and not _starts(self.after)
+
+
+def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool = False) -> Upgrade:
+    """Compare how two releases treat the same setup.
+
+    Args:
+        before: the setup as read for the current release.
+        after: the setup as read for the release to move to, since flags change, too; an older one is a downgrade.
+        nearest: judges by the nearest known release where one is not known.
+
+    Raises:
+        InvalidSetup: a release is not known.
+    """
+    left, right = (_drop_version_remark(judge(reading, nearest=nearest)) for reading in (before, after))
+    old, new = get_release(left.version), get_release(right.version)
+    appeared = _missing(right.findings, left.findings)
+    breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
+    return Upgrade(
+        before=left,
+        after=right,
+        breaks=breaks,
+        still=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect in _HARD and f not in appeared),
+        unknown=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN),
+        other=tuple(f for f in appeared if f not in breaks),
+        gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
+        changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),
+        possible=tuple(_additions(old, new)),
+        removed=tuple(_additions(new, old)),
+    )
+
+
+def _drop_version_remark(report: Report) -> Report:
+    """Return a report without the remark that the requested release is not the one in the source."""
+    return replace(report, findings=tuple(each for each in report.findings if each.code != "other-version-asked"))
+
+
+def _starts(report: Report) -> bool:
+    """Say whether a server would come up, as far as the findings tell."""
+    stops = (
+        each.effect is Effect.REJECTED or (each.effect is Effect.FAILS_LATER and each.stage is Stage.START_UP)
+        for each in report.findings
+        if isinstance(each, Ruling)
+    )
+    return not any(stops)
+
+
+def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:
+    """Return the findings that are not among the others, by rule, place and effect."""
+    known = {_identity(finding) for finding in others}
+    return [finding for finding in findings if _identity(finding) not in known]
+
+
+def _identity(finding: Finding) -> tuple[str, str, str]:
+    return finding.code, finding.where, finding.effect if isinstance(finding, Ruling) else ""
+
+
+def _resolved_changes(before: Report, after: Report) -> Iterator[ValueChange]:
+    if before.resolved is None or after.resolved is None:
+        return
+    left, right = asdict(before.resolved), asdict(after.resolved)
+    left |= left.pop(_RULE_FIELDS)
+    right |= right.pop(_RULE_FIELDS)
+    for name in sorted(left.keys() & right.keys()):
+        if left[name] != right[name]:
+            yield ValueChange(what=name, before=left[name], after=right[name])
+
+
+def _default_changes(setup: Setup, old: Release, new: Release) -> Iterator[ValueChange]:
+    left, right = old.table("engine_defaults"), new.table("engine_defaults")
+    for name in _DEFAULTS_THAT_MATTER:
+        if name not in setup.args and name in left and name in right and left[name] != right[name]:
+            yield ValueChange(what=f"default of --{name.replace('_', '-')}", before=left[name], after=right[name])
+
+
+def _additions(old: Release, new: Release) -> Iterator[AcceptedChoice]:
+    """Yield what `new` accepts in a speculative config and `old` does not."""
+    for topic, kind in (("methods", "method"), ("spec_fields", "key")):
+        known = old.table(topic)
+        yield from (_choice(kind, name, history(topic, name)) for name in new.table(topic) if name not in known)
+    fields = old.table("spec_fields")
+    for name, field in new.table("spec_fields").items():
+        known_values = fields.get(name, {}).get("choices")
+        if name != "method" and known_values:
+            for value in field.get("choices") or ():
+                if value not in known_values:
+                    spans = [span for span in history("spec_fields", name) if value in (span.value["choices"] or ())]
+                    yield _choice(name, str(value), spans)
+
+
+def _choice(kind: str, name: str, spans: Sequence[Span]) -> AcceptedChoice:
+    until = spans[-1].until
+    return AcceptedChoice(
+        kind=kind,
+        name=name,
+        since=str(spans[0].since),
+        until=None if until is None else str(until),
+        source=spans[0].source,
+    )

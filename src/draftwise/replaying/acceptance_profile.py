@@ -1,0 +1,224 @@
+"""From anchors to a profile: the steps that serving would have taken, for every k, over all requests and by group.
+
+Shape letters: R requests, S steps, K draft tokens.
+
+The mean over all positions is not what serving sees: a long match is entered at its start, never inside it, so that
+mean is 6 to 196 % too high on public data (SpecDecode-Bench, arXiv 2601.11580).
+
+Shape letters: R requests, N answer tokens of all requests, K draft tokens, S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interval
+from draftwise.replaying.anchors import Anchors, Drafts, Ints
+from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
+
+__all__ = ["Walk", "count_steps", "percentiles_of", "summarize", "tokens_per_step", "walk", "warn_of_few"]
+
+_TAIL = 0.01
+"""Share of the requests on which an interval should not rest."""
+_SHARE = 0.25
+"""Of the variance, from which it does; of normal deviates the largest hundredth holds a twelfth."""
+_PERCENTILES = (10, 50, 90)
+
+
+def summarize(anchors: Anchors, ks: Sequence[int], *, limited: bool = True) -> Iterator[Acceptance]:
+    """Yield the acceptance of all requests of the anchors, then of each group.
+
+    Args:
+        anchors: of one candidate at one temperature.
+        ks: those to answer for.
+        limited: see `walk`.
+    """
+    walks = [walk(anchors, k, limited=limited) for k in ks]
+    groups = sorted({group for group in anchors.groups if group is not None})
+    for group in (None, *groups):
+        kept_R = np.array([group in (None, each) for each in anchors.groups])
+        by_k = {each.k: found for each in walks if (found := _at_k(anchors, each, kept_R)) is not None}
+        if by_k:
+            yield Acceptance(
+                candidate=anchors.candidate,
+                temperature=anchors.temperature,
+                group=group,
+                exactness=Exactness.EXACT,
+                requests=int(kept_R.sum()),
+                by_k=by_k,
+            )
+
+
+def count_steps(anchors: Anchors, steps: Walk) -> Floats:
+    """Return the decode steps of each request, [R]."""
+    return np.bincount(steps.request_S, steps.weight_S, minlength=len(anchors.requests)).astype(np.float64)
+
+
+def _count_emitted(anchors: Anchors) -> Floats:
+    """Return the tokens that the decode steps of each request emit, [R]: all but the one of the prefill."""
+    return (anchors.lengths - 1).astype(np.float64)
+
+
+def tokens_per_step(anchors: Anchors, k: int) -> Floats:
+    """Return the tokens that a decode step emits, of each request that has any."""
+    steps_R, emitted_R = count_steps(anchors, walk(anchors, k)), _count_emitted(anchors)
+    return emitted_R[steps_R > 0] / steps_R[steps_R > 0]
+
+
+def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
+    """Return the finding that few requests decide what a candidate is worth; None where they do not."""
+    steps_R, emitted_R = count_steps(anchors, walk(anchors, k)), _count_emitted(anchors)
+    if not steps_R.sum():
+        return None
+    largest = max(1, round(_TAIL * len(steps_R)))
+    share = find_variance_share(emitted_R, steps_R, largest=largest)
+    if share <= _SHARE or largest == len(steps_R):
+        return None
+    return Finding.warning(
+        "few-requests-decide",
+        f"{largest} of {len(steps_R)} requests at temperature {anchors.temperature:g} hold {share:.0%} of the "
+        f"variance of {anchors.candidate.label}: its interval is wide for that reason, and may still be too narrow.",
+        where=anchors.candidate.label,
+        fix="Replay more of the log, or group it (--group-by) so that unlike traffic is apart.",
+    )
+
+
+def _at_k(anchors: Anchors, steps: Walk, kept_R: NDArray[np.bool_]) -> AcceptanceAtK | None:
+    """Return what the steps of some requests did together; None where their answers are single tokens."""
+    kept_S = kept_R[steps.request_S]
+    steps_R, emitted_R = count_steps(anchors, steps)[kept_R], _count_emitted(anchors)[kept_R]
+    if not steps_R.sum():
+        return None
+    weight_S, drafted_S, survive_SK = steps.weight_S[kept_S], steps.drafted_S[kept_S], steps.survive_SK[kept_S]
+    per_pos = weight_S @ survive_SK
+    reached = [float(weight_S[drafted_S > place].sum()) for place in range(steps.k)]
+    decoding_R = steps_R > 0
+    own_R = emitted_R[decoding_R] / steps_R[decoding_R]
+    percentiles = np.percentile(own_R, _PERCENTILES).tolist()
+    return AcceptanceAtK(
+        steps=float(steps_R.sum()),
+        emitted=float(emitted_R.sum()),
+        drafts=reached[0],
+        drafted=float(weight_S @ drafted_S),
+        accepted=float(per_pos.sum()),
+        accepted_per_pos=tuple(per_pos.tolist()),
+        drafted_per_pos=tuple(reached),
+        tokens_per_step=_within(ratio_of_totals(emitted_R, steps_R), steps.k),
+        per_request=(percentiles[0], percentiles[1], percentiles[2]),
+        typical=float(np.exp(np.log(own_R).mean())),
+    )
+
+
+def _within(found: Interval, k: int) -> Interval:
+    """Return the interval inside what is possible: a step emits 1 to k + 1 tokens."""
+    return Interval(value=found.value, low=max(1.0, found.low), high=min(k + 1.0, found.high))
+
+
+def percentiles_of(lengths: Ints) -> tuple[int, int, int]:
+    """Return the 10th, 50th and 90th percentile."""
+    p10, p50, p90 = np.percentile(lengths, _PERCENTILES).round().astype(int).tolist()
+    return p10, p50, p90
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """The decode steps of all requests at one k, in the order of the requests and of their answers.
+
+    Of sampled drafts these are all steps that can occur, each with its chance: expectations without the noise of
+    drawing. Of others every weight is 1 and every `survive_SK` 0 or 1.
+    """
+
+    request_S: Ints
+    token_S: Ints
+    """Tokens of the answer that are confirmed when the step begins."""
+    weight_S: Floats
+    """Chance that serving takes the step."""
+    drafted_S: Ints
+    survive_SK: NDArray[np.float32]
+    """Chance that draft tokens 0..j are all accepted. Tokens behind the end of an answer are not known to be."""
+
+    @property
+    def k(self) -> int:
+        """Draft tokens a step at most."""
+        return int(self.survive_SK.shape[1])
+
+
+def walk(anchors: Anchors, k: int, *, limited: bool = True) -> Walk:
+    """Return the steps at one k.
+
+    Args:
+        anchors: the drafts.
+        k: tokens drafted at most.
+        limited: whether a draft ends one token before the answer's largest length, as the embedded engine's does;
+            vLLM drafts on.
+
+    Raises:
+        KeyError: the anchors do not answer for this k.
+    """
+    drafts = anchors.drafts_for(k)
+    request_N = np.repeat(np.arange(len(anchors.requests)), anchors.lengths)
+    token_N = np.arange(anchors.offsets[-1]) - anchors.offsets[:-1][request_N]
+    budget_N = np.minimum(k, anchors.limits[request_N] - token_N - 1) if limited else np.full(len(token_N), k)
+    drafted_N = np.minimum(drafts.drafted_N, np.maximum(budget_N, 0)).astype(np.int64)
+    rest_N = anchors.lengths[request_N] - token_N
+    survive_NK = _survive(drafts, np.minimum(drafted_N, rest_N), k)
+    if drafts.chances_NK is None:
+        weight_N = _visit(anchors.offsets, survive_NK.sum(1).astype(np.int64), rest_N)
+    else:
+        weight_N = _spread(anchors.offsets, survive_NK, rest_N)
+    steps = np.flatnonzero(weight_N)
+    return Walk(
+        request_S=request_N[steps],
+        token_S=token_N[steps],
+        weight_S=weight_N[steps],
+        drafted_S=drafted_N[steps],
+        survive_SK=survive_NK[steps],
+    )
+
+
+def _survive(drafts: Drafts, usable_N: Ints, k: int) -> NDArray[np.float32]:
+    """Return the chance that draft tokens 0..j are accepted, of `usable` tokens each."""
+    inside_NK = np.arange(k) < usable_N[:, None]
+    if drafts.accepted_N is not None:
+        return ((np.arange(k) < drafts.accepted_N[:, None]) & inside_NK).astype(np.float32)
+    assert drafts.chances_NK is not None
+    return np.cumprod(np.where(inside_NK, drafts.chances_NK[:, :k], 0), 1, dtype=np.float32)
+
+
+def _visit(offsets: Ints, accepted_N: Ints, rest_N: Ints) -> Floats:
+    """Return 1 for every anchor that a step begins at, else 0: all requests go on by one step a round."""
+    weight_N = np.zeros(len(accepted_N))
+    next_N = np.minimum(accepted_N + 1, rest_N) + np.arange(len(accepted_N))
+    at, ends = offsets[:-1] + 1, offsets[1:]
+    while (going := at < ends).any():
+        at, ends = at[going], ends[going]
+        weight_N[at] = 1
+        at = next_N[at]
+    return weight_N
+
+
+def _spread(offsets: Ints, survive_NK: NDArray[np.float32], rest_N: Ints) -> Floats:
+    """Return the chance that a step begins at each anchor: forward over the tokens, all requests at once."""
+    k = survive_NK.shape[1]
+    weight_N = np.zeros(len(rest_N))
+    at, ends = offsets[:-1] + 1, offsets[1:]
+    weight_N[at[at < ends]] = 1
+    while (going := at < ends).any():
+        at, ends = at[going], ends[going]
+        stays = weight_N[at]
+        for accepted in range(k + 1):
+            goes_on = survive_NK[at, accepted] if accepted < k else np.float32(0)
+            target = at + accepted + 1
+            inside = target < ends
+            reached = survive_NK[at, accepted - 1] if accepted else np.float32(1)
+            mass = stays * (reached - goes_on)
+            weight_N[target[inside]] += mass[inside]
+        at = at + 1
+    return weight_N

@@ -1,0 +1,349 @@
+"""The order of turns, in which the arms alternate, and the blocks in which a workload is answered under a load.
+
+Arms that could remember their answers have blocks of their own: no prompt is in two of them. The prompts of a workload
+are dealt to the conditions, and those of a condition to its repetitions. Each condition gets its fewest blocks first,
+the one with the smallest blocks before the others: a workload that is too short for all of them is then measured under
+as many as it can carry. What is left goes, block by block, to the condition that has had the fewest prompts. Conditions
+that a sweep adds later get what is not used of cells that stopped early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from draftwise.core import Condition, OpenLoop, Prompt, Replay, Run, RunPlan, Settled, Workload
+
+__all__ = [
+    "Block",
+    "Shares",
+    "Turn",
+    "arm_order",
+    "blocks",
+    "count_needed",
+    "count_repetitions",
+    "join_stretches",
+    "list_planned",
+    "plan_turns",
+    "share_out",
+    "split_once",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A block of prompts that one arm answers under one condition while the other servers are idle."""
+
+    number: int
+    arm: str
+    workload: str
+    repeat: int
+    prompts: tuple[Prompt, ...]
+    condition: Condition = field(default_factory=Condition)
+    block: int = 0
+    copies: tuple[int, ...] = ()
+    """Beside each prompt, empty for none: how often it came before in this turn."""
+    attempt: int = 0
+    """How often turns of its block were taken before, because something disturbed them."""
+    background: tuple[Prompt, ...] | None = None
+    """Prompts that only keep the load up, each of them asked once; None: those of `prompts`, again and again."""
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int, int]:
+        """What makes it the same turn in another session."""
+        return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Workload and label of the condition."""
+        return self.workload, self.condition.label
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Repetition and attempt: with one server up at a time, each arm takes the turns of one without a restart."""
+        return 0 if self.attempt else self.repeat, self.attempt
+
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        return self.workload, self.condition.label, self.repeat, self.block
+
+
+def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
+    """Return the arms in their order for a block.
+
+    The start rotates with block and repeat, so that over as many repeats, or as many blocks, as there are arms each
+    arm has each position once; every other round of blocks runs backwards, so that no arm always follows the same one.
+    """
+    start = (block + repeat) % len(arms)
+    order = [*arms[start:], *arms[:start]]
+    return order[::-1] if block // len(arms) % 2 else order
+
+
+def join_stretches(turns: Iterable[Turn], arms: Sequence[str], number: int) -> list[Turn]:
+    """Return turns arm by arm, forwards and backwards in turn (A B, B A ...): each arm once.
+
+    Args:
+        number: of the repetition, from 1; what is taken again after the last one counts as another.
+    """
+    order = {arm: place if number % 2 else -place for place, arm in enumerate(arms)}
+    return sorted(turns, key=lambda turn: order[turn.arm])
+
+
+def plan_turns(
+    plan: RunPlan,
+    conditions: Sequence[Condition],
+    repeat: int,
+    *,
+    added: Sequence[Condition] = (),
+    settled: Sequence[Settled] = (),
+    number: int = 0,
+) -> Iterator[Turn]:
+    """Yield the turns of one repetition of all workloads under the conditions.
+
+    Candidates that could remember answers have blocks of their own, whose prompts they have never been asked
+    (`Block`); in these no prompt is sent twice, by no arm, so that all do the same.
+
+    Args:
+        plan: of the run.
+        conditions: some of its own, or some of `added`.
+        repeat: which repetition, from 1.
+        added: all conditions that were added to the plan so far, in that order.
+        settled: cells that were stopped early; they are left out of later repetitions, and so is the baseline where
+            all candidates are.
+        number: of the first turn.
+    """
+    baseline = plan.arms[0].name
+    for condition in conditions:
+        for workload in plan.workloads:
+            for block, candidates, once in _find_parts(plan, workload, condition, repeat, added, settled):
+                prompts, background = split_once(block, condition) if once else (block.prompts, None)
+                for arm in arm_order([baseline, *candidates], block.number, repeat):
+                    yield Turn(
+                        number=number,
+                        arm=arm,
+                        workload=workload.name,
+                        condition=condition,
+                        repeat=repeat,
+                        block=block.number,
+                        prompts=prompts,
+                        copies=() if once else block.copies,
+                        background=background,
+                    )
+                    number += 1
+
+
+def _find_parts(
+    plan: RunPlan,
+    workload: Workload,
+    condition: Condition,
+    repeat: int,
+    added: Sequence[Condition],
+    settled: Sequence[Settled],
+) -> Iterator[tuple[Block, Sequence[str], bool]]:
+    """Yield the blocks of a repetition, each with the candidates that take part and whether it asks no prompt twice.
+
+    A block that is the same for those that could remember and those that could not (one prompt for a single stream)
+    is answered by all of them, so that the baseline answers it once.
+    """
+    ended = {each.key for each in settled if each.passes < repeat}
+    left = [arm.name for arm in plan.arms[1:] if (workload.name, condition.label, arm.name) not in ended]
+    forgetting = [name for name in left if name not in plan.asked_once]
+    new: dict[int, Block] = {}
+    if len(forgetting) < len(left):
+        dealt = share_out(plan, workload, added, settled).get((condition.label, repeat), ())
+        new = {block.number: block for block in dealt}
+    for block in blocks(workload, condition, plan.turn_s) if forgetting else ():
+        once = new.pop(block.number, None) is not None
+        yield block, left if once else forgetting, once
+    for block in new.values():
+        yield block, [name for name in left if name in plan.asked_once], True
+
+
+def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned
+
+
+_BLOCK_PER_STREAM = 4
+"""Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
+_FEWEST_BLOCKS = 2
+"""Of a condition: one shows nothing of what its requests have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a workload that each arm answers in one turn."""
+
+    number: int
+    prompts: tuple[Prompt, ...]
+    copies: tuple[int, ...]
+    """Beside each prompt: how often it came before in this block."""
+
+
+Shares = Mapping[tuple[str, int], tuple[Block, ...]]
+"""Blocks by label of the condition and repetition; left out where there are none."""
+
+
+def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Block]:
+    """Return the parts of a workload under a condition.
+
+    One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
+    short for that is gone through several times.
+    """
+    size = _count_requests(workload, condition, turn_s)
+    rounds = math.ceil(size / len(workload.prompts))
+    requests = [(prompt, copy) for copy in range(rounds) for prompt in workload.prompts]
+    wanted = max(len(workload.prompts), size)
+    return [
+        Block(number=number, prompts=tuple(prompt for prompt, _ in part), copies=tuple(copy for _, copy in part))
+        for number, part in enumerate(_parts(requests[:wanted], size))
+    ]
+
+
+def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]
+
+
+def _count_requests(workload: Workload, condition: Condition, turn_s: float) -> int:
+    """Return the requests of a whole block; a recording is replayed as a whole."""
+    if condition.concurrency is not None:
+        return 1 if condition.concurrency == 1 else _BLOCK_PER_STREAM * condition.concurrency
+    if isinstance(condition.load, OpenLoop):
+        return _arrivals_within(condition.load, turn_s)
+    return len(workload.prompts)
+
+
+def _arrivals_within(load: OpenLoop, turn_s: float) -> int:
+    """Return the expected arrivals of a turn: of all phases, the endless one taking `turn_s`."""
+    expected = sum(
+        (phase.start_per_s + phase.end_per_s) / 2 * (turn_s if phase.duration_s is None else phase.duration_s)
+        for phase in load.phases
+    )
+    return max(1, round(expected))
+
+
+def split_once(block: Block, condition: Condition) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Return the prompts of a block to measure, and those that only keep the load up, where none is to be asked twice.
+
+    A quarter of the block keeps the load up after the measured ones; in a closed loop a quarter, one for each stream,
+    also comes before them (the first of those returned). A single stream and a recording need none.
+    """
+    prompts = block.prompts
+    if condition.concurrency == 1 or isinstance(condition.load, Replay):
+        return prompts, ()
+    quarter = len(prompts) // 4
+    begin, end = (0 if condition.concurrency is None else quarter), len(prompts) - quarter
+    return prompts[begin:end], prompts[:begin] + prompts[end:]
+
+
+def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int:
+    """Return how many prompts of its own a condition needs to be measured without asking any of them twice."""
+    size = _count_requests(workload, condition, turn_s)
+    return size if isinstance(condition.load, Replay) else _FEWEST_BLOCKS * size
+
+
+def count_repetitions(run: Run, workloads: Collection[str], condition: Condition, candidate: str) -> int:
+    """Return in how many repetitions a cell takes part with all of its workloads, if it is not stopped early."""
+    if candidate not in run.plan.asked_once:
+        return run.plan.repeats
+    members = (each for each in run.plan.workloads if each.name in workloads)
+    shares = (share_out(run.plan, each, run.added, run.settled) for each in members)
+    return min(sum(label == condition.label for label, _ in share) for share in shares)
+
+
+def share_out(
+    plan: RunPlan, workload: Workload, added: Sequence[Condition] = (), settled: Sequence[Settled] = ()
+) -> Shares:
+    """Return the blocks in which arms that could remember answers take part.
+
+    Args:
+        plan: of the run; its seed decides which prompt falls to which repetition.
+        workload: one of the plan's.
+        added: conditions that were added to the plan, in that order.
+        settled: cells that were stopped early.
+    """
+    used = _ids_of_earlier(plan, workload)
+    shares: dict[tuple[str, int], tuple[Block, ...]] = {}
+    for group in (plan.conditions, *((condition,) for condition in added)):
+        for condition, dealt in _deal(plan, workload, group, used).items():
+            last = _last_repetition(plan, workload, condition, settled)
+            for repeat in range(1, plan.repeats + 1):
+                if part := tuple(dealt[repeat - 1 :: plan.repeats]):
+                    shares[condition.label, repeat] = part
+                    used |= {prompt.id for block in part for prompt in block.prompts if repeat <= last}
+    return shares
+
+
+def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
+    """Return the ids of prompts that an earlier workload of the plan asks, too.
+
+    A workload that repeats a prompt itself asks it as often: that is its traffic.
+    """
+    earlier = plan.workloads[: plan.workloads.index(workload)]
+    known = {prompt.content for each in earlier for prompt in each.prompts}
+    return {prompt.id for prompt in workload.prompts if prompt.content in known}
+
+
+def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:
+    """Return the last repetition in which some arm that could remember answers takes part."""
+    passes = {each.key: each.passes for each in settled}
+    return max(passes.get((workload.name, condition.label, arm), plan.repeats) for arm in plan.asked_once)
+
+
+def _deal(
+    plan: RunPlan, workload: Workload, conditions: Sequence[Condition], used: Collection[str]
+) -> dict[Condition, list[Block]]:
+    """Return the blocks of each condition; no prompt is in two of them, and no used one in any."""
+    places = {prompt.id: place for place, prompt in enumerate(workload.prompts)}
+    free = [prompt for prompt in workload.prompts if prompt.id not in used]
+    Random(f"{plan.seed}/{workload.name}").shuffle(free)
+    dealt = {}
+    for condition, count in _count_blocks(plan, workload, conditions, len(free)).items():
+        size = _count_requests(workload, condition, plan.turn_s)
+        parts = [free[start : start + size] for start in range(0, count * size, size)]
+        free = free[count * size :]
+        dealt[condition] = _number(
+            [tuple(sorted(part, key=lambda prompt: places[prompt.id])) for part in parts],
+            blocks(workload, condition, plan.turn_s),
+        )
+    return dealt
+
+
+def _number(parts: Sequence[tuple[Prompt, ...]], others: Sequence[Block]) -> list[Block]:
+    """Return parts of a workload as blocks, numbered after those of the other arms, or as the one that is the same."""
+    known = {_ids(block.prompts): block.number for block in others}
+    return [
+        Block(number=known.get(_ids(part), len(others) + place), prompts=part, copies=(0,) * len(part))
+        for place, part in enumerate(parts)
+    ]
+
+
+def _ids(prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    return tuple(prompt.id for prompt in prompts)
+
+
+def _count_blocks(
+    plan: RunPlan, workload: Workload, conditions: Sequence[Condition], free: int
+) -> dict[Condition, int]:
+    """Return how many blocks each condition gets of so many free prompts; conditions that get none are left out."""
+    sizes = {each: _count_requests(workload, each, plan.turn_s) for each in conditions}
+    counts: dict[Condition, int] = {}
+    for condition in sorted(conditions, key=lambda each: sizes[each]):
+        if (needed := count_needed(workload, condition, plan.turn_s)) <= free:
+            counts[condition] = needed // sizes[condition]
+            free -= needed
+    while fitting := [each for each in counts if sizes[each] <= free]:
+        # Of two that have had equally many, the one with larger blocks: there may be room for small ones later.
+        poorest = min(fitting, key=lambda each: (counts[each] * sizes[each], -sizes[each]))
+        counts[poorest] += 1
+        free -= sizes[poorest]
+    return counts

@@ -1,0 +1,149 @@
+"""What a workload is like in numbers, and whether it can carry the conclusions that are to be drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from draftwise.core import Finding, Workload
+from draftwise.workloads.reshape import prompt_length
+from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
+
+__all__ = ["Lengths", "WorkloadProfile", "check_workloads", "profile_workload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Percentiles of lengths in tokens."""
+
+    p50: float
+    p90: float
+    most: int
+
+    @classmethod
+    def of(cls, values: list[int]) -> Lengths:
+        """Return those of a list that is not empty."""
+        p50, p90 = np.percentile(values, (50, 90))
+        return cls(p50=float(p50), p90=float(p90), most=max(values))
+
+    def __str__(self) -> str:
+        return f"P50 {self.p50:.0f}, P90 {self.p90:.0f}, at most {self.most}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadProfile:
+    """What a workload is, in numbers."""
+
+    prompts: int
+    distinct: int
+    """Prompts that differ in what they send."""
+    chats: int
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    """Of `max_tokens`: what answers reach where they are forced, and never pass where they are not."""
+    forced: int
+    """Prompts whose answers go on to `max_tokens`."""
+    span_s: float | None
+    """From the first recorded arrival to the last; None without recorded arrivals."""
+    rate_per_s: float | None
+    burstiness: float | None
+    """Standard deviation over mean of the gaps between arrivals: 1 for a Poisson process, 0 for equal gaps."""
+    counting: str
+    """How tokens were counted."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values, by the names of the fields."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        kind = {0: "texts", self.prompts: "chats"}.get(self.chats, f"prompts ({self.chats} chats)")
+        parts = [
+            f"{self.prompts} {kind}",
+            f"prompt tokens {self.prompt_tokens}",
+            f"output tokens {self.output_tokens}" + (" (forced)" if self.forced == self.prompts else ""),
+        ]
+        if self.distinct < self.prompts:
+            parts.insert(1, f"{self.distinct} distinct")
+        if self.rate_per_s is not None:
+            parts.append(f"{self.rate_per_s:.3g} arrivals/s over {self.span_s:.0f} s, burstiness {self.burstiness:.2f}")
+        return "; ".join((*parts, self.counting))
+
+
+def profile_workload(workload: Workload, tokens: Tokens | None = None) -> WorkloadProfile:
+    """Return the statistics of a workload that has prompts; without `tokens`, lengths are estimated."""
+    tokens = tokens or EstimatedTokens()
+    prompts = workload.prompts
+    arrivals = sorted(prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None)
+    span = arrivals[-1] - arrivals[0] if len(arrivals) == len(prompts) > 2 else 0.0
+    gaps = np.array([later - earlier for earlier, later in pairwise(arrivals)])
+    return WorkloadProfile(
+        prompts=len(prompts),
+        distinct=len(prompts) - workload.num_repeats,
+        chats=sum(bool(prompt.messages) for prompt in prompts),
+        prompt_tokens=Lengths.of([prompt_length(prompt, tokens) for prompt in prompts]),
+        output_tokens=Lengths.of([prompt.max_tokens for prompt in prompts]),
+        forced=sum(prompt.ignore_eos for prompt in prompts),
+        span_s=span or None,
+        rate_per_s=len(gaps) / span if span else None,
+        burstiness=float(gaps.std() / gaps.mean()) if span else None,
+        counting=tokens.note,
+    )
+
+
+_RANDOM_SOURCE = (
+    "vllm-project/vllm#33497 (low MTP acceptance, measured with `--dataset-name random`); "
+    "SPEED-Bench, arXiv 2604.09557 (random tokens overstate throughput by some 23 %)"
+)
+_REPEATED = 0.1
+"""Share of repeated prompts from which a cache of earlier texts is worth a warning."""
+
+
+def check_workloads(
+    workloads: Sequence[Workload], *, measures_acceptance: bool, needs_arrivals: bool = False
+) -> list[Finding]:
+    """Return what keeps these workloads from being measured as planned.
+
+    Args:
+        workloads: what is to be sent.
+        measures_acceptance: whether drafts are judged by the prompts: false when the engine draws acceptance
+            itself (`rejection_sample_method: synthetic`), or when nothing but load is wanted.
+        needs_arrivals: whether recorded arrival times are to be replayed.
+    """
+    return [
+        finding
+        for workload in workloads
+        for finding in _check(workload, measures_acceptance=measures_acceptance, needs_arrivals=needs_arrivals)
+    ]
+
+
+def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
+    if workload.random_tokens and measures_acceptance:
+        yield Finding.error(
+            "random-tokens",
+            f"The prompts of {workload.name} are random tokens and say nothing about acceptance: what follows "
+            "noise is noise or a loop, which no drafter meets in real traffic.",
+            where=workload.name,
+            fix="Use real prompts (--workload code, or a file of your own) or synthetic:source=code; random tokens "
+            "serve for load, with acceptance drawn by the engine (rejection_sample_method synthetic).",
+            source=_RANDOM_SOURCE,
+        )
+    if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):
+        yield Finding.error(
+            "no-arrivals",
+            f"{workload.name} holds no recorded arrival times to replay.",
+            where=workload.name,
+            fix="Give a log or a trace with a time in every row, or a rate (--rate) instead of a replay.",
+        )
+    repeated = workload.num_repeats
+    if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
+        yield Finding.warning(
+            "repeated-prompts",
+            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones: what a "
+            "server remembers (prefix cache, suffix drafts) makes them faster than at the first time.",
+            where=workload.name,
+            fix="Fine if your traffic repeats itself as much; else leave the repetitions out.",
+        )

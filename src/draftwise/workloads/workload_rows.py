@@ -1,0 +1,266 @@
+"""Reads the rows of files, with the times that they carry, and collects what is wrong with them."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources.abc import Traversable
+from io import BufferedReader, TextIOWrapper
+from itertools import islice
+from typing import IO, Any, cast
+
+from draftwise.core import Finding, InvalidSetup
+
+__all__ = ["MAX_ROWS", "Faults", "Row", "Table", "from_begin", "open_plain", "read_objects", "read_rows", "to_seconds"]
+
+MAX_ROWS = 10_000
+"""Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
+_CHUNK = 1 << 20
+_LONGEST_FIELD = 1 << 27
+"""Characters of a CSV field; Python's own limit of 131,072 is less than a long prompt has."""
+_GAP = re.compile(r"[,\s]*")
+_JSON_FIX = "One JSON object a line, or one JSON array of objects."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One record and where it stands."""
+
+    where: str
+    """`file:line`, for messages."""
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The rows that were kept, in the order of the file."""
+
+    rows: tuple[Row, ...]
+    note: str = ""
+    """What was left out, in words; empty where the whole file is here."""
+
+
+def read_rows(
+    file: Traversable, faults: Faults, *, most: int = MAX_ROWS, seed: int = 0, in_order: Callable[[Any], bool]
+) -> Table:
+    """Return the rows of a file.
+
+    Of a file with more than `most` rows a sample is drawn (every row equally likely, from `seed`), so that a long
+    log is not judged by its first hour; where `in_order` says of the first row that the rows make a recording,
+    whose rate a sample would change, the first ones are taken instead. Rows left out are not checked.
+
+    Raises:
+        InvalidSetup: the file cannot be read.
+    """
+    try:
+        with open_plain(file) as stream:
+            return _keep(_rows_of(stream, file.name, faults), most, seed, in_order)
+    except (OSError, EOFError, csv.Error) as error:
+        raise InvalidSetup.because("unreadable", f"{file} cannot be read ({error}).", where=str(file)) from None
+
+
+@contextmanager
+def open_plain(file: Traversable) -> Iterator[BufferedReader]:
+    """Open a file for reading bytes, unpacked where its name ends in `.gz`.
+
+    Raises:
+        OSError, EOFError: it cannot be read, here or later.
+    """
+    with file.open("rb") as raw:
+        yield cast(BufferedReader, gzip.GzipFile(fileobj=raw) if file.name.endswith(".gz") else raw)
+
+
+def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the object of each line of a JSON-lines file, one by one, with its place (`name:line`).
+
+    Raises:
+        InvalidSetup: a line is no JSON object.
+    """
+    faults = Faults()
+    for raw in _line_rows(stream, name, faults):
+        row = raw.parse()
+        faults.raise_any()
+        assert row is not None
+        if not isinstance(row.value, dict):
+            raise InvalidSetup.because("not-an-object", f"{row.where} is no JSON object.", where=row.where)
+        yield row.where, row.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A row whose parsing can wait until it is clear that the row is kept."""
+
+    number: int
+    parse: Callable[[], Row | None]
+
+
+def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> Table:
+    kept = list(islice(rows, most))
+    extra = next(rows, None)
+    if extra is None:
+        return Table(rows=_parse_all(kept))
+    first = kept[0].parse()
+    kept[0] = _Raw(kept[0].number, lambda: first)
+    if first is not None and in_order(first.value):
+        return Table(rows=_parse_all(kept), note=f"the first {most} rows of a longer file")
+    rng = random.Random(seed)
+    total = most
+    while extra is not None:  # reservoir sampling (Vitter 1985, algorithm R)
+        total += 1
+        place = rng.randrange(total)
+        if place < most:
+            kept[place] = extra
+        extra = next(rows, None)
+    kept.sort(key=lambda raw: raw.number)
+    return Table(rows=_parse_all(kept), note=f"{most} of {total} rows, drawn with seed {seed}")
+
+
+def _parse_all(kept: list[_Raw]) -> tuple[Row, ...]:
+    return tuple(row for raw in kept if (row := raw.parse()) is not None)
+
+
+def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
+    if name.removesuffix(".gz").endswith(".csv"):
+        yield from _csv_rows(stream, name)
+    elif stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+        yield from _array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults)
+    else:
+        yield from _line_rows(stream, name, faults)
+
+
+def _line_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield _Raw(number, lambda line=line, number=number: _parse_line(line, f"{name}:{number}", faults))  # type: ignore[misc]
+
+
+def _parse_line(line: bytes, where: str, faults: Faults) -> Row | None:
+    try:
+        return Row(where=where, value=json.loads(line.decode("utf-8-sig")))
+    except UnicodeDecodeError as error:
+        faults.add("not-utf8", f"{where} is not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
+    except json.JSONDecodeError as error:
+        faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
+    except RecursionError:
+        faults.add("not-json", f"{where} is nested too deeply.", where, _JSON_FIX)
+    return None
+
+
+def _csv_rows(stream: IO[bytes], name: str) -> Iterator[_Raw]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline=""))
+    for row in reader:
+        yield _parsed(reader.line_num, f"{name}:{reader.line_num}", row)
+
+
+def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults) -> Iterator[_Raw]:
+    """Yield the elements of a JSON array as they are read: ShareGPT's file has 640 MB."""
+    decoder = json.JSONDecoder()
+    text, number, line, size = reader.read(_CHUNK), 0, 1, _CHUNK
+    begin = text.index("[") + 1
+    while True:
+        gap = cast(re.Match[str], _GAP.match(text, begin)).end()
+        line, begin = line + text.count("\n", 0 if number == 0 else begin, gap), gap
+        try:
+            value, end = decoder.raw_decode(text, begin)
+        except json.JSONDecodeError as error:
+            if text.startswith("]", begin):
+                return
+            if more := reader.read(size):
+                text, begin, size = text[begin:] + more, 0, min(2 * size, 64 * _CHUNK)
+                continue
+            where = f"{name}:{line}"
+            faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
+            return
+        number += 1
+        yield _parsed(number, f"{name}:{line}", value)
+        line, begin = line + text.count("\n", begin, end), end
+
+
+def _parsed(number: int, where: str, value: Any) -> _Raw:
+    row = Row(where=where, value=value)
+    return _Raw(number, lambda: row)
+
+
+_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+"""(smallest reading, readings a second): epoch times of our day in ns, us and ms; seconds have ten digits."""
+
+
+def to_seconds(value: Any, per_s: float = 1.0) -> float | None:
+    """Return a time in seconds on one clock: an ISO date, or a number; None where it is no time.
+
+    Numbers are epoch times in s, ms, us or ns, told by their size; smaller ones count from some beginning, `per_s` of
+    them a second. A date without a zone is taken as UTC.
+    """
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return _from_iso(value)
+    if not math.isfinite(number):
+        return None
+    return number / next((each for least, each in _UNITS if abs(number) >= least), per_s)
+
+
+def _from_iso(value: Any) -> float | None:
+    try:
+        return to_seconds(datetime.fromisoformat(value.strip()))
+    except (AttributeError, ValueError, OverflowError):
+        return None
+
+
+def from_begin(times: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Return times counted from the earliest; all None where one is missing, since arrivals are all or nothing."""
+    known = [time for time in times if time is not None]
+    if not known or len(known) < len(times):
+        return (None,) * len(times)
+    begin = min(known)
+    # Rounded to a microsecond: an epoch time as a float carries no more, and the digits would look like it did.
+    return tuple(round(time - begin, 6) for time in known)
+
+
+_SHOWN = 30
+
+
+class Faults:
+    """The faults found so far; the first ones are kept word for word, the rest counted."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+        self._more = 0
+
+    def add(self, code: str, message: str, where: str, fix: str = "") -> None:
+        """Note one fault."""
+        if len(self._findings) < _SHOWN:
+            finding = Finding.error(code, message, where=where, fix=fix)
+            self._findings.append(finding)
+        else:
+            self._more += 1
+
+    def __bool__(self) -> bool:
+        return bool(self._findings)
+
+    def raise_any(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            InvalidSetup: with every fault; past the first thirty, with their number.
+        """
+        if self._more:
+            where = self._findings[-1].where.rpartition(":")[0]
+            more = Finding.error("more-faults", f"{where} has {self._more} more faults like these.", where=where)
+            self._findings.append(more)
+        if self._findings:
+            raise InvalidSetup(self._findings)
