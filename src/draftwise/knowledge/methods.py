@@ -186,6 +186,10 @@ class Method:
             raise _broken(self.distribution, self.name, f"{part} {module}:{attribute}: {fault!r}") from fault
 
 
+_COLUMNS = frozenset(column.name for column in fields(Method)) - {"distribution"}
+"""Those that a row may have."""
+
+
 def get_method(name: str) -> Method:
     """Return a method by its name or an alias; KeyError for an unknown one.
 
@@ -261,20 +265,20 @@ def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
     """
     methods = tuple(map(_read, rows))
     names = [name for method in methods for name in (method.name, *method.aliases)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"methods.json has two rows for {', '.join(twice)}")
     return methods
 
 
 def _read(row: Mapping[str, Any], where: str = "methods.json") -> Method:
-    unknown = sorted(row.keys() - {column.name for column in fields(Method) if column.name != "distribution"})
+    unknown = sorted(row.keys() - _COLUMNS)
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     unknown += [part for part in _PARTS if not _names_part(part, row.get(part, ""))]
     if unknown:
         raise ValueError(f"{where}, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
     try:
-        return Method(**{**row, "advice": MethodAdvice.from_row(row.get("advice", {}))})
+        return Method(**{**row, "advice": MethodAdvice.from_row(row["advice"]) if "advice" in row else NO_ADVICE})
     except (TypeError, ValueError) as fault:
         raise ValueError(f"{where}, {row.get('name')}: {fault}") from fault
 
