@@ -22,7 +22,11 @@ pytest_plugins = [
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
     *("bundle", "engine", "interop", "lookup", "serve", "training"),
-    *("backends/test_embedded.py", "benchmarks/test_h200_measure_vllm.py", "benchmarks/test_h200_versus_vllm.py"),
+    *(
+        "backends/test_embedded_server.py",
+        "benchmarks/test_h200_measure_vllm.py",
+        "benchmarks/test_h200_versus_vllm.py",
+    ),
     "benchmarks/test_h200_forecast_sweep.py",
     *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py", "watching/diagnose/test_simulated.py"),
 )
@@ -65,7 +69,7 @@ LONGEST = (
     *("engine/kernels/test_cuda_ahead.py", "engine/kernels/test_compile_ahead.py", "watching/test_real_engine.py"),
     *("measure/test_kills.py", "cli/test_decide.py", "measure/test_budget.py", "cli/test_gateways.py"),
     *("benchmarks/test_fault_injection.py", "reporting/test_report.py", "measure/test_memory.py"),
-    *("measure/test_screening.py", "backends/test_contract.py", "backends/test_vllm_backend.py"),
+    *("measure/test_screening.py", "backends/test_contract.py", "backends/test_vllm_server.py"),
     *("deploying/test_end_to_end.py", "deploying/bundle/test_air_gap.py"),
 )
 """Files that take longest, in the order in which they start: before all others, so that all processes end together."""
