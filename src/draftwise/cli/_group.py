@@ -97,7 +97,7 @@ class VerbGroup(click.Group):
         except InvalidRequest as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             of_verb = ctx if command is None else click.Context(command, info_name=ctx.invoked_subcommand, parent=ctx)
-            raise click.UsageError(" ".join(each.message for each in error.findings), of_verb) from None
+            raise click.UsageError(" ".join(map(str, error.findings)), of_verb) from None
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
