@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from draftwise import LLM, SamplingParams, __version__
-from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.engine_outputs import RequestOutput
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},

@@ -35,9 +35,9 @@ from draftwise.statistics import (
     PERCENTILES,
     Conclusion,
     Design,
-    Estimate,
     InterimAnalyses,
     LoadPoint,
+    RatioEstimate,
     adjust_family,
     find_crossing,
     find_outlook,
@@ -154,12 +154,12 @@ MARGIN = 0.03
 
 def looks_at(
     machine: Machine, rng: np.random.Generator, speedup: float, analyses: InterimAnalyses
-) -> dict[int, Estimate]:
+) -> dict[int, RatioEstimate]:
     candidate_N, plain_N = machine.measure(rng, speedup)
     return sofar(machine, candidate_N, plain_N, analyses)
 
 
-def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: InterimAnalyses) -> dict[int, Estimate]:
+def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: InterimAnalyses) -> dict[int, RatioEstimate]:
     """Return what each interim analysis sees."""
     design = design_of(machine)
     found = {}
@@ -170,7 +170,7 @@ def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: Interi
     return found
 
 
-def stop(found: dict[int, Estimate], analyses: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
+def stop(found: dict[int, RatioEstimate], analyses: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
     """Return at which analysis a comparison settles, and as what; the last one where it does not."""
     for done, estimate in found.items():
         if (outcome := settle(estimate, analyses, done, margin=MARGIN, family=family)) is not None:
@@ -250,7 +250,7 @@ def rows_of_power(trials: int) -> Iterator[dict]:
         spreads = [found[pilot.passes] for found in measured(pilot, 1.05, trials, seed=4)]
         typical = sorted(spreads, key=lambda each: each.spread.variance)[trials // 2]
         detectable = find_outlook(typical, pilot.passes, margin=MARGIN).detectable
-        as_if_known = Estimate(log=math.log(1.05), spread=typical.spread)
+        as_if_known = RatioEstimate(log=math.log(1.05), spread=typical.spread)
         count = find_outlook(as_if_known, pilot.passes, margin=MARGIN).prompts
         count = math.ceil(count / pilot.per_turn) * pilot.per_turn
         more = Machine(prompts=count, per_turn=pilot.per_turn, gain=pilot.gain)
@@ -262,7 +262,7 @@ def rows_of_power(trials: int) -> Iterator[dict]:
         }
 
 
-def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
+def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, RatioEstimate]]:
     rng, analyses = np.random.default_rng(seed), InterimAnalyses((machine.passes,))
     return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
 

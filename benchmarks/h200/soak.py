@@ -30,7 +30,7 @@ from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
 from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.outputs import Delta
+from draftwise.engine.engine_outputs import Delta
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 

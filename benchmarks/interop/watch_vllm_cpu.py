@@ -34,7 +34,7 @@ from draftwise import __version__
 from draftwise.backends import VllmBackend
 from draftwise.core import Setup, SpecConfig
 from draftwise.core.documents import to_json
-from draftwise.measure.context import describe_hardware
+from draftwise.measure.run_context import describe_hardware
 
 HERE = Path(__file__).parent
 SERVE = ["--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", "134217728", "--max-model-len", "2048"]

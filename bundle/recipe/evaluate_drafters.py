@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecStats
-from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.engine_outputs import RequestOutput
 
 WORKLOADS = ("code", "prose", "rewrite")
 PARALLEL = {"parallel_drafting": True}

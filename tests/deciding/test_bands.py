@@ -31,7 +31,7 @@ from draftwise.plan.schedule.draft_lengths import KEY
 from draftwise.reporting.conditions import describe_single_settings
 from draftwise.reporting.units import format_load
 from draftwise.setups.read import read_setups
-from draftwise.statistics import Estimate, LoadPoint, Spread
+from draftwise.statistics import LoadPoint, RatioEstimate, Spread
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
@@ -71,7 +71,7 @@ def test_without_a_crossover_a_band_ends_where_the_candidate_was_last_shown_to_p
 def test_a_gain_that_returns_under_more_load_is_told(error: float, num_found: int) -> None:
     def point(load: float, ratio: float) -> LoadPoint:
         spread = Spread(variance=error**2, degrees=100, lasting=0.0, num_prompts=100, num_blocks=100)
-        return LoadPoint(load=load, estimate=Estimate(log=math.log(ratio), spread=spread))
+        return LoadPoint(load=load, estimate=RatioEstimate(log=math.log(ratio), spread=spread))
 
     line = [point(1, 1.3), point(64, 1.0), point(128, 0.8), point(256, 1.2)]
     sweeps = {(name, "ngram k=3", 0.0, "concurrency"): line for name in ("code", ALL)}

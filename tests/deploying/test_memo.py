@@ -41,7 +41,7 @@ def test_it_says_what_why_and_how_back(to: str) -> None:
     order = replace(ORDER, image=IMAGES.get(to, ORDER.image))
     memo = deploy(order, to).files["MEMO.md"]
     assert f"**Why.** {FOUND} (run `2026-11-22`)" in memo
-    assert "**Who.** Nobody is named to answer for it (--owner)." in memo
+    assert "**Owner:** not given (--owner)." in memo
     assert "--speculative-config" in memo.split("## Files")[0]
     assert "Requests with min_p: vLLM 0.26.0 refuses it while speculating." in memo.split("## Where to leave it off")[1]
     assert f"## When to go back\n\n- {describe_rule(order.evidence.rollback[0])}" in memo
@@ -130,7 +130,7 @@ def test_deadlines_come_from_the_log_of_a_start(tmp_path: Path) -> None:
     assert code == 0, told
     assert "guess" not in told
     # 14 s from the first line to the last before it answers: 1.5 times that, in looks 10 s apart.
-    assert "a start has 30 s" in (tmp_path / "out/MEMO.md").read_text()
+    assert "startup deadline: 30 s" in (tmp_path / "out/MEMO.md").read_text()
     assert "failureThreshold: 3\n" in (tmp_path / "out/spec.yaml").read_text()
 
 

@@ -17,7 +17,7 @@ from tests.support.every_method import METHODS, make_config
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import EngineRequest
-from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.engine_outputs import RequestOutput
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
 from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft

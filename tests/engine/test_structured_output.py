@@ -19,7 +19,7 @@ from tests.support.every_method import METHODS, WITH_MODEL, make_config
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import EngineRequest
-from draftwise.engine.outputs import CompletionOutput
+from draftwise.engine.engine_outputs import CompletionOutput
 
 SCHEMA = {
     "type": "object",

@@ -26,6 +26,6 @@ def test_lookup_comes_without_torch(without_torch: dict[str, str]) -> None:
         return done.returncode != 0
 
     modules = [f"draftwise.lookup.{each.name}" for each in pkgutil.iter_modules(lookup.__path__)]
-    assert len(modules) == 6
+    assert len(modules) == 5
     assert not brings_torch(*modules)
     assert brings_torch("draftwise.engine.proposers.suffix"), "else the test above would see nothing"

@@ -9,8 +9,8 @@ import pytest
 from draftwise.backends import VllmBackend
 from draftwise.core import InvalidSetup, LaunchOptions, RunContext, Setup, Severity, SpecConfig
 from draftwise.measure.measurement import build_backends, judge_backends
+from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 from draftwise.measure.planning import make_arms
-from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.runs import RunDirectory
 from draftwise.setups.write import write_words
 from draftwise.version import __version__

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.measure.context import describe_hardware
 from draftwise.measure.device_state import DeviceWatch, read_cpu_state, read_device_state, read_gpu_states
+from draftwise.measure.run_context import describe_hardware
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 READING = "0, 1980, 1980, 47, 402.25, 700.00"

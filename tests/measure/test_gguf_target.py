@@ -6,7 +6,7 @@ import pytest
 from tests.support.made_gguf import LLAMA, write_gguf
 
 from draftwise.core import Arm, InvalidSetup, LaunchOptions, Setup
-from draftwise.measure.context import build_context
+from draftwise.measure.run_context import build_context
 
 
 def describe(file: Path):

@@ -20,8 +20,8 @@ from draftwise.deciding.comparison.cell import make_cells
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 from draftwise.measure.session import Session
-from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.runs import RunDirectory
 
 

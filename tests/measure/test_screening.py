@@ -15,10 +15,10 @@ from tests.support.measuring import Recorder
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.cli import main
 from draftwise.core import CalibratedSetting, Calibration, Condition, Exactness, OpenLoop, SpecConfig, StepPoint
-from draftwise.measure.context import build_context, describe_hardware, describe_machine
+from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 from draftwise.measure.planning import make_plan
-from draftwise.measure.screening import Screened, screen
-from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.measure.run_context import build_context, describe_hardware, describe_machine
+from draftwise.measure.screening import ScreenedPlan, screen
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
 from draftwise.version import __version__
@@ -61,10 +61,10 @@ def calibrate(steps_ms: dict[str, Callable[[float], float]]) -> Calibration:
 
 
 @pytest.fixture
-def screened(tmp_path: Path) -> Callable[..., tuple[Screened, str]]:
+def screened(tmp_path: Path) -> Callable[..., tuple[ScreenedPlan, str]]:
     """Return what screens a plan of ngram and eagle3 by files that are written for it, and tells what it said."""
 
-    def run(*, calibration: Calibration | None, profile: Any = None, **options: Any) -> tuple[Screened, str]:
+    def run(*, calibration: Calibration | None, profile: Any = None, **options: Any) -> tuple[ScreenedPlan, str]:
         files = {"calibration": calibration, "profile": profile}
         for name, document in files.items():
             if document is not None:
@@ -84,7 +84,7 @@ def screened(tmp_path: Path) -> Callable[..., tuple[Screened, str]]:
     return run
 
 
-def names(found: Screened) -> list[str]:
+def names(found: ScreenedPlan) -> list[str]:
     return [arm.name for arm in found.plan.arms]
 
 

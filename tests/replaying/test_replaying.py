@@ -14,7 +14,7 @@ from draftwise.core import InvalidSetup, Profile, ReplayedTarget, SpecConfig
 from draftwise.replaying import Anchors, read_anchors, read_profile
 from draftwise.replaying.lookup_drafts import NgramReplayer
 from draftwise.replaying.replay_directory import ReplayDirectory
-from draftwise.replaying.replaying import Candidate, choose_ks, replay_candidates
+from draftwise.replaying.replaying import ReplayCandidate, choose_ks, replay_candidates
 from draftwise.replaying.transcripts import ReplayedRequest, Transcript, Transcripts, count_accepted
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=4)
@@ -46,7 +46,7 @@ class Counted:
 
 def replay(path: Path, replayer: Counted, ks: tuple[int, ...] = (1, 4)) -> tuple[Profile, tuple[Anchors, ...]]:
     directory = ReplayDirectory.open(path, {"log": "x"})
-    candidate = Candidate(spec=NGRAM, ks=ks, make=lambda: replayer)
+    candidate = ReplayCandidate(spec=NGRAM, ks=ks, make=lambda: replayer)
     return replay_candidates(directory, make_transcripts(), [candidate], target=ReplayedTarget(name="m"), rows=3)
 
 

@@ -16,11 +16,11 @@ from tests.support import builders
 from tests.support.serving import serving_launched, start_thread
 
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.engine.outputs import Delta, Logprob
+from draftwise.engine.engine_outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 from draftwise.serve.channel import Channel, ChannelProtocol, EngineFailure, StepResult
 from draftwise.serve.engine_process import start_process
-from draftwise.serve.worker import EngineWorker
+from draftwise.serve.engine_worker import EngineWorker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

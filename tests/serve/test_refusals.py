@@ -20,7 +20,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.calls import Defaults, ServedModel, read_chat, read_completion
 from draftwise.serve.errors import RequestError
-from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from draftwise.serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}

@@ -11,7 +11,7 @@ from tests.support.serving import serving
 from tests.support.spec_stats import stats_of
 
 from draftwise.core import SpecStats
-from draftwise.engine.outputs import Delta, EngineStats
+from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.app import StatsLog

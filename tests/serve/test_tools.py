@@ -7,7 +7,7 @@ import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
-from draftwise.cli import serve as command
+from draftwise.cli import serve_command as command
 from draftwise.serve.errors import RequestError
 from draftwise.serve.tools import TOOL_CALL_PARSERS, read_tools
 

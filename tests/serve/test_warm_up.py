@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from draftwise.cli import main
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.serve.worker import fill_kernel_cache
+from draftwise.serve.engine_worker import fill_kernel_cache
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import pytest
 from tests.support.combinations import tries
 from tests.support.simulated import Array, Machine, binomial_bounds
 
-from draftwise.statistics import Estimate, LoadPoint, Spread, find_crossing, next_load, prompt_ratio
+from draftwise.statistics import LoadPoint, RatioEstimate, Spread, find_crossing, next_load, prompt_ratio
 
 TRUTH = 20.0
 
 
 def point(load: float, ratio: float, error: float = 0.01) -> LoadPoint:
     spread = Spread(variance=error**2, degrees=100, lasting=0.0, num_prompts=100, num_blocks=100)
-    return LoadPoint(load=load, estimate=Estimate(log=math.log(ratio), spread=spread))
+    return LoadPoint(load=load, estimate=RatioEstimate(log=math.log(ratio), spread=spread))
 
 
 def true_speedup(load: float) -> float:
@@ -68,7 +68,7 @@ def test_a_wrong_order_is_smoothed() -> None:
 
 def test_unknown_errors_are_left_out() -> None:
     alone = Spread(variance=math.inf, degrees=1, lasting=0.0, num_prompts=1, num_blocks=1)
-    nothing = LoadPoint(load=2, estimate=Estimate(log=5.0, spread=alone))
+    nothing = LoadPoint(load=2, estimate=RatioEstimate(log=5.0, spread=alone))
     assert find_crossing([nothing]) is None
     assert next_load([nothing]) is None
     assert find_crossing([point(4, 0.9), nothing]).value is None
@@ -136,7 +136,7 @@ def test_what_prompts_have_in_common_does_not_average_out() -> None:
 
     def measured(load: float, log: float, *, named: bool) -> LoadPoint:
         by_prompt = dict(enumerate(log + gains)) if named else {}
-        return LoadPoint(load=load, estimate=Estimate(log=log, spread=spread, log_by_prompt=by_prompt))
+        return LoadPoint(load=load, estimate=RatioEstimate(log=log, spread=spread, log_by_prompt=by_prompt))
 
     common, alone = (
         find_crossing([measured(18, 0.2, named=named), measured(22, -0.2, named=named)]) for named in (True, False)

@@ -9,14 +9,23 @@ from scipy.stats import norm
 from tests.support.simulated import Machine, binomial_bounds
 
 from draftwise.core import Interval
-from draftwise.statistics import Conclusion, Design, Estimate, InterimAnalyses, Spread, conclude, prompt_ratio, settle
+from draftwise.statistics import (
+    Conclusion,
+    Design,
+    InterimAnalyses,
+    RatioEstimate,
+    Spread,
+    conclude,
+    prompt_ratio,
+    settle,
+)
 
 TRIALS = 300
 
 
-def estimate(log: float, error: float, degrees: float = 1000, num_blocks: int = 100) -> Estimate:
+def estimate(log: float, error: float, degrees: float = 1000, num_blocks: int = 100) -> RatioEstimate:
     spread = Spread(variance=error**2, degrees=degrees, lasting=0.0, num_prompts=100, num_blocks=num_blocks)
-    return Estimate(log=log, spread=spread)
+    return RatioEstimate(log=log, spread=spread)
 
 
 def test_boundaries_are_those_of_the_literature() -> None:
@@ -104,7 +113,7 @@ def test_an_early_interval_is_wider_than_a_late_one() -> None:
     assert widths[-1] < 1.05 * math.log(found.interval().high / found.interval().low)
 
 
-def estimates(machine: Machine, analyses: InterimAnalyses, speedup: float) -> Iterator[dict[int, Estimate]]:
+def estimates(machine: Machine, analyses: InterimAnalyses, speedup: float) -> Iterator[dict[int, RatioEstimate]]:
     """Yield for many runs what each look would see."""
     rng, design = np.random.default_rng(0), machine.design()
     for _ in range(TRIALS):
@@ -118,7 +127,7 @@ def estimates(machine: Machine, analyses: InterimAnalyses, speedup: float) -> It
 
 
 def share_of_runs(
-    machine: Machine, says: Callable[[Estimate, int], bool], *, analyses: InterimAnalyses, speedup: float
+    machine: Machine, says: Callable[[RatioEstimate, int], bool], *, analyses: InterimAnalyses, speedup: float
 ) -> float:
     runs = estimates(machine, analyses, speedup)
     return sum(any(says(found, done) for done, found in seen.items()) for seen in runs) / TRIALS

@@ -12,7 +12,7 @@ from tests.support.simulated import Array, Machine, binomial_bounds
 
 from draftwise.statistics import (
     Design,
-    Estimate,
+    RatioEstimate,
     find_spread,
     goodput_change,
     prompt_ratio,
@@ -66,7 +66,7 @@ def test_turns_without_their_shared_luck_do_not_cover() -> None:
     assert coverage(machine, design=alone) < 0.8
 
 
-def estimate(candidate_PR: Array, plain_PR: Array) -> Estimate:
+def estimate(candidate_PR: Array, plain_PR: Array) -> RatioEstimate:
     """Return the ratio of readings of one stream, [prompts, passes]."""
     size, passes = candidate_PR.shape
     design = Design.of([(p, (r, p)) for p in range(size) for r in range(passes)])

@@ -9,8 +9,8 @@ from tests.support.simulated import Machine
 from draftwise.statistics import (
     POWER,
     Conclusion,
-    Estimate,
-    Outlook,
+    PowerOutlook,
+    RatioEstimate,
     Spread,
     conclude,
     find_outlook,
@@ -21,17 +21,17 @@ TRIALS = 400
 MARGIN = 0.03
 
 
-def measure(machine: Machine, speedup: float, seed: int = 0) -> list[Estimate]:
+def measure(machine: Machine, speedup: float, seed: int = 0) -> list[RatioEstimate]:
     rng, design = np.random.default_rng(seed), machine.design()
     readings = (machine.measure(rng, speedup) for _ in range(TRIALS))
     return [prompt_ratio(plain_N, candidate_N, design) for candidate_N, plain_N in readings]
 
 
-def share_faster(found: list[Estimate], margin: float) -> float:
+def share_faster(found: list[RatioEstimate], margin: float) -> float:
     return sum(conclude(each.interval(), margin) is Conclusion.FASTER for each in found) / TRIALS
 
 
-def typical(found: list[Estimate]) -> Estimate:
+def typical(found: list[RatioEstimate]) -> RatioEstimate:
     return sorted(found, key=lambda each: each.spread.variance)[TRIALS // 2]
 
 
@@ -44,16 +44,16 @@ def test_the_detectable_speedup_is_detected(machine: Machine, margin: float) -> 
 
 def test_five_percent_are_found_with_as_many_prompts_as_it_said() -> None:
     pilot = typical(measure(Machine(prompts=12, gain=0.05), 1.05))
-    as_if_known = Estimate(log=math.log(1.05), spread=pilot.spread)
+    as_if_known = RatioEstimate(log=math.log(1.05), spread=pilot.spread)
     count = find_outlook(as_if_known, 5, margin=MARGIN).prompts
     assert 50 < count < 500
     found = measure(Machine(prompts=count, gain=0.05), 1.05, seed=1)
     assert share_faster(found, MARGIN) == pytest.approx(POWER, abs=0.1)
 
 
-def estimate(ratio: float, error: float, lasting: float = 0.0, prompts: int = 10) -> Estimate:
+def estimate(ratio: float, error: float, lasting: float = 0.0, prompts: int = 10) -> RatioEstimate:
     spread = Spread(variance=error**2, degrees=prompts - 1, lasting=lasting, num_prompts=prompts, num_blocks=100)
-    return Estimate(log=math.log(ratio), spread=spread)
+    return RatioEstimate(log=math.log(ratio), spread=spread)
 
 
 @pytest.mark.parametrize("ratio", [1.1, 0.9, 1.0])
@@ -77,6 +77,6 @@ def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
 
 def test_nothing_is_promised_where_nothing_was_repeated() -> None:
     alone = estimate(1.1, math.inf)
-    assert find_outlook(alone, 5, margin=MARGIN) == Outlook(
+    assert find_outlook(alone, 5, margin=MARGIN) == PowerOutlook(
         p_value=1.0, detectable=math.inf, prompts=None, repetitions=None
     )

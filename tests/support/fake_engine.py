@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from draftwise.core import Finding, InvalidSetup, SpecStats
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats, Logprob
+from draftwise.engine.engine_outputs import Delta, EngineStats, Logprob
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 from draftwise.engine.text.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import run_engine
+from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.http_server import ServerOptions, bind
-from draftwise.serve.worker import EngineWorker
 
 
 def start_thread(build):

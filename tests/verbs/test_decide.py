@@ -12,7 +12,7 @@ from tests.support.fake_server import FakeBackend, FakeScript
 from draftwise.core import Finding, InvalidRequest, SpecConfig, Verdict
 from draftwise.core.progress import Silent, Stopped
 from draftwise.measure.access import Header
-from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 from draftwise.verbs.decide import DecideRequest, decide
 
 pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")

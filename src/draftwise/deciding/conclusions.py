@@ -21,9 +21,14 @@ from draftwise.core import (
 )
 from draftwise.core.comparison import ALL
 from draftwise.deciding.bands import divide_loads
-from draftwise.deciding.comparison.comparisons import Estimates, Unjudged, compare_cells
+from draftwise.deciding.comparison.comparisons import ComparisonNumbers, Estimates, compare_cells
 from draftwise.deciding.comparison.latencies import Latencies, summarise_latencies
-from draftwise.deciding.comparison.pooled_acceptance import Acceptance, Conversion, pool_acceptance, trace_conversion
+from draftwise.deciding.comparison.pooled_acceptance import (
+    Conversion,
+    PooledAcceptance,
+    pool_acceptance,
+    trace_conversion,
+)
 from draftwise.deciding.disturbance import find_lost_pairs, measure_use, set_aside_disturbed
 from draftwise.deciding.recommendations import advise
 from draftwise.deciding.thresholds import Thresholds, get_thresholds
@@ -33,7 +38,7 @@ from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
 from draftwise.runs.turn_order import count_needed, list_planned
 
-__all__ = ["Conclusions", "Evidence", "Reach", "conclude_run", "find_missing", "find_reach", "gather_evidence"]
+__all__ = ["Conclusions", "GatheredEvidence", "Reach", "conclude_run", "find_missing", "find_reach", "gather_evidence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +49,13 @@ class Conclusions:
     decision: Decision
     thresholds: Thresholds
     latencies: Sequence[Latencies]
-    acceptances: Sequence[Acceptance]
+    acceptances: Sequence[PooledAcceptance]
     conversions: Sequence[Conversion]
     quality: Sequence[TextQuality]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class GatheredEvidence:
     """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
 
     run: Run
@@ -82,7 +87,7 @@ def conclude_run(run: Run) -> Conclusions:
     )
 
 
-def gather_evidence(run: Run) -> Evidence:
+def gather_evidence(run: Run) -> GatheredEvidence:
     """Return the verdicts on a run and what they rest on."""
     thresholds = get_thresholds(run)
     uses = measure_use((*run.turns, *run.set_aside))
@@ -100,7 +105,7 @@ def gather_evidence(run: Run) -> Evidence:
         )
         for each, own in zip(found, checked.of_cells, strict=True)
     )
-    return Evidence(
+    return GatheredEvidence(
         run=run,
         thresholds=thresholds,
         estimates=tuple(each.estimates for each in found),
@@ -111,7 +116,7 @@ def gather_evidence(run: Run) -> Evidence:
 
 
 def _find_of_members(
-    pooled: Unjudged, found: Sequence[Unjudged], findings: Sequence[Sequence[Finding]]
+    pooled: ComparisonNumbers, found: Sequence[ComparisonNumbers], findings: Sequence[Sequence[Finding]]
 ) -> Iterator[Finding]:
     """Yield what was found about the rows that a pooled row pools: what blocks a part blocks the whole."""
     place = (pooled.comparison.condition, pooled.comparison.candidate)
@@ -122,7 +127,7 @@ def _find_of_members(
                 yield from own
 
 
-def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
+def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decision:
     """Return what to do, for which traffic, up to which load, and when to undo it."""
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
     sweeps = divide_loads(run, evidence.estimates, comparisons, margin=evidence.thresholds.margin)

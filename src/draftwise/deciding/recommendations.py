@@ -23,7 +23,7 @@ from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, MetricSignal
 
-__all__ = ["Advice", "advise", "find_rollbacks", "recommend"]
+__all__ = ["RunAdvice", "advise", "find_rollbacks", "recommend"]
 
 
 _FOR_S = 3600.0
@@ -31,7 +31,7 @@ _FOR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class RunAdvice:
     """What to do, and what to watch once it is done."""
 
     recommendations: tuple[Recommendation, ...]
@@ -44,7 +44,7 @@ def advise(
     latencies: Sequence[Latencies],
     baseline: str,
     thresholds: Thresholds,
-) -> Advice:
+) -> RunAdvice:
     """Return what to run where, with the rules that undo what is adopted.
 
     Args:
@@ -53,7 +53,7 @@ def advise(
     recommendations = recommend(comparisons, sweeps.bands, sweeps.crossovers)
     adopted = _list_adopted(recommendations, comparisons)
     rules = find_rollbacks(adopted, sweeps.bands, latencies, baseline, thresholds)
-    return Advice(recommendations=recommendations, rollback=tuple(rules))
+    return RunAdvice(recommendations=recommendations, rollback=tuple(rules))
 
 
 def recommend(

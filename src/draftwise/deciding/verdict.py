@@ -21,7 +21,7 @@ from math import ceil
 from typing import Any
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, ReasonCode, Severity, Verdict
-from draftwise.deciding.comparison.comparisons import Unjudged
+from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.comparison.losers import name_losers
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude
@@ -46,7 +46,7 @@ _MOST_REPETITIONS = 20
 
 
 def judge_cell(
-    found: Unjudged, findings: Sequence[Finding], own: Sequence[Finding], thresholds: Thresholds
+    found: ComparisonNumbers, findings: Sequence[Finding], own: Sequence[Finding], thresholds: Thresholds
 ) -> Comparison:
     """Return the comparison with its verdict.
 
@@ -101,7 +101,7 @@ def judge(
     return verdict, replace(reason, num_prompts=comparison.num_prompts)
 
 
-def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> Reason | None:
+def _find_doubt(found: ComparisonNumbers, findings: Sequence[Finding], thresholds: Thresholds) -> Reason | None:
     """Return why the numbers of a comparison may be wrong either way; None where nothing speaks for that."""
     if (count := found.comparison.num_prompts) < FEWEST_PROMPTS:
         return _reason(ReasonCode.FEW_PROMPTS, count=count, fewest=FEWEST_PROMPTS)
@@ -116,7 +116,7 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     return _find_contradiction(found, thresholds)
 
 
-def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> Reason | None:
+def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Reason | None:
     """Return what in a run contradicts the ratio of the whole, None where nothing does.
 
     One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
@@ -137,7 +137,7 @@ def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> Reason | Non
     return _reason(ReasonCode.PACE_CHANGED, lowest=change.lowest, highest=change.highest)
 
 
-def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> Reason | None:
+def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Thresholds) -> Reason | None:
     """Return that the slower arm's server is slow in what drafting has no part in, None where it is not.
 
     A server that is slow for as long as it is looked at, since its start, is steady, and slow beside no turn of its

@@ -15,7 +15,8 @@ from difflib import get_close_matches
 from re import compile as compile_pattern
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity, UnreadableSource
+from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.deploying.messages import unreadable
 from draftwise.knowledge.kinds import find_kind, read_schema
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
@@ -176,12 +177,7 @@ def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding
 
 def _find_objects(source: SourceText) -> Iterator[Mapping[str, Any]]:
     if not source.text.strip():
-        raise UnreadableSource.because(
-            "nothing-returned",
-            "Nothing was returned: where the API server refuses an object, kubectl says why on its standard error.",
-            where=source.name,
-            fix="Look at what kubectl said.",
-        )
+        raise unreadable("nothing-returned", name=source.name)
     for value in (document.value for document in _split(source)):
         if not isinstance(value, Mapping):
             continue

@@ -19,6 +19,7 @@ from draftwise.deploying.deployment_folder import (
     TwinFile,
     write_record,
 )
+from draftwise.deploying.messages import refusal, warning
 from draftwise.deploying.observe import Observation, observe
 from draftwise.deploying.observe.naming import name_for
 from draftwise.deploying.observe.promise import make_baseline
@@ -37,7 +38,7 @@ from draftwise.setups.write import write_json, write_shell
 
 __all__ = ["THEN", "deploy", "fill_in", "start_twin"]
 
-_NOBODY = "**Who.** Nobody is named to answer for it (--owner)."
+_NO_OWNER = "**Owner:** not given (--owner)."
 
 
 def _write_memo(
@@ -101,10 +102,10 @@ def _tell(order: ServiceOrder) -> Iterator[str]:
     who, gib = f"Each of its {hosts} hosts" if hosts > 1 else "It", 1 << 30
     yield (
         f"{who} takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
-        f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
+        f"{order.host.shm_bytes // gib} GiB of /dev/shm; startup deadline: {order.startup_s} s."
     )
     yield ""
-    yield f"**Who.** {order.owner} answers for it." if order.owner else _NOBODY
+    yield f"**Owner:** {order.owner}." if order.owner else _NO_OWNER
 
 
 def _tell_expected(expected: Expected | None) -> Iterator[str]:
@@ -158,12 +159,7 @@ def deploy(
         InvalidSetup: a file does not start what was ordered, or the setup does not speculate.
     """
     if without_speculation(order.setup) == order.setup:
-        raise InvalidSetup.because(
-            "no-twin",
-            "The setup does not speculate: its twin would be the same server, and both would take each other's pods.",
-            where="-sc",
-            fix="Give a speculative config, or the run that adopted one; --edit takes the config out of a file.",
-        )
+        raise refusal("no-twin")
     target = TARGETS[to]
     if not target.spans_hosts:
         spanning = name_targets("spans_hosts")
@@ -207,7 +203,7 @@ def deploy(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
-            "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+            "Verify the files": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
             **{step.does: step.command for step in more.values()},
             **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
@@ -237,13 +233,7 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
         path = Path(name)
         is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
         if path.is_absolute() or path.is_dir() or is_no_name:
-            yield Finding.warning(
-                "weights-not-brought",
-                f"{name} is a directory, and no file here brings it to where the server runs.",
-                where="model",
-                fix="Mount it there under that path, or bake it into the image, or name the checkpoint on the hub; "
-                f"`--to {bringing} --layout` writes all of that, and `draftwise bundle` packs it.",
-            )
+            yield warning("weights-not-brought", name=name, bringing=bringing)
 
 
 def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], *, is_scaled: bool) -> Record:

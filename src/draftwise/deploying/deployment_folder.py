@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
+from draftwise.core import Finding, Severity, StorageError
+from draftwise.deploying.messages import refusal, unreadable
 from draftwise.deploying.twin import Pool
 from draftwise.machine.whole_files import replacing
 
@@ -70,12 +71,7 @@ class Folder:
             StorageError: the folder cannot be written; nothing of it is left.
         """
         if out.exists():
-            raise InvalidSetup.because(
-                "folder-exists",
-                f"{out} is there already.",
-                where="--out",
-                fix="Choose another folder, or move it away.",
-            )
+            raise refusal("folder-exists", out=out)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -148,12 +144,7 @@ def _read_sums(folder: Path) -> Mapping[str, str]:
         pairs = [line.split("  ", 1) for line in lines if line]
         return {name: value for value, name in pairs}
     except (OSError, ValueError) as error:
-        raise UnreadableSource.because(
-            "not-a-deployment",
-            f"{folder} is no folder that draftwise wrote: its {CHECKSUMS} cannot be read ({type(error).__name__}).",
-            where=str(folder),
-            fix="Name the folder that --out named, or a manifest with --setup.",
-        ) from None
+        raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=type(error).__name__) from None
 
 
 def _finding(code: str, severity: Severity, message: str, path: Path) -> Finding:
@@ -215,10 +206,10 @@ def read_record(folder: Path) -> Record:
             sides=sides,
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UnreadableSource.because(
+        raise unreadable(
             "not-a-deployment",
-            f"{folder} is no folder that `draftwise deploy` wrote: its {DEPLOYMENT} cannot be read "
-            f"({type(error).__name__}).",
-            where=str(folder),
-            fix="Name the folder that --out named, or a manifest with --setup.",
+            case="record",
+            folder=folder,
+            deployment=DEPLOYMENT,
+            error=type(error).__name__,
         ) from None

@@ -12,6 +12,7 @@ from itertools import islice
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import make_order, refuse_other_hosts
 from draftwise.deploying.read_back import read_back
 from draftwise.deploying.secrets import without_secrets
@@ -267,12 +268,7 @@ def edit_as(source: SourceText, setup: Setup) -> FileEdit:
     """
     before = _read_server(source, engine_version=setup.engine_version)
     if before.target != setup.target and not any(map(_is_path, (before.target, setup.target))):
-        raise InvalidSetup.because(
-            "other-target",
-            f"{source.name} serves {before.target}, and the setup is one of {setup.target}.",
-            where=source.name,
-            fix="Give a setup of the model that the file serves.",
-        )
+        raise refusal("other-target", name=source.name, served=before.target, target=setup.target)
     refuse_other_hosts(before, fix=f"Write the files anew: --to {name_targets('spans_hosts')}.")
     # Secrets that stand in the file stay where they are.
     bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
@@ -303,12 +299,7 @@ def _read_server(source: SourceText, *, engine_version: str) -> Setup:
     """
     readings = read_setups(source)
     if len(readings) != 1:
-        raise InvalidSetup.because(
-            "several-servers",
-            f"{source.name} starts {len(readings)} servers, and one is edited at a time.",
-            where=source.name,
-            fix="Move the others to files of their own.",
-        )
+        raise refusal("several-servers", name=source.name, readings=len(readings))
     setup = readings[0].setup
     return setup if setup.engine_version else read_setups(source, engine_version=engine_version)[0].setup
 
@@ -337,12 +328,7 @@ def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str) ->
         if text != source.text and not read_back(text, wanted, name=source.name, lost=lost):
             return FileEdit(text=text, difference=_compare(source, text))
     words = " ".join(next(_list_spellings(spec))) or "no --speculative-config"
-    raise InvalidSetup.because(
-        "no-place-to-edit",
-        f"No change of {source.name} was found after which its server starts with {words} and is otherwise the same.",
-        where=source.name,
-        fix="Edit its arguments by hand, and prove the file: draftwise verify FILE --setup setup.json.",
-    )
+    raise refusal("no-place-to-edit", name=source.name, words=words)
 
 
 def _propose(source: SourceText, spec: SpecConfig | None) -> Iterator[_Change]:

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Literal
 
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.deploying.weights_layout import Layout, WeightsPlacement
@@ -246,12 +247,7 @@ def make_order(
     setup = _name_method(setup, report)
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
-        raise InvalidSetup.because(
-            "service-name",
-            f"{name!r} is no name for a service.",
-            where="--name",
-            fix="Use at most 52 lower-case letters, digits and dashes, a letter first, e.g. llama-8b.",
-        )
+        raise refusal("service-name", name=name)
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
@@ -283,19 +279,9 @@ def _name_method(setup: Setup, report: Report) -> Setup:
 
 def _refuse_incomplete(setup: Setup) -> None:
     if setup.engine != "vllm" or not setup.engine_version:
-        raise InvalidSetup.because(
-            "release-not-given",
-            "What is deployed is vLLM, and its release is not known here.",
-            where="--vllm",
-            fix="Name it, e.g. --vllm 0.26.0.",
-        )
+        raise refusal("release-not-given")
     if not setup.target or setup.target.lstrip().startswith("{"):
-        raise InvalidSetup.because(
-            "target-not-named",
-            "A service needs the name or the directory of its model, and the setup has neither.",
-            where="--target",
-            fix="Name it, e.g. --target meta-llama/Llama-3.1-8B-Instruct.",
-        )
+        raise refusal("target-not-named")
     if setup.device is not None and setup.device.kind == "cpu":
         raise InvalidSetup.because(
             "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
@@ -305,13 +291,7 @@ def _refuse_incomplete(setup: Setup) -> None:
 def refuse_other_hosts(setup: Setup, *, fix: str) -> None:
     """Raise for a server with ranks on other hosts, where what is written reaches one."""
     if flag := find_other_hosts(setup):
-        raise InvalidSetup.because(
-            "several-hosts",
-            f"{flag} leaves ranks to other hosts, and what is written here is for one, where the server would wait for "
-            "them.",
-            where=flag,
-            fix=fix,
-        )
+        raise refusal("several-hosts", flag=flag, fix=fix)
 
 
 def _name_after(target: str) -> str:

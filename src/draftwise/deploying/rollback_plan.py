@@ -12,6 +12,7 @@ from pathlib import Path
 from draftwise.core import BackendError, UnreadableSource
 from draftwise.deploying.deployment import THEN, fill_in, start_twin
 from draftwise.deploying.deployment_folder import Record, read_record
+from draftwise.deploying.messages import unreadable
 from draftwise.deploying.targets import TARGETS
 
 __all__ = ["RollbackPlan", "plan_rollback", "run"]
@@ -47,12 +48,7 @@ def plan_rollback(folder: Path) -> RollbackPlan:
     """
     record = read_record(folder)
     if record.to not in TARGETS:
-        raise UnreadableSource.because(
-            "not-a-deployment",
-            f"{folder} is for the platform {record.to!r}, which this version does not know.",
-            where=str(folder),
-            fix="Use the version of draftwise that wrote it.",
-        )
+        raise unreadable("not-a-deployment", case="platform", folder=folder, to=record.to)
     target, spec, plain = TARGETS[record.to], record.sides["spec"], record.sides["plain"]
     move = f"Send the traffic of {spec.name} to {plain.name}, and wait until {spec.name} has no request in flight."
     if target.stop:

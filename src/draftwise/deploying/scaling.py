@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
-from draftwise.core import InvalidSetup
 from draftwise.deploying.deployment_folder import StepFile
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import find_crossover
 from draftwise.deploying.order import Scale, ServiceOrder, find_lull_s
@@ -39,12 +39,7 @@ def settle(order: ServiceOrder, scaled: str) -> ServiceOrder:
     if wanted is None:
         return order
     if not scaled:
-        raise InvalidSetup.because(
-            "scales-otherwise",
-            "The platform scales by fields of its own, and a ScaledObject beside them would be overruled.",
-            where="--max-replicas",
-            fix="Leave it out, and scale there by vllm:num_requests_running and vllm:num_requests_waiting.",
-        )
+        raise refusal("scales-otherwise")
     known = replace(wanted, per_replica=wanted.per_replica or _find_threshold(order))
     return replace(order, platform=replace(order.platform, scale=known))
 
@@ -58,13 +53,7 @@ def _find_threshold(order: ServiceOrder) -> int:
     known = [max(measured)] if measured else []
     found = min([*known, *([pays] if pays else [])], default=0)
     if found < 1:
-        raise InvalidSetup.because(
-            "replica-not-measured",
-            "How many requests in flight a replica takes is not known: no run measured it for this model, release and "
-            "GPU.",
-            where="--max-replicas",
-            fix="Give --requests-per-replica, or deploy a run of `draftwise decide` with a load of several requests.",
-        )
+        raise refusal("replica-not-measured")
     return floor(found)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from draftwise.core import Finding, InvalidSetup, Setup
+from draftwise.deploying.messages import fault
 
 __all__ = ["refuse_secrets", "without_secrets"]
 
@@ -47,9 +48,4 @@ def _find(setup: Setup) -> Iterator[Finding]:
 
 def _finding(where: str, variable: str) -> Finding:
     how = f"the variable {variable}" if variable else "a variable or a mounted file"
-    return Finding.error(
-        "secret-in-setup",
-        f"{where} holds a secret, which every reader of the files would have.",
-        where=where,
-        fix=f"Leave it out here, and give it to the server as {how}, from a secret of the platform.",
-    )
+    return fault("secret-in-setup", where=where, how=how)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from draftwise.core import InvalidSetup
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.setups.write import write_flags
 
@@ -76,11 +76,7 @@ def list_args(order: ServiceOrder) -> list[str]:
     words = [order.placement.target or order.setup.target, *_join(order)]
     for word in words:
         if "{{" in word:
-            raise InvalidSetup.because(
-                "argument-is-template",
-                f"The argument {word[:60]!r} holds {{{{, which helm and KServe would fill in as a template.",
-                fix="Put it into a file of the image or a mount, and name the file.",
-            )
+            raise refusal("argument-is-template", word=word[:60])
     return words
 
 

@@ -17,6 +17,7 @@ from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, StorageError
 from draftwise.deploying.deployment_folder import CHECKSUMS, MODELCAR, SETUP, STAGE, digest, prove, write_sums
+from draftwise.deploying.messages import fault, note, refusal, warning
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifest_files import read_setup
@@ -68,12 +69,7 @@ def locate_checkpoints(setup: Setup, sources: Mapping[str, Path]) -> tuple[Locat
     checkpoints = list_checkpoints(setup)
     names = [each.name for each in checkpoints]
     if foreign := [name for name in sources if name not in names]:
-        raise InvalidSetup.because(
-            "artefact-not-loaded",
-            f"The setup does not load {foreign[0]}.",
-            where="--from",
-            fix=f"It loads {' and '.join(names)}.",
-        )
+        raise refusal("artefact-not-loaded", foreign=foreign[0], names=" and ".join(names))
     return tuple(_find(each, sources) for each in checkpoints)
 
 
@@ -87,12 +83,8 @@ def _find(checkpoint: CheckpointRef, sources: Mapping[str, Path]) -> LocatedChec
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     if checkpoint.name not in sources and (source := tree / "snapshots" / commit).is_dir():
         return LocatedCheckpoint(checkpoint=checkpoint, source=source, tree=tree)
-    raise InvalidSetup.because(
-        "artefact-not-here",
-        f"{given if checkpoint.name in sources else checkpoint.name} is no directory, and the hub's cache does not "
-        "have it.",
-        where="--from",
-        fix=f"Download it (hf download {checkpoint.name} --local-dir DIR) and name it: --from {checkpoint.name}=DIR.",
+    raise refusal(
+        "artefact-not-here", what=given if checkpoint.name in sources else checkpoint.name, name=checkpoint.name
     )
 
 
@@ -116,12 +108,7 @@ def _list_files(artefact: LocatedCheckpoint) -> Iterator[tuple[str, Path]]:
             path = Path(folder) / name
             real = path.resolve()
             if not real.is_file() or not real.is_relative_to(tree):
-                raise InvalidSetup.because(
-                    "link-leaves-tree",
-                    f"{path} is a link to {real}, which is no file of this checkpoint.",
-                    where=str(path),
-                    fix="Put the file itself there: cp --dereference.",
-                )
+                raise refusal("link-leaves-tree", path=path, real=real)
             with real.open("rb") as file:
                 refuse_pointer(path, file.read(POINTER_BYTES))
             yield path.relative_to(artefact.source).as_posix(), real
@@ -144,18 +131,9 @@ def _judge(setup: Setup, artefacts: tuple[LocatedCheckpoint, ...]) -> Iterator[F
         of_target = inspect_checkpoint(target.source, version=version)
         yield from of_target.findings
     if of_target.vocabulary is None:
-        yield Finding.error(
-            "tokenizer-absent",
-            f"{target.source} has no tokenizer: the server would look for it on the hub.",
-            where=str(target.source),
-            fix="Download the checkpoint with its tokenizer files.",
-        )
+        yield fault("tokenizer-absent", source=target.source)
     if not (target.source / "generation_config.json").is_file():
-        yield Finding.info(
-            "generation-config-absent",
-            f"{target.source} has no generation_config.json: the server starts with its own sampling defaults.",
-            where=str(target.source),
-        )
+        yield note("generation-config-absent", source=target.source)
 
 
 def _find_lost_name(setup: Setup, artefact: LocatedCheckpoint, found: Inspection) -> Iterator[Finding]:
@@ -165,13 +143,7 @@ def _find_lost_name(setup: Setup, artefact: LocatedCheckpoint, found: Inspection
         return
     resolved = check(replace(setup, spec=replace(spec, model=artefact.checkpoint.directory))).resolved
     if resolved is None or resolved.method != found.drafter.method:
-        yield Finding.error(
-            "method-not-told",
-            f"{artefact.source} is a head of {found.drafter.method}, which neither its name nor the "
-            "speculative config tells: vLLM would take it for a model.",
-            where="speculative_config",
-            fix=f'Add "method": "{found.drafter.method}", or give the directory its name back.',
-        )
+        yield fault("method-not-told", source=artefact.source, method=found.drafter.method)
 
 
 _CHUNK = 8 << 20
@@ -358,13 +330,7 @@ def _list_env(mirror: str) -> Mapping[str, str]:
     if mirror == _MODELSCOPE:
         return {"VLLM_USE_MODELSCOPE": "True", **_QUIET}
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise InvalidSetup.because(
-            "mirror-unusable",
-            "The mirror is no URL that could be written down: it needs http or https and a host, and may hold no "
-            "user or password.",
-            where="--mirror",
-            fix="Write e.g. https://hub.example.org; give credentials to the server as a secret.",
-        )
+        raise refusal("mirror-unusable")
     return {"HF_ENDPOINT": mirror, **_QUIET}
 
 
@@ -373,20 +339,10 @@ def _find_absences(setup: Setup, wanted: BundleOptions) -> Iterator[Finding]:
     method = find_method(setup.spec.method) if setup.spec is not None else None
     package = "" if method is None else method.package
     if package and not any(wheel.name.replace("_", "-").startswith(f"{package}-") for wheel in wanted.wheels):
-        yield Finding.warning(
-            "wheel-missing",
-            f"The method needs the package {package}, which vLLM's image does not have and no wheel brings.",
-            where="--wheel",
-            fix=f"pip download --no-deps {package} for the image's Python, and name the file with --wheel.",
-        )
+        yield warning("wheel-missing", package=package)
     image = _name_image(setup, wanted)
     if "@sha256:" not in image:
-        yield Finding.warning(
-            "image-not-pinned",
-            f"The image {image} has no digest: the place that loads it cannot tell whether it is the same.",
-            where="--image",
-            fix=f"docker pull {image}, and give what docker inspect --format '{{{{index .RepoDigests 0}}}}' says.",
-        )
+        yield warning("image-not-pinned", image=image)
 
 
 def _name_image(setup: Setup, wanted: BundleOptions) -> str:

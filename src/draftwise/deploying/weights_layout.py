@@ -10,6 +10,7 @@ from typing import Literal
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup, Setup
+from draftwise.deploying.messages import refusal
 from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import names_directory
 from draftwise.knowledge.stored import read_rows
@@ -163,13 +164,7 @@ def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layo
     if not find_drafter(setup):
         return Layout(kind="one")
     if release < Version(several_since):
-        raise InvalidSetup.because(
-            "layout-not-chosen",
-            f"KServe {release} downloads one checkpoint, and the setup loads two.",
-            where="--layout",
-            fix="Name an image or a claim that holds both: --layout modelcar:IMAGE or --layout pvc:CLAIM; or update "
-            f"KServe to {several_since}.",
-        )
+        raise refusal("layout-not-chosen", release=release, several_since=several_since)
     return Layout(kind="storage-uris")
 
 
@@ -251,28 +246,13 @@ def _fill(layout: Layout, path: str, target: CheckpointRef, drafter: CheckpointR
 
 def _refuse(layout: Layout, target: CheckpointRef, drafter: CheckpointRef | None) -> None:
     if drafter is not None and layout.kind == "one":
-        raise InvalidSetup.because(
-            "layout-too-small",
-            f"The layout one holds one checkpoint, and the setup loads two: {target.name} and {drafter.name}.",
-            where="--layout",
-            fix="Choose storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM.",
-        )
+        raise refusal("layout-too-small", name=target.name, name2=drafter.name)
     if drafter is not None and drafter.directory == target.directory:
-        raise InvalidSetup.because(
-            "layout-names-collide",
-            f"{target.name} and {drafter.name} would lie in one directory, {target.directory}.",
-            where="--layout",
-            fix="Rename one of them; a drafter's name should tell its method.",
-        )
+        raise refusal("layout-names-collide", name=target.name, name2=drafter.name, directory=target.directory)
     fetched = {"one": (target,), "storage-uris": (target, drafter), "mixed": (drafter,)}
     for checkpoint in fetched.get(layout.kind, ()):
         if checkpoint is not None and names_directory(checkpoint.name):
-            raise InvalidSetup.because(
-                "layout-cannot-fetch",
-                f"The layout {layout.kind} downloads from the hub, and {checkpoint.name} is a directory.",
-                where="--layout",
-                fix="Choose modelcar:IMAGE or pvc:CLAIM.",
-            )
+            raise refusal("layout-cannot-fetch", case="weights_layout", kind=layout.kind, name=checkpoint.name)
 
 
 def _rename(setup: Setup, target: str, drafter: str) -> Setup:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Container, Iterator
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig, SpecStats
-from draftwise.engine.build import build
+from draftwise.engine.assembly import build
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
+from draftwise.engine.engine_outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.logits import check_params, encode_bad_words
 from draftwise.engine.sampling.logprobs import parse
 from draftwise.engine.sampling.random import completion_seed, request_seed
-from draftwise.engine.startup import Startup, TimedStartup
+from draftwise.engine.startup_phases import Startup, TimedStartup
 from draftwise.engine.step.launched import LaunchedStep, Outcome
 from draftwise.engine.step.scheduler import StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence

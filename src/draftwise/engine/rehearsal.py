@@ -21,7 +21,7 @@ from draftwise.engine.core import Engine
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.startup import Startup
+from draftwise.engine.startup_phases import Startup
 from draftwise.engine.step.capture import Graphs, capture_sizes
 from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.engine.step.scheduler import Chunk, StepSchedule

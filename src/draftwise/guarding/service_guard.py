@@ -1,4 +1,4 @@
-"""From one snapshot of a service to the next: read, decide, carry out, record."""
+"""Guards a service: reads each snapshot, decides, carries out and records; and undoes what was done."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from math import inf
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding import alarms
-from draftwise.guarding.executors import Executor
-from draftwise.guarding.guard_state import KEPT_ROWS, State, Store
+from draftwise.guarding.executors import Executor, find_executor, parse_executor
+from draftwise.guarding.guard_state import KEPT_ROWS, Latch, State, Store
 from draftwise.guarding.lease import Lease
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
 from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
 from draftwise.watching.watcher import Snapshot
 
-__all__ = ["Means", "ServiceGuard", "Tick", "follow"]
+__all__ = ["Means", "ServiceGuard", "Tick", "follow", "undo"]
 
 
 class _Gatherer:
@@ -248,3 +248,40 @@ class ServiceGuard:
         if (row := state.to_dict()) != self._written:
             self._store.write(state)
             self._written = row
+
+
+def undo(store: Store, *, now_s: float) -> Iterator[str]:
+    """Put every replica back that a guard took out, and yield what was done, a sentence each.
+
+    A guard that runs goes on, and leaves these replicas alone until the change is acknowledged.
+
+    Raises:
+        BackendError: an executor fails; what was undone before stays undone, and the command can be repeated.
+    """
+    with store.alone():
+        state = store.read()
+        for replica, latch in state.latches.items():
+            action = Action(
+                step=Step.RELEASE,
+                replicas=(replica,),
+                cause=latch.cause,
+                reason="The operator undid it.",
+                executes=True,
+            )
+            means = _put_back(action, latch, store)
+            state = state.without((replica,))
+            state = replace(state, hands_off=state.hands_off | {replica}, last_step_s=now_s)
+            store.write(state)
+            store.record(action, at_s=now_s, outcome="undone", by=means)
+            yield f"{replica} is in the traffic again ({means})."
+        if store.patch.exists():
+            store.patch.unlink()
+            yield f"{store.patch} is removed; if it was committed, revert the commit."
+
+
+def _put_back(action: Action, latch: Latch, store: Store) -> str:
+    """Return the executor that put a replica back: the one that took it out."""
+    executor = find_executor([parse_executor(latch.means, patch_file=store.patch)], Step.RELEASE)
+    assert executor is not None, "what takes out can put back"
+    executor.carry_out(action)
+    return executor.name

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.measure.spec import Candidate, MeasurementSpec
+    from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 
 __all__ = ["Candidate", "MeasurementSpec"]
 
-__getattr__ = import_on_use(__name__, {"spec": "Candidate MeasurementSpec"})
+__getattr__ = import_on_use(__name__, {"measurement_spec": "Candidate MeasurementSpec"})

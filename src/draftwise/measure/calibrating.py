@@ -34,7 +34,7 @@ from draftwise.core import (
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.measure.context import describe_machine
+from draftwise.measure.run_context import describe_machine
 
 __all__ = ["find_firsts", "find_points", "make_calibration"]
 

@@ -27,12 +27,12 @@ from draftwise.core import (
     Severity,
 )
 from draftwise.measure.access import Header, check_headers, find_headers
-from draftwise.measure.context import build_context, runs_here
 from draftwise.measure.device_state import DeviceWatch
+from draftwise.measure.measurement_spec import DEFAULT_MINUTES, MeasurementSpec
 from draftwise.measure.planning import is_covered, make_plan
+from draftwise.measure.run_context import build_context, runs_here
 from draftwise.measure.screening import screen
 from draftwise.measure.session import Session
-from draftwise.measure.spec import DEFAULT_MINUTES, MeasurementSpec
 from draftwise.runs import RunDirectory
 
 __all__ = ["Measurement", "build_backends", "judge_backends", "line_up", "prepare", "resume"]

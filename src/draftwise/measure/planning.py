@@ -14,8 +14,8 @@ from draftwise.core import Arm, Finding, InvalidSetup, Progress, Replay, RunPlan
 from draftwise.knowledge.remembering import find_remembering
 from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
+from draftwise.measure.measurement_spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
 from draftwise.measure.readiness import explain_sharing
-from draftwise.measure.spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
 from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
 from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload

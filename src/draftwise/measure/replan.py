@@ -33,7 +33,7 @@ from draftwise.statistics import FEWEST_PROMPTS, next_load
 
 __all__ = [
     "FIRST_ANALYSIS",
-    "Fitted",
+    "FittedRepetition",
     "LostBlock",
     "Place",
     "describe_first_verdict",
@@ -62,7 +62,7 @@ _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedRepetition:
     """What is measured next."""
 
     blocks: Sequence[Sequence[Turn]]
@@ -157,7 +157,7 @@ def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
 
 def fit_repetition(
     ahead: Mapping[int, Sequence[Turn]], estimate: TimeEstimate, left_s: float, ranking: Sequence[tuple[str, str]]
-) -> Fitted:
+) -> FittedRepetition:
     """Return what fits of the next repetition.
 
     Later repetitions go first, down to the second one, then prompts, down to half of them, then the least promising
@@ -175,7 +175,7 @@ def fit_repetition(
         last -= 1
     if last < repeat:
         what = name_repetitions(repeat, max(ahead))
-        return Fitted(blocks=(), last=last, omissions=(_omit(what, needed[repeat], left_s),))
+        return FittedRepetition(blocks=(), last=last, omissions=(_omit(what, needed[repeat], left_s),))
     turns, without, omissions = list(ahead[repeat]), set[str](), list[Omission]()
     later_s = sum(needed[number] for number in range(repeat + 1, last + 1))
 
@@ -198,7 +198,7 @@ def fit_repetition(
         what = f"{1 - kept / len(blocks):.0%} of the prompts of repetition {repeat}"
         omissions.append(_omit(what, needed[repeat] + later_s, left_s, last - repeat + 1))
         blocks = blocks[:kept]
-    return Fitted(blocks=blocks, last=last, omissions=tuple(omissions), without=frozenset(without))
+    return FittedRepetition(blocks=blocks, last=last, omissions=tuple(omissions), without=frozenset(without))
 
 
 def _omit(what: str, needed_s: float, left_s: float, repetitions: int = 1) -> Omission:

@@ -31,8 +31,8 @@ from draftwise.core import (
 )
 from draftwise.core.finding import join_names
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.measure.context import describe_machine
-from draftwise.measure.spec import MeasurementSpec
+from draftwise.measure.measurement_spec import MeasurementSpec
+from draftwise.measure.run_context import describe_machine
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import match_settings
 from draftwise.plan.forecast.forecasting import forecast
@@ -41,7 +41,7 @@ from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length
 
-__all__ = ["Screened", "screen"]
+__all__ = ["ScreenedPlan", "screen"]
 
 _REACH = 2.0
 """Times the calibrated batch, up to which a load is looked at."""
@@ -49,7 +49,7 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screened:
+class ScreenedPlan:
     """A plan, and what was known before its first request."""
 
     plan: RunPlan
@@ -57,7 +57,7 @@ class Screened:
     omissions: tuple[Omission, ...] = ()
 
 
-def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: Progress) -> Screened:
+def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: Progress) -> ScreenedPlan:
     """Return a plan without the candidates that cannot come out best, at loads around the forecast crossover.
 
     With a replay alone, a candidate's tokens a step are the most that it can gain; with a calibration alone, what it
@@ -78,10 +78,10 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
         name = _name(spec.calibration, "the calibration")
         text = f"{name} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
         progress.notice(Finding.warning("not-screened", text))
-        return Screened(plan=plan)
+        return ScreenedPlan(plan=plan)
     if calibration is None:
         if profile is None:
-            return Screened(plan=plan)
+            return ScreenedPlan(plan=plan)
         return replace(_leave_out(plan, tuple(_bound(plan, profile)), spec, progress), expected=())
     forecasts = _Forecasts(plan, calibration, profile)
     if profile is not None and spec.places_loads:
@@ -94,7 +94,9 @@ def _name(given: object, noun: str) -> str:
     return str(given) if isinstance(given, Path) else noun
 
 
-def _leave_out(plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, progress: Progress) -> Screened:
+def _leave_out(
+    plan: RunPlan, expected: Sequence[Expectation], spec: MeasurementSpec, progress: Progress
+) -> ScreenedPlan:
     evidence = " and ".join(
         _name(given, f"the {noun}")
         for given, noun in ((spec.profile, "profile"), (spec.calibration, "calibration"))
@@ -117,7 +119,7 @@ def _leave_out(plan: RunPlan, expected: Sequence[Expectation], spec: Measurement
         text = f"Not screened, as {evidence} {does} not cover all of it: {', '.join(unknown)}."
         progress.notice(Finding.info("not-screened", text))
     kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
-    return Screened(plan=kept, expected=tuple(expected), omissions=omissions)
+    return ScreenedPlan(plan=kept, expected=tuple(expected), omissions=omissions)
 
 
 def _bound(plan: RunPlan, profile: Profile) -> Iterator[Expectation]:

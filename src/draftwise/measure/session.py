@@ -28,7 +28,6 @@ from draftwise.core.documents import to_json
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.server_checks import find_differences
-from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, no_device
@@ -45,6 +44,7 @@ from draftwise.measure.readiness import (
     warm_up,
 )
 from draftwise.measure.roster import Roster
+from draftwise.measure.run_context import describe_server
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate, describe_plan, fit_plan

@@ -1,7 +1,7 @@
 """From logged answers to acceptance: walks over the steps that serving would have taken. Lists and arrays, no torch."""
 
-from draftwise.replaying.acceptance_profile import Walk, walk
+from draftwise.replaying.acceptance_profile import ServingWalk, walk
 from draftwise.replaying.anchors import Anchors, Drafts, read_anchors, write_anchors
 from draftwise.runs.documents import read_profile
 
-__all__ = ["Anchors", "Drafts", "Walk", "read_anchors", "read_profile", "walk", "write_anchors"]
+__all__ = ["Anchors", "Drafts", "ServingWalk", "read_anchors", "read_profile", "walk", "write_anchors"]

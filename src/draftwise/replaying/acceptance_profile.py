@@ -20,7 +20,7 @@ from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interv
 from draftwise.replaying.anchors import Anchors, Drafts, Ints
 from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 
-__all__ = ["Walk", "count_steps", "percentiles_of", "summarize", "tokens_per_step", "walk", "warn_of_few"]
+__all__ = ["ServingWalk", "count_steps", "percentiles_of", "summarize", "tokens_per_step", "walk", "warn_of_few"]
 
 _TAIL = 0.01
 """Share of the requests on which an interval should not rest."""
@@ -53,7 +53,7 @@ def summarize(anchors: Anchors, ks: Sequence[int], *, limited: bool = True) -> I
             )
 
 
-def count_steps(anchors: Anchors, steps: Walk) -> Floats:
+def count_steps(anchors: Anchors, steps: ServingWalk) -> Floats:
     """Return the decode steps of each request, [R]."""
     return np.bincount(steps.request_S, steps.weight_S, minlength=len(anchors.requests)).astype(np.float64)
 
@@ -87,7 +87,7 @@ def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
     )
 
 
-def _at_k(anchors: Anchors, steps: Walk, kept_R: NDArray[np.bool_]) -> AcceptanceAtK | None:
+def _at_k(anchors: Anchors, steps: ServingWalk, kept_R: NDArray[np.bool_]) -> AcceptanceAtK | None:
     """Return what the steps of some requests did together; None where their answers are single tokens."""
     kept_S = kept_R[steps.request_S]
     steps_R, emitted_R = count_steps(anchors, steps)[kept_R], _count_emitted(anchors)[kept_R]
@@ -128,7 +128,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class ServingWalk:
     """The decode steps of all requests at one k, in the order of the requests and of their answers.
 
     Of sampled drafts these are all steps that can occur, each with its chance: expectations without the noise of
@@ -150,7 +150,7 @@ class Walk:
         return int(self.survive_SK.shape[1])
 
 
-def walk(anchors: Anchors, k: int, *, limited: bool = True) -> Walk:
+def walk(anchors: Anchors, k: int, *, limited: bool = True) -> ServingWalk:
     """Return the steps at one k.
 
     Args:
@@ -174,7 +174,7 @@ def walk(anchors: Anchors, k: int, *, limited: bool = True) -> Walk:
     else:
         weight_N = _spread(anchors.offsets, survive_NK, rest_N)
     steps = np.flatnonzero(weight_N)
-    return Walk(
+    return ServingWalk(
         request_S=request_N[steps],
         token_S=token_N[steps],
         weight_S=weight_N[steps],

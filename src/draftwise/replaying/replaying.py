@@ -14,13 +14,13 @@ from draftwise.replaying.anchors import Anchors
 from draftwise.replaying.replay_directory import ReplayDirectory, to_anchors
 from draftwise.replaying.transcripts import Replayer, Transcript, Transcripts
 
-__all__ = ["Candidate", "choose_ks", "replay_candidates"]
+__all__ = ["ReplayCandidate", "choose_ks", "replay_candidates"]
 
 _USUAL_KS = (*range(1, 11), 12, 16, 24, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ReplayCandidate:
     """What is replayed."""
 
     spec: SpecConfig
@@ -50,7 +50,7 @@ def choose_ks(kmax: int, asked: Sequence[int]) -> tuple[int, ...]:
 def replay_candidates(
     directory: ReplayDirectory,
     transcripts: Transcripts,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ReplayCandidate],
     *,
     target: ReplayedTarget,
     rows: int,
@@ -72,7 +72,7 @@ def replay_candidates(
         InvalidSetup: a candidate cannot be replayed, or the directory is damaged.
         StorageError: the directory cannot be written.
     """
-    found: list[tuple[Candidate, Anchors]] = []
+    found: list[tuple[ReplayCandidate, Anchors]] = []
     for number, candidate in enumerate(candidates):
         _replay_missing(directory, number, candidate, transcripts.requests, advance)
         replayed = directory.read_rows(number)
@@ -91,7 +91,7 @@ def replay_candidates(
 def _replay_missing(
     directory: ReplayDirectory,
     number: int,
-    candidate: Candidate,
+    candidate: ReplayCandidate,
     requests: Sequence[Transcript],
     advance: Callable[[str], None],
 ) -> None:
@@ -124,7 +124,7 @@ def _describe_log(transcripts: Transcripts, rows: int) -> ReplayedLog:
     )
 
 
-def _warn(found: Sequence[tuple[Candidate, Anchors]]) -> Iterator[Finding]:
+def _warn(found: Sequence[tuple[ReplayCandidate, Anchors]]) -> Iterator[Finding]:
     for candidate, anchors in found:
         if finding := warn_of_few(anchors, candidate.ks[-1]):
             yield finding

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftwise.core import Interval
-from draftwise.deciding.compare.changes import TOKENS_PER_S, CellChange, Change
-from draftwise.deciding.compare.run_pair import Compared, ContextDifference, Kept, Side, VerdictChange
+from draftwise.deciding.compare.changes import TOKENS_PER_S, CellChange, ReadingChange
+from draftwise.deciding.compare.run_pair import Compared, ContextDifference, PairSide, VerdictChange, VerdictOutcome
 from draftwise.reporting.markdown import escape, fold, format_table
 from draftwise.reporting.units import format_ratio
 
@@ -47,7 +47,7 @@ def describe_comparison(compared: Compared) -> str:
         )
     if not compared.verdicts:
         return "No verdicts to compare (a baseline and a speculating arm in both): the ratios stand for themselves."
-    counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in Kept}
+    counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in VerdictOutcome}
     told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
     if compared.is_still_true is False:
         return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
@@ -116,7 +116,7 @@ def _name_reading(reading: str) -> str:
     return reading if reading == TOKENS_PER_S else f"{'e2e' if reading == 'e2e' else reading.upper()} (ms)"
 
 
-def _percentile(change: Change, side: dict[float, float], q: float) -> str:
+def _percentile(change: ReadingChange, side: dict[float, float], q: float) -> str:
     value = side.get(q)
     if value is None:
         return "-"
@@ -156,7 +156,7 @@ def list_notes(compared: Compared) -> list[str]:
     return [*found, *compared.left_out[:20]]
 
 
-def _title(side: Side) -> str:
+def _title(side: PairSide) -> str:
     model = side.results.context.get("model.name") or side.results.context.get("model")
     return f"{side.results.source} ({side.results.tool}, model {model or 'not known'})"
 

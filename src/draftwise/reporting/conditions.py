@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from draftwise.core import Decision, Omission, Scope, SingleSetting, UnmeasuredCell
 
 __all__ = [
-    "Action",
+    "RecommendedConfig",
     "describe_missing",
     "describe_omissions",
     "describe_rollback",
@@ -229,7 +229,7 @@ _FLAG = "--speculative-config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class RecommendedConfig:
     """A speculative config, and what to run it for."""
 
     setting: str
@@ -246,14 +246,14 @@ class Action:
         return f"{self.setting}, for {'; '.join(self.places)}"
 
 
-def list_actions(decision: Decision, run: Run) -> list[Action]:
+def list_actions(decision: Decision, run: Run) -> list[RecommendedConfig]:
     """Return every config that the decision sets anywhere, then the engine's own schedules that do the same."""
     found: dict[str, dict[str, list[str]]] = {}
     for recommendation in decision.recommendations:
         for setting, workload, where in _list_places(recommendation, decision.baseline):
             found.setdefault(setting, {}).setdefault(where, []).append(name_workload(workload))
     settings = (
-        Action(setting=name, places=_join_places(places), text=_write_config(name, run))
+        RecommendedConfig(setting=name, places=_join_places(places), text=_write_config(name, run))
         for name, places in found.items()
     )
     return [*settings, *_list_schedules(decision)]
@@ -287,10 +287,10 @@ def _join_places(workloads: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(f"{join_names(names)} {where}" for where, names in workloads.items())
 
 
-def _list_schedules(decision: Decision) -> Iterator[Action]:
+def _list_schedules(decision: Decision) -> Iterator[RecommendedConfig]:
     """Yield the schedules by batch size, equal ones once."""
     for text, alike in group_by(lambda each: each.spec.to_json(), decision.schedules).items():
-        yield Action(
+        yield RecommendedConfig(
             setting="Schedule by batch size, in place of switching by hand",
             places=_join_places(_group(alike)),
             text=f"{_FLAG} '{text}'",

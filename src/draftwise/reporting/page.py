@@ -13,7 +13,7 @@ from draftwise.core import Comparison, Crossover, Decision, Interval
 from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
-from draftwise.deciding.comparison.pooled_acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
+from draftwise.deciding.comparison.pooled_acceptance import ACCEPTANCE_QUANTILES, Conversion, PooledAcceptance
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.knowledge.signals import TOKENS_PER_STEP
@@ -46,9 +46,9 @@ from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
 __all__ = [
-    "Cell",
-    "Row",
-    "Table",
+    "PageTable",
+    "TableCell",
+    "TableRow",
     "open_templates",
     "render_page",
     "tabulate_acceptances",
@@ -130,7 +130,7 @@ def render_page(found: Conclusions) -> str:
     )
 
 
-def _tabulate(found: Conclusions) -> dict[str, Table | list[Table]]:
+def _tabulate(found: Conclusions) -> dict[str, PageTable | list[PageTable]]:
     """Return the tables by their names in the template."""
     decision, with_goodput = found.decision, found.thresholds.has_slo
     comparisons = sort_comparisons(decision.comparisons)
@@ -173,7 +173,7 @@ _POSITIONS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     """What stands in a cell."""
 
     text: str
@@ -184,22 +184,22 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """A row: its name, and a cell for every further column."""
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     group: str = ""
     """The rows of a group stand together below its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """A table whose first column names the rows."""
 
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def texts(self) -> frozenset[int]:
@@ -207,32 +207,32 @@ class Table:
         return frozenset(i for row in self.rows[:1] for i, each in enumerate(row.cells, 1) if each.kind == "text")
 
     @property
-    def groups(self) -> dict[str, list[Row]]:
+    def groups(self) -> dict[str, list[TableRow]]:
         """The rows by the name of their group, in order."""
         return group_by(lambda row: row.group, self.rows)
 
 
-def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
+def tabulate_verdicts(comparisons: Sequence[Comparison]) -> PageTable:
     """Return verdict and reason of every comparison, with the numbers that a reader asks for first."""
     several = len({each.condition.label for each in comparisons}) > 1
     rows = (
-        Row(
+        TableRow(
             group=_group(each, several=several),
             name=each.candidate,
             cells=(
-                Cell(text=str(each.verdict), kind=str(each.verdict)),
+                TableCell(text=str(each.verdict), kind=str(each.verdict)),
                 _ratio(each.deciding),
-                Cell(text=format_number(each.counters.tokens_per_step)),
-                Cell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
-                Cell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
-                Cell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
-                Cell(text=_explain(each), kind="text"),
+                TableCell(text=format_number(each.counters.tokens_per_step)),
+                TableCell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
+                TableCell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
+                TableCell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
+                TableCell(text=_explain(each), kind="text"),
             ),
         )
         for each in comparisons
     )
     columns = ("candidate", "verdict", "speed-up", "tokens per step", "TTFT", "TPOT", "outputs equal", "reason")
-    return Table(caption="Every comparison", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Every comparison", columns=columns, rows=tuple(rows))
 
 
 def _group(each: Comparison, *, several: bool) -> str:
@@ -257,22 +257,22 @@ def _explain(each: Comparison) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _ratio(ratio: Interval | None) -> Cell:
-    return Cell(text="-") if ratio is None else Cell(text=f"{ratio.value:.2f}x", small=ratio.span)
+def _ratio(ratio: Interval | None) -> TableCell:
+    return TableCell(text="-") if ratio is None else TableCell(text=f"{ratio.value:.2f}x", small=ratio.span)
 
 
-def tabulate_readings(comparisons: Sequence[Comparison]) -> Table:
+def tabulate_readings(comparisons: Sequence[Comparison]) -> PageTable:
     """Return the ratios and acceptance behind the verdicts."""
     rows = (
-        Row(
+        TableRow(
             name=_place(each),
             cells=(
                 _ratio(each.speedup),
                 _ratio(each.throughput),
-                Cell(text=f"{each.total.value:.2f}x"),
-                Cell(text=format_number(each.counters.spec.acceptance_length)),
-                Cell(text=_positions(each.counters.spec.rate_per_pos)),
-                Cell(text="-" if each.conversion is None else f"{each.conversion:.0%}"),
+                TableCell(text=f"{each.total.value:.2f}x"),
+                TableCell(text=format_number(each.counters.spec.acceptance_length)),
+                TableCell(text=_positions(each.counters.spec.rate_per_pos)),
+                TableCell(text="-" if each.conversion is None else f"{each.conversion:.0%}"),
             ),
         )
         for each in comparisons
@@ -281,7 +281,7 @@ def tabulate_readings(comparisons: Sequence[Comparison]) -> Table:
         *("workload · load · candidate", "request tokens/s", "server tokens/s", "whole workload"),
         *("acceptance length", "accepted by position (%)", "conversion"),
     )
-    return Table(caption="Ratios and acceptance", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Ratios and acceptance", columns=columns, rows=tuple(rows))
 
 
 def _place(each: Comparison) -> str:
@@ -292,54 +292,54 @@ def _positions(rates: Sequence[float]) -> str:
     return " ".join(f"{100 * rate:.0f}" for rate in rates[:_POSITIONS]) + (" …" if len(rates) > _POSITIONS else "")
 
 
-def tabulate_grid(grid: Grid) -> Table:
+def tabulate_grid(grid: Grid) -> PageTable:
     """Return the verdicts on one workload at one temperature: a row per candidate, a column per load."""
-    rows = (Row(name=candidate, cells=tuple(map(_verdict, row))) for candidate, row in grid.rows)
+    rows = (TableRow(name=candidate, cells=tuple(map(_verdict, row))) for candidate, row in grid.rows)
     name = name_workload(grid.workload) + (f" · T={grid.temperature:g}" if grid.temperature else "")
-    return Table(caption=name, columns=("candidate", *grid.loads), rows=tuple(rows))
+    return PageTable(caption=name, columns=("candidate", *grid.loads), rows=tuple(rows))
 
 
-def _verdict(each: Comparison | None) -> Cell:
+def _verdict(each: Comparison | None) -> TableCell:
     if each is None:
-        return Cell(text="-")
+        return TableCell(text="-")
     late = f", TTFT {format_change(each.ttft)}" if _delays_first_token(each) else ""
     small = f"{each.deciding.span} {each.verdict}{late}"
-    return Cell(text=f"{each.deciding.value:.2f}x", small=small, kind=str(each.verdict))
+    return TableCell(text=f"{each.deciding.value:.2f}x", small=small, kind=str(each.verdict))
 
 
-def tabulate_crossovers(crossovers: Iterable[Crossover]) -> Table:
+def tabulate_crossovers(crossovers: Iterable[Crossover]) -> PageTable:
     """Return where each candidate stops paying."""
-    rows = (Row(name=name, cells=tuple(Cell(text=cell) for cell in cells)) for name, *cells in
+    rows = (TableRow(name=name, cells=tuple(TableCell(text=cell) for cell in cells)) for name, *cells in
             list_crossover_rows(crossovers))  # fmt: skip
     columns = ("workload · candidate", "load", f"{100 * CONFIDENCE:.0f} % interval", "adopted up to", "unit")
-    return Table(caption="Where each candidate stops paying", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Where each candidate stops paying", columns=columns, rows=tuple(rows))
 
 
-def tabulate_quality(quality: Iterable[TextQuality]) -> Table:
+def tabulate_quality(quality: Iterable[TextQuality]) -> PageTable:
     """Return how repetitive the baseline's outputs are."""
     rows = (
-        Row(
+        TableRow(
             name=each.workload,
-            cells=tuple(Cell(text=text) for text in (f"{each.num_outputs}", _share(each.loop_share),
+            cells=tuple(TableCell(text=text) for text in (f"{each.num_outputs}", _share(each.loop_share),
                                                      _share(each.distinct_4grams))),
         )
         for each in quality
     )  # fmt: skip
     columns = ("workload", "outputs", "end in a loop", "distinct 4-grams")
-    return Table(caption="Text of the baseline's outputs", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Text of the baseline's outputs", columns=columns, rows=tuple(rows))
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def tabulate_conversions(conversions: Iterable[Conversion]) -> Table:
+def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
     """Return the stations from acceptance length to realised speed-up."""
     rows = (
-        Row(
+        TableRow(
             name=f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
             cells=tuple(
-                Cell(text=text)
+                TableCell(text=text)
                 for text in (
                     *map(format_number, (each.acceptance_length, each.tokens_per_step, each.step_cost)),
                     *(f"{ratio:.2f}x" for ratio in (each.decoding, each.realised)),
@@ -352,40 +352,45 @@ def tabulate_conversions(conversions: Iterable[Conversion]) -> Table:
         *("workload · load · candidate", "acceptance length", "tokens per step"),
         *("cost of a step", "decoding", "realised"),
     )
-    return Table(caption="From acceptance length to speed-up", columns=columns, rows=tuple(rows))
+    return PageTable(caption="From acceptance length to speed-up", columns=columns, rows=tuple(rows))
 
 
 def _temperature(temperature: float) -> str:
     return f" T={temperature:g}" if temperature else ""
 
 
-def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> Table:
+def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
     """Return forecasts that were made before the run, beside what it measured."""
     rows = (
-        Row(
+        TableRow(
             name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",
             cells=(
-                Cell(text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"),
-                Cell(text=f"{each.measured.value:.2f}x", small=each.measured.span),
-                Cell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
+                TableCell(
+                    text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"
+                ),
+                TableCell(text=f"{each.measured.value:.2f}x", small=each.measured.span),
+                TableCell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
             ),
         )
         for each in held
     )
     columns = ("workload · load · candidate", "forecast (90 %)", "measured", "error")
-    return Table(caption="Forecast before the run, and measured", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Forecast before the run, and measured", columns=columns, rows=tuple(rows))
 
 
-def tabulate_acceptances(acceptances: Iterable[Acceptance]) -> Table:
+def tabulate_acceptances(acceptances: Iterable[PooledAcceptance]) -> PageTable:
     """Return tokens per step of single requests, and acceptance by position."""
     rows = (
-        Row(
+        TableRow(
             name=f"{each.workload} · T={each.temperature:g} · {each.candidate}",
             cells=(
-                Cell(text=str(each.num_requests)),
-                *(Cell(text=format_number(value)) for value in each.quantiles or [None] * len(ACCEPTANCE_QUANTILES)),
-                Cell(text=each.source),
-                Cell(text=" ".join(f"{100 * rate:.0f}" for rate in each.stats.rate_per_pos), kind="text"),
+                TableCell(text=str(each.num_requests)),
+                *(
+                    TableCell(text=format_number(value))
+                    for value in each.quantiles or [None] * len(ACCEPTANCE_QUANTILES)
+                ),
+                TableCell(text=each.source),
+                TableCell(text=" ".join(f"{100 * rate:.0f}" for rate in each.stats.rate_per_pos), kind="text"),
             ),
         )
         for each in acceptances
@@ -394,13 +399,13 @@ def tabulate_acceptances(acceptances: Iterable[Acceptance]) -> Table:
         *("workload · temperature · candidate", "requests", *(f"P{each}" for each in ACCEPTANCE_QUANTILES)),
         *("counted from", "accepted by position (%)"),
     )
-    return Table(caption="Tokens per step of a request", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Tokens per step of a request", columns=columns, rows=tuple(rows))
 
 
-def tabulate_percentiles(comparisons: Iterable[Comparison], *, with_goodput: bool) -> Table:
+def tabulate_percentiles(comparisons: Iterable[Comparison], *, with_goodput: bool) -> PageTable:
     """Return the percentiles of latencies, candidate over baseline."""
     rows = (
-        Row(
+        TableRow(
             name=_place(each),
             cells=(
                 *(_ratio(each.percentiles.get(name, {}).get(q)) for name in _TIMES for q in _SHOWN),
@@ -410,31 +415,31 @@ def tabulate_percentiles(comparisons: Iterable[Comparison], *, with_goodput: boo
         for each in comparisons
     )
     columns = ("workload · load · candidate", *_name_percentiles(), *(["goodput"] if with_goodput else []))
-    return Table(caption="Latency percentiles, candidate over baseline", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Latency percentiles, candidate over baseline", columns=columns, rows=tuple(rows))
 
 
 def _name_percentiles() -> list[str]:
     return [f"{name} P{q}" for name in _TIMES.values() for q in _SHOWN]
 
 
-def _goodput(each: Comparison) -> Cell:
+def _goodput(each: Comparison) -> TableCell:
     if each.goodput is None:
-        return Cell(text="-")
+        return TableCell(text="-")
     small = "" if each.goodput_change is None else format_points(each.goodput_change)
-    return Cell(text=" → ".join(map(_share, each.goodput)), small=small)
+    return TableCell(text=" → ".join(map(_share, each.goodput)), small=small)
 
 
-def tabulate_latencies(latencies: Iterable[Latencies], *, with_goodput: bool) -> Table:
+def tabulate_latencies(latencies: Iterable[Latencies], *, with_goodput: bool) -> PageTable:
     """Return the latencies of every arm in milliseconds."""
     rows = (
-        Row(
+        TableRow(
             name=f"{each.workload} · {each.condition} · {each.arm}",
             cells=(
-                Cell(text=str(each.num_requests), small=f"{each.num_failed} failed" if each.num_failed else ""),
-                Cell(text=f"{each.tokens_per_s:.0f}"),
-                Cell(text="-" if each.throughput is None else f"{each.throughput:.0f}"),
-                *(Cell(text=_milliseconds(each, name, q)) for name in _TIMES for q in _SHOWN),
-                *([Cell(text=_share(each.goodput))] if with_goodput else []),
+                TableCell(text=str(each.num_requests), small=f"{each.num_failed} failed" if each.num_failed else ""),
+                TableCell(text=f"{each.tokens_per_s:.0f}"),
+                TableCell(text="-" if each.throughput is None else f"{each.throughput:.0f}"),
+                *(TableCell(text=_milliseconds(each, name, q)) for name in _TIMES for q in _SHOWN),
+                *([TableCell(text=_share(each.goodput))] if with_goodput else []),
             ),
         )
         for each in latencies
@@ -443,7 +448,7 @@ def tabulate_latencies(latencies: Iterable[Latencies], *, with_goodput: bool) ->
         *("workload · load · arm", "requests", "tokens/s of a stream", "tokens/s of the server"),
         *(*_name_percentiles(), *(["goodput"] if with_goodput else [])),
     )
-    return Table(caption="Latencies of every arm, in milliseconds", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Latencies of every arm, in milliseconds", columns=columns, rows=tuple(rows))
 
 
 def _milliseconds(each: Latencies, name: str, quantile: int) -> str:

@@ -13,7 +13,7 @@ from draftwise.core.documents import json_form
 __all__ = [
     "HeldEstimate",
     "MeasuredForecast",
-    "Undisturbed",
+    "UndisturbedTime",
     "describe_estimates",
     "describe_forecasts",
     "find_undisturbed",
@@ -23,7 +23,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undisturbed:
+class UndisturbedTime:
     """The turns that count, as far as it is known how long each was expected to take before the first request."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error",)
@@ -66,7 +66,7 @@ def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
     return found
 
 
-def find_undisturbed(run: Run) -> Undisturbed | None:
+def find_undisturbed(run: Run) -> UndisturbedTime | None:
     """Return how long the turns that count took; None where it is known of none.
 
     Args:
@@ -74,7 +74,7 @@ def find_undisturbed(run: Run) -> Undisturbed | None:
     """
     known = [(each.expected_s, each.took_s) for each in run.turns if each.expected_s and each.took_s]
     expected_s, took_s = sum(each for each, _ in known), sum(each for _, each in known)
-    return Undisturbed(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None
+    return UndisturbedTime(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None
 
 
 def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
@@ -88,7 +88,7 @@ def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
         yield session
 
 
-def describe_estimates(held: Iterable[HeldEstimate], undisturbed: Undisturbed | None = None) -> str:
+def describe_estimates(held: Iterable[HeldEstimate], undisturbed: UndisturbedTime | None = None) -> str:
     """Return in words how long each session was expected to take and took; empty where none ended by itself."""
     sessions = [
         f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.left_s / 60:.1f} min were expected for "

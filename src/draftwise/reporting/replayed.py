@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from draftwise.core import Acceptance, Profile
 from draftwise.replaying.acceptance_profile import tokens_per_step
 from draftwise.replaying.anchors import Anchors
-from draftwise.reporting.page import Cell, Row, Table, open_templates
+from draftwise.reporting.page import PageTable, TableCell, TableRow, open_templates
 from draftwise.reporting.plots.plot_data import draw_panels
 from draftwise.reporting.svg import PALETTE, to_svg
 from draftwise.statistics import CONFIDENCE
@@ -67,32 +67,32 @@ def _headline(entries: Sequence[Acceptance]) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _tabulate_settings(entries: Sequence[Acceptance]) -> Table:
+def _tabulate_settings(entries: Sequence[Acceptance]) -> PageTable:
     shown = sorted({k for entry in entries for k in (*_SHOWN_KS, entry.kmax) if k in entry.by_k})
     rows = []
     for entry in entries:
         best = entry.by_k[max(entry.by_k)]
-        cells = [Cell(text=f"{entry.requests:,}")]
+        cells = [TableCell(text=f"{entry.requests:,}")]
         for k in shown:
             found = entry.by_k[k].tokens_per_step if k in entry.by_k else None
-            cells.append(Cell(text=f"{found.value:.2f}", small=found.span) if found else Cell(text=""))
-        cells.append(Cell(text=" ".join(f"{each:.2f}" for each in best.per_request)))
-        cells.append(Cell(text=f"{best.drafted / best.steps:.1f}"))
-        rows.append(Row(group=_place(entry), name=_label(entry), cells=tuple(cells)))
+            cells.append(TableCell(text=f"{found.value:.2f}", small=found.span) if found else TableCell(text=""))
+        cells.append(TableCell(text=" ".join(f"{each:.2f}" for each in best.per_request)))
+        cells.append(TableCell(text=f"{best.drafted / best.steps:.1f}"))
+        rows.append(TableRow(group=_place(entry), name=_label(entry), cells=tuple(cells)))
     columns = ("setting", "requests", *(f"k={k}" for k in shown), "request P10/50/90", "drafted/step")
-    return Table(caption="Tokens per step, by setting and group", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Tokens per step, by setting and group", columns=columns, rows=tuple(rows))
 
 
-def _tabulate_positions(entries: Sequence[Acceptance]) -> Table:
+def _tabulate_positions(entries: Sequence[Acceptance]) -> PageTable:
     size = min(_POSITIONS, max(max(entry.by_k) for entry in entries))
     rows = []
     for entry in entries:
         rates = _by_position(entry)
         shown = [f"{100 * rate:.0f} %" if rate is not None else "" for rate in rates[:size]]
-        cells = tuple(Cell(text=text) for text in (*shown, *[""] * (size - len(shown))))
-        rows.append(Row(group=_place(entry), name=_label(entry), cells=cells))
+        cells = tuple(TableCell(text=text) for text in (*shown, *[""] * (size - len(shown))))
+        rows.append(TableRow(group=_place(entry), name=_label(entry), cells=cells))
     columns = ("setting", *(str(place + 1) for place in range(size)))
-    return Table(caption="Acceptance by position, with the longest drafts", columns=columns, rows=tuple(rows))
+    return PageTable(caption="Acceptance by position, with the longest drafts", columns=columns, rows=tuple(rows))
 
 
 def _by_position(entry: Acceptance) -> list[float | None]:

@@ -26,7 +26,7 @@ from draftwise.core import (
 )
 from draftwise.core.documents import HIDDEN, json_form
 from draftwise.deciding.comparison.latencies import Latencies
-from draftwise.deciding.comparison.pooled_acceptance import DEFINITION, Acceptance, Conversion
+from draftwise.deciding.comparison.pooled_acceptance import DEFINITION, Conversion, PooledAcceptance
 from draftwise.deciding.conclusions import Conclusions
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.output_checks import TextQuality
@@ -35,7 +35,7 @@ from draftwise.reporting.conditions import describe_rollback, describe_scope, de
 from draftwise.reporting.predictions import (
     HeldEstimate,
     MeasuredForecast,
-    Undisturbed,
+    UndisturbedTime,
     find_undisturbed,
     hold_estimates,
     hold_forecasts,
@@ -236,11 +236,11 @@ class Summary:
     """Speed-ups that were forecast before the run, next to what it measured."""
     estimates: tuple[HeldEstimate, ...]
     """How long turns were expected to take, next to how long they took."""
-    undisturbed: Undisturbed | None
+    undisturbed: UndisturbedTime | None
     """The same of the turns that count; null where it is known of none."""
     latencies: tuple[Latencies, ...]
     """Latencies of every arm."""
-    acceptance: tuple[Acceptance, ...]
+    acceptance: tuple[PooledAcceptance, ...]
     """Tokens per step of single requests."""
     conversions: tuple[Conversion, ...]
     """From acceptance length to realised speed-up."""

@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from draftwise.core import SpecStats
-from draftwise.engine.outputs import EngineStats
+from draftwise.engine.engine_outputs import EngineStats
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.asgi import ApiKey, EventStream, read_body, run_until_disconnect
 from draftwise.serve.calls import Defaults, ServedModel, read_chat, read_completion
+from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.errors import EXCEPTION_HANDLERS
-from draftwise.serve.fields import parse_body
 from draftwise.serve.generation import make_answer
-from draftwise.serve.worker import EngineWorker
+from draftwise.serve.request_fields import parse_body
 from draftwise.version import __version__
 
 __all__ = ["StatsLog", "create_app", "format_spec_line"]

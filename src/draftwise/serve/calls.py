@@ -15,9 +15,9 @@ from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsPa
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.errors import RequestError
-from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
 from draftwise.serve.formats import AnswerFormat, ChatFormat, CompletionFormat
 from draftwise.serve.generation import Call
+from draftwise.serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
 from draftwise.serve.tools import read_tools
 
 __all__ = [

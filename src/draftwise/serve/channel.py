@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from draftwise.core import Finding
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.outputs import Delta, EngineStats
+from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import EngineRequest
 
 __all__ = [

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.engine.startup import Startup, TimedStartup
+from draftwise.engine.startup_phases import Startup, TimedStartup
 from draftwise.serve.channel import (
     Abort,
     Add,

@@ -29,7 +29,7 @@ from draftwise.engine.kernel_cache import (
     may_have_gpu,
     name_setup,
 )
-from draftwise.engine.startup import Startup
+from draftwise.engine.startup_phases import Startup
 from draftwise.machine.cores import count_cores
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine

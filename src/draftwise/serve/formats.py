@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
+from draftwise.engine.engine_outputs import Delta, Logprob, LogprobsOfToken
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 

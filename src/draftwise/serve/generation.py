@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from draftwise.engine.outputs import Delta
+from draftwise.engine.engine_outputs import Delta
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.errors import RequestError, make_error_body
 from draftwise.serve.formats import AnswerFormat

@@ -24,12 +24,12 @@ from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
 from draftwise.serve.engine_process import build_engine, start_process, unpack
-from draftwise.serve.worker import EngineWorker
+from draftwise.serve.engine_worker import EngineWorker
 from draftwise.version import __version__
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
-    from draftwise.engine.startup import Startup
+    from draftwise.engine.startup_phases import Startup
 
 __all__ = ["ServerOptions", "bind", "serve"]
 

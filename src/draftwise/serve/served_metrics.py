@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from draftwise.engine.outputs import Delta, EngineStats
+from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.knowledge.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from draftwise.statistics.estimate import CONFIDENCE, Estimate
+from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate
 from draftwise.statistics.ratios import Array
 
 __all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
@@ -31,7 +31,7 @@ class LoadPoint:
     """A speed-up measured under a load: concurrency, or requests per second."""
 
     load: float
-    estimate: Estimate
+    estimate: RatioEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def _narrows(known: Mapping[float, LoadPoint], load: float, crossing: Crossing) 
     return expected is not None and _width(expected) < _WORTH * _width(crossing)
 
 
-def _between(below: Estimate, above: Estimate, part: float) -> Estimate:
+def _between(below: RatioEstimate, above: RatioEstimate, part: float) -> RatioEstimate:
     """Return the estimate to expect between two others, so much of the way."""
     by_prompt = {
         prompt: (1 - part) * log + part * above.log_by_prompt[prompt]
@@ -161,7 +161,7 @@ def _between(below: Estimate, above: Estimate, part: float) -> Estimate:
         if prompt in above.log_by_prompt
     }
     larger = max(below.spread, above.spread, key=lambda spread: spread.variance)
-    return Estimate(log=(1 - part) * below.log + part * above.log, spread=larger, log_by_prompt=by_prompt)
+    return RatioEstimate(log=(1 - part) * below.log + part * above.log, spread=larger, log_by_prompt=by_prompt)
 
 
 def _width(crossing: Crossing) -> float:
@@ -180,7 +180,7 @@ def _covariance(points: Sequence[LoadPoint]) -> Array:
     return np.asarray(vectors * np.maximum(values, _LEAST_VARIANCE) @ vectors.T)
 
 
-def _shared(one: Estimate, other: Estimate) -> float:
+def _shared(one: RatioEstimate, other: RatioEstimate) -> float:
     """Return the covariance that two speed-ups have by their common prompts."""
     common = [prompt for prompt in one.log_by_prompt if prompt in other.log_by_prompt]
     if len(common) < _FEWEST_SHARED:

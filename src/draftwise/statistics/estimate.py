@@ -13,8 +13,8 @@ from draftwise.core import Interval
 __all__ = [
     "CONFIDENCE",
     "POWER",
-    "Estimate",
-    "Outlook",
+    "PowerOutlook",
+    "RatioEstimate",
     "Spread",
     "find_outlook",
     "fisher_tail",
@@ -59,7 +59,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class RatioEstimate:
     """A ratio of candidate over baseline.
 
     Interval, p-value, power and stopping all derive from the same two numbers, so that they cannot contradict each
@@ -104,7 +104,7 @@ def to_ratio(log: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class PowerOutlook:
     """What a measurement found, could have found, and would need to settle what it left open (power 80 %)."""
 
     p_value: float
@@ -131,8 +131,8 @@ def shows_equivalence(differences: Sequence[float], margin: float, alpha: float)
 
 
 def find_outlook(
-    estimate: Estimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
-) -> Outlook:
+    estimate: RatioEstimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
+) -> PowerOutlook:
     """Return what so many repetitions found, could have found, and what would settle it, going by the spread seen.
 
     The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
@@ -140,10 +140,10 @@ def find_outlook(
     """
     spread = estimate.spread
     if math.isinf(spread.variance):
-        return Outlook(p_value=1.0, detectable=math.inf, prompts=None, repetitions=None)
+        return PowerOutlook(p_value=1.0, detectable=math.inf, prompts=None, repetitions=None)
     reach = upper_student_quantile(alpha / 2, spread.degrees) + student_quantile(POWER, spread.degrees)
     needed = partial(_count_needed, estimate, margin, alpha)
-    return Outlook(
+    return PowerOutlook(
         p_value=estimate.p_value(),
         detectable=to_ratio(math.log1p(margin) + reach * spread.error),
         prompts=needed(_with_prompts, spread.num_prompts),
@@ -152,7 +152,7 @@ def find_outlook(
 
 
 def _count_needed(
-    estimate: Estimate, margin: float, alpha: float, more: Callable[[Spread, float], Spread], count: int
+    estimate: RatioEstimate, margin: float, alpha: float, more: Callable[[Spread, float], Spread], count: int
 ) -> int | None:
     """Return how many, where there are `count` now, would settle it: to 1 %."""
     if estimate.spread.variance == 0:

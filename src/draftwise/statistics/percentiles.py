@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.estimate import CONFIDENCE, Estimate, Spread, normal_quantile, student_quantile, to_ratio
+from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, Spread, normal_quantile, student_quantile, to_ratio
 from draftwise.statistics.ratios import Array, Design, Integers, find_spread
 
 __all__ = ["PERCENTILES", "percentile_ratios"]
@@ -60,7 +60,7 @@ def _ratio(candidate: _Samples, baseline: _Samples, design: Design, share: float
     # Few prompts may agree on a share so well that its error is nothing, and yet all lie on one side of it.
     if is_enough and all(map(math.isfinite, slopes)):
         moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
-        return Estimate(log=log, spread=find_spread(moved_N, design)).interval(confidence)
+        return RatioEstimate(log=log, spread=find_spread(moved_N, design)).interval(confidence)
     together = find_spread(influences[0] - influences[1], design)
     low, high = _draw(arms, share, spreads, together, confidence)
     return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))

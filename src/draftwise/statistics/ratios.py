@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from draftwise.core import Interval
 from draftwise.statistics.estimate import (
     CONFIDENCE,
-    Estimate,
+    RatioEstimate,
     Spread,
     fisher_tail,
     student_quantile,
@@ -31,9 +31,9 @@ from draftwise.statistics.estimate import (
 
 __all__ = [
     "Array",
-    "Change",
     "Design",
     "Integers",
+    "RatioChange",
     "find_change",
     "find_spread",
     "find_variance_share",
@@ -105,7 +105,7 @@ class Design:
         return _dense(self.prompt_N * max(1, self.num_blocks) + self.block_N)
 
 
-def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Estimate | None:
+def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> RatioEstimate | None:
     """Return the geometric mean over prompts of candidate / baseline.
 
     Readings are compared within their paired block first, which cancels drift of the machine; several attempts at a
@@ -135,12 +135,12 @@ def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Estim
     log = float(logs_P.mean())
     influence_C = (logs_C - log) / (len(num_C) * num_C[cells.prompt_N])
     by_prompt = dict(zip(design.prompts, logs_P.tolist(), strict=False))
-    return Estimate(log=log, spread=find_spread(influence_C, cells), log_by_prompt=by_prompt)
+    return RatioEstimate(log=log, spread=find_spread(influence_C, cells), log_by_prompt=by_prompt)
 
 
 def total_ratio(
     candidate_tokens_N: Array, candidate_s_N: Array, baseline_tokens_N: Array, baseline_s_N: Array, design: Design
-) -> Estimate | None:
+) -> RatioEstimate | None:
     """Return the ratio of all tokens over all seconds, candidate over baseline: long answers weigh more, stalls count.
 
     Requests with a NaN are left out; None when that leaves nothing.
@@ -153,10 +153,10 @@ def total_ratio(
     sums = [float(part[kept_N].sum()) for part in parts]
     log = sum(sign * float(np.log(total)) for sign, total in zip(signs, sums, strict=True))
     influences = (sign * part[kept_N] / total for sign, part, total in zip(signs, parts, sums, strict=True))
-    return Estimate(log=log, spread=find_spread(np.sum(list(influences), axis=0), design.only(kept_N)))
+    return RatioEstimate(log=log, spread=find_spread(np.sum(list(influences), axis=0), design.only(kept_N)))
 
 
-def server_ratio(candidate_T: Array, baseline_T: Array) -> Estimate:
+def server_ratio(candidate_T: Array, baseline_T: Array) -> RatioEstimate:
     """Return the geometric mean over paired blocks of a server's throughput, candidate / baseline, for these prompts.
 
     One number per turn cannot tell what other prompts would have done: its error is that for this workload only.
@@ -164,7 +164,7 @@ def server_ratio(candidate_T: Array, baseline_T: Array) -> Estimate:
     logs_T = np.log(candidate_T / baseline_T)
     block_T = np.arange(len(logs_T))
     influence_T = (logs_T - logs_T.mean()) / len(logs_T)
-    return Estimate(
+    return RatioEstimate(
         log=float(logs_T.mean()), spread=find_spread(influence_T, Design(prompt_N=block_T, block_N=block_T))
     )
 
@@ -340,7 +340,7 @@ _FEWEST_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RatioChange:
     """A ratio that differed between stretches of a run by more than paired blocks within a stretch explain."""
 
     lowest: float
@@ -348,7 +348,7 @@ class Change:
     highest: float
 
 
-def find_change(logs_N: Array, design: Design) -> Change | None:
+def find_change(logs_N: Array, design: Design) -> RatioChange | None:
     """Return how a ratio changed in the course of a run; None where it did not, or where too few blocks could tell.
 
     One-way analysis of variance (Fisher 1925) between stretches of equally many blocks. What prompts gain differently
@@ -376,7 +376,7 @@ def find_change(logs_N: Array, design: Design) -> Change | None:
         return None
     # Prompts that were asked in slow stretches only would hide how slow these were.
     measured = [float(part.mean()) for part in np.array_split(_mean(logs_N, design.block_N), count)]
-    return Change(lowest=to_ratio(min(measured)), highest=to_ratio(max(measured)))
+    return RatioChange(lowest=to_ratio(min(measured)), highest=to_ratio(max(measured)))
 
 
 def _mean_of_blocks(logs_N: Array, design: Design) -> tuple[Array, float]:

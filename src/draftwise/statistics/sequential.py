@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.estimate import CONFIDENCE, Estimate, normal_quantile, upper_normal_tail
+from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, normal_quantile, upper_normal_tail
 from draftwise.statistics.ratios import Array
 
 __all__ = ["Conclusion", "InterimAnalyses", "adjust_family", "conclude", "settle"]
@@ -88,7 +88,7 @@ class InterimAnalyses:
 
 
 def settle(
-    estimate: Estimate, analyses: InterimAnalyses, done: int, *, margin: float, family: int = 1
+    estimate: RatioEstimate, analyses: InterimAnalyses, done: int, *, margin: float, family: int = 1
 ) -> Conclusion | None:
     """Return the conclusion at which a comparison may stop after so many repetitions; None: go on.
 

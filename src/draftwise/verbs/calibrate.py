@@ -15,7 +15,7 @@ from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.calibrating import make_calibration
 from draftwise.measure.measurement import Measurement
-from draftwise.measure.spec import MeasurementSpec
+from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document

@@ -13,7 +13,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deciding.compare import Compared, compare_sides, read_side
 from draftwise.deciding.compare.changes import CellChange
-from draftwise.deciding.compare.run_pair import KINDS, ContextDifference, Kept, Side, VerdictChange
+from draftwise.deciding.compare.run_pair import KINDS, ContextDifference, PairSide, VerdictChange, VerdictOutcome
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
 from draftwise.reporting.sentences import describe_decision
 from draftwise.verbs.verb import Result, refuse, verb
@@ -45,7 +45,7 @@ class ComparedSide:
     """The decision in words; null for results of tools that decide nothing."""
 
     @classmethod
-    def of(cls, side: Side) -> ComparedSide:
+    def of(cls, side: PairSide) -> ComparedSide:
         """Return the row of a measurement."""
         results = side.results
         decision = None if side.decision is None else describe_decision(side.decision)
@@ -76,7 +76,7 @@ class VerdictRow:
     after: ComparedVerdict
     change: Interval
     """Deciding ratio after over before: above 1 speculation gains more than it did."""
-    kept: Kept
+    kept: VerdictOutcome
 
     @classmethod
     def of(cls, change: VerdictChange) -> VerdictRow:

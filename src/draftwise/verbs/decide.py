@@ -13,7 +13,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.measurement import Measurement
-from draftwise.measure.spec import MeasurementSpec
+from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.verbs.access import read_headers
 from draftwise.verbs.conclusions import Concluded, conclude
 from draftwise.verbs.loads import make_conditions, read_numbers

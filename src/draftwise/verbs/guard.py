@@ -155,7 +155,7 @@ async def _read_history(store: Store, url: str, model: str | None, progress: Pro
 
 
 def _undo(store: Store) -> tuple[str, ...]:
-    from draftwise.guarding.undo import undo
+    from draftwise.guarding.service_guard import undo
 
     return tuple(undo(store, now_s=time.time())) or ("Nothing that was done still holds.",)
 

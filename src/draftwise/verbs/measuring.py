@@ -14,7 +14,7 @@ from draftwise.core import BackendError, InvalidSetup, LaunchOptions, SpecConfig
 from draftwise.core.progress import Progress, Stopped
 from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
-from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
+from draftwise.measure.measurement_spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.verbs.access import Header
 from draftwise.verbs.verb import refuse
 

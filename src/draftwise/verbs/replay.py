@@ -21,7 +21,7 @@ from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replay_directory import PROFILE, ReplayDirectory, hash_transcripts
-from draftwise.replaying.replaying import Candidate, choose_ks, replay_candidates
+from draftwise.replaying.replaying import ReplayCandidate, choose_ks, replay_candidates
 from draftwise.replaying.served_drafts import ServedReplayer
 from draftwise.replaying.transcripts import (
     Encoder,
@@ -179,7 +179,7 @@ def _read_spec(given: SpecConfig | Mapping[str, Any] | str) -> SpecConfig:
 
 
 def _make_plan(
-    request: ReplayRequest, seen: Sequence[Transcript], transcripts: Transcripts, chosen: Sequence[Candidate]
+    request: ReplayRequest, seen: Sequence[Transcript], transcripts: Transcripts, chosen: Sequence[ReplayCandidate]
 ) -> dict[str, Any]:
     """Return what must be the same for a replay to go on."""
     urls = f"{request.draft_url} {request.target_url}"
@@ -264,7 +264,7 @@ class _Workshop:
     draft_url: str | None = None
     """Of the server that runs the draft model; None where it is on disk."""
 
-    def make_candidate(self, spec: SpecConfig) -> Candidate:
+    def make_candidate(self, spec: SpecConfig) -> ReplayCandidate:
         """Return a candidate with what replays it.
 
         Raises:
@@ -281,7 +281,7 @@ class _Workshop:
             make = self._from_servers(whole, resolved, ks)
         else:
             make = self._from_engine(whole, resolved, ks)
-        return Candidate(spec=whole, ks=ks, make=make)
+        return ReplayCandidate(spec=whole, ks=ks, make=make)
 
     def _from_text(self, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
         if get_method(resolved.method).remembers != "answers":

@@ -13,7 +13,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deciding.interchange import FORMATS, export_run
 from draftwise.machine.whole_files import write_whole
-from draftwise.measure.context import add_notes
+from draftwise.measure.run_context import add_notes
 from draftwise.runs import RunDirectory
 from draftwise.verbs.conclusions import Concluded, conclude
 from draftwise.verbs.notes import read_notes

@@ -13,7 +13,6 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deploying.verify.manifest_files import find_ordered, read_setup, report_of, verify_folder, verify_text
 from draftwise.plan.check import Report
-from draftwise.runs.documents import read_baseline
 from draftwise.setups.read import SourceText, find_texts, read_stdin
 from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
@@ -124,6 +123,7 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     from draftwise.backends.url import UrlBackend
     from draftwise.deploying.verify.running_server import verify_server
     from draftwise.measure.probe import load_probe, probe
+    from draftwise.runs.documents import read_baseline
     from draftwise.watching.fingerprint import judge_probe
 
     given = request.baseline

@@ -52,7 +52,7 @@ def warm_up(request: WarmUpRequest, progress: Progress) -> WarmUpResult:
     spec = parse_spec(request.speculative_config)
     config = make_config(str(request.model), spec, request.settings)
     try:
-        from draftwise.serve.worker import fill_kernel_cache
+        from draftwise.serve.engine_worker import fill_kernel_cache
     except ModuleNotFoundError as error:
         from draftwise.serve.engine_process import make_missing_error
 

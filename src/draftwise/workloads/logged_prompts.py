@@ -20,7 +20,7 @@ from draftwise.workloads.logged_answers import (
     token_ids_of,
 )
 from draftwise.workloads.text_lengths import Tokens
-from draftwise.workloads.workload_rows import Faults, Row, from_begin, to_seconds
+from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
 __all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
 
@@ -58,7 +58,7 @@ class LogReader:
         self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
         self.passed_over: Counter[str] = Counter()
 
-    def read(self, rows: Sequence[Row], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
+    def read(self, rows: Sequence[FileRow], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
         """Return the prompts of all rows, in order of arrival where every row says when it came.
 
         `rebase`: count arrivals from the first one.
@@ -88,7 +88,7 @@ class LogReader:
             text = f"{file} has the id {twice[0]!r} more than once" + others
             self._faults.add("duplicate-id", text, file, "Give every prompt an id of its own.")
 
-    def _drafts(self, row: Row) -> Iterator[_Draft]:
+    def _drafts(self, row: FileRow) -> Iterator[_Draft]:
         logged = find_logged(row.value) if isinstance(row.value, Mapping) else None
         if logged is not None and logged.skipped:
             self.passed_over[logged.skipped] += 1

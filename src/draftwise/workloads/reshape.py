@@ -11,7 +11,7 @@ from typing import Any
 from draftwise.core import Prompt
 from draftwise.workloads.conversation import as_chat, as_completion, plain_text
 from draftwise.workloads.text_lengths import Length, TextSource, Tokens
-from draftwise.workloads.workload_spec import Form
+from draftwise.workloads.workload_spec import RequestForm
 
 __all__ = ["in_bucket", "prompt_length", "set_form", "set_outputs", "share_prefixes", "split_by_length"]
 
@@ -45,15 +45,15 @@ def split_by_length(prompts: Prompts, edges: Sequence[int], tokens: Tokens) -> d
     return {f"{low}-{'' if high is None else high}": in_bucket(prompts, (low, high), tokens) for low, high in buckets}
 
 
-def set_form(prompts: Prompts, form: Form) -> Prompts:
+def set_form(prompts: Prompts, form: RequestForm) -> Prompts:
     """Return the prompts for the chat or the completion endpoint."""
     return tuple(_formed(prompt, form) for prompt in prompts)
 
 
-def _formed(prompt: Prompt, form: Form) -> Prompt:
-    if form is Form.CHAT and prompt.text is not None:
+def _formed(prompt: Prompt, form: RequestForm) -> Prompt:
+    if form is RequestForm.CHAT and prompt.text is not None:
         return replace(prompt, text=None, messages=as_chat(prompt.text))
-    if form is Form.COMPLETION and prompt.text is None:
+    if form is RequestForm.COMPLETION and prompt.text is None:
         return replace(prompt, text=as_completion(prompt.messages), messages=())
     return prompt
 

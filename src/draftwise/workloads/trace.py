@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.core import Prompt
 from draftwise.workloads.text_lengths import TextSource
-from draftwise.workloads.workload_rows import Faults, Row, from_begin, to_seconds
+from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
 __all__ = ["MAX_CHARS", "TraceFormat", "TraceReader", "find_format"]
 
@@ -103,7 +103,7 @@ class TraceReader:
         self.passed_over: Counter[str] = Counter()
         self.notes: list[str] = []
 
-    def read(self, rows: Sequence[Row], file: str, *, most: int | None = None) -> tuple[Prompt, ...]:
+    def read(self, rows: Sequence[FileRow], file: str, *, most: int | None = None) -> tuple[Prompt, ...]:
         """Return at most `most` prompts, in order of arrival, each to be answered to its recorded length."""
         kind = find_format(rows[0].value) if rows else None
         if kind is None:
@@ -125,7 +125,7 @@ class TraceReader:
             return False
         return True
 
-    def _parse(self, row: Row, kind: TraceFormat) -> _Request | None:
+    def _parse(self, row: FileRow, kind: TraceFormat) -> _Request | None:
         value = row.value if isinstance(row.value, Mapping) else {}
         faults: list[str] = []
         time = to_seconds(self._value(value, kind.time, faults), kind.per_s)

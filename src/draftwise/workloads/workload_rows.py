@@ -20,7 +20,17 @@ from typing import IO, Any, cast
 
 from draftwise.core import Finding, InvalidSetup
 
-__all__ = ["MAX_ROWS", "Faults", "Row", "Table", "from_begin", "open_plain", "read_objects", "read_rows", "to_seconds"]
+__all__ = [
+    "MAX_ROWS",
+    "Faults",
+    "FileRow",
+    "TextTable",
+    "from_begin",
+    "open_plain",
+    "read_objects",
+    "read_rows",
+    "to_seconds",
+]
 
 MAX_ROWS = 10_000
 """Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
@@ -32,7 +42,7 @@ _JSON_FIX = "One JSON object a line, or one JSON array of objects."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FileRow:
     """One record and where it stands."""
 
     where: str
@@ -41,17 +51,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """The rows that were kept, in the order of the file."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[FileRow, ...]
     note: str = ""
     """What was left out, in words; empty where the whole file is here."""
 
 
 def read_rows(
     file: Traversable, faults: Faults, *, most: int = MAX_ROWS, seed: int = 0, in_order: Callable[[Any], bool]
-) -> Table:
+) -> TextTable:
     """Return the rows of a file.
 
     Of a file with more than `most` rows a sample is drawn (every row equally likely, from `seed`), so that a long
@@ -100,18 +110,18 @@ class _Raw:
     """A row whose parsing can wait until it is clear that the row is kept."""
 
     number: int
-    parse: Callable[[], Row | None]
+    parse: Callable[[], FileRow | None]
 
 
-def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> Table:
+def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> TextTable:
     kept = list(islice(rows, most))
     extra = next(rows, None)
     if extra is None:
-        return Table(rows=_parse_all(kept))
+        return TextTable(rows=_parse_all(kept))
     first = kept[0].parse()
     kept[0] = _Raw(kept[0].number, lambda: first)
     if first is not None and in_order(first.value):
-        return Table(rows=_parse_all(kept), note=f"the first {most} rows of a longer file")
+        return TextTable(rows=_parse_all(kept), note=f"the first {most} rows of a longer file")
     rng = random.Random(seed)
     total = most
     while extra is not None:  # reservoir sampling (Vitter 1985, algorithm R)
@@ -121,10 +131,10 @@ def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], 
             kept[place] = extra
         extra = next(rows, None)
     kept.sort(key=lambda raw: raw.number)
-    return Table(rows=_parse_all(kept), note=f"{most} of {total} rows, drawn with seed {seed}")
+    return TextTable(rows=_parse_all(kept), note=f"{most} of {total} rows, drawn with seed {seed}")
 
 
-def _parse_all(kept: list[_Raw]) -> tuple[Row, ...]:
+def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
     return tuple(row for raw in kept if (row := raw.parse()) is not None)
 
 
@@ -143,9 +153,9 @@ def _line_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
             yield _Raw(number, lambda line=line, number=number: _parse_line(line, f"{name}:{number}", faults))  # type: ignore[misc]
 
 
-def _parse_line(line: bytes, where: str, faults: Faults) -> Row | None:
+def _parse_line(line: bytes, where: str, faults: Faults) -> FileRow | None:
     try:
-        return Row(where=where, value=json.loads(line.decode("utf-8-sig")))
+        return FileRow(where=where, value=json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         faults.add("not-utf8", f"{where} is not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
     except json.JSONDecodeError as error:
@@ -187,7 +197,7 @@ def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults) -> Itera
 
 
 def _parsed(number: int, where: str, value: Any) -> _Raw:
-    row = Row(where=where, value=value)
+    row = FileRow(where=where, value=value)
     return _Raw(number, lambda: row)
 
 

@@ -14,12 +14,12 @@ from draftwise.workloads.conversation import Turns
 from draftwise.workloads.text_lengths import Length, parse_length
 from draftwise.workloads.workload_rows import Faults
 
-__all__ = ["BUNDLED", "Form", "Kind", "WorkloadSpec", "check_options", "parse_spec"]
+__all__ = ["BUNDLED", "RequestForm", "WorkloadKind", "WorkloadSpec", "check_options", "parse_spec"]
 
 BUNDLED = ("code", "prose", "rewrite")
 
 
-class Kind(StrEnum):
+class WorkloadKind(StrEnum):
     """Where prompts come from."""
 
     BUNDLED = "bundled"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
     SYNTHETIC = "synthetic"
 
 
-class Form(StrEnum):
+class RequestForm(StrEnum):
     """Which endpoint prompts are sent to."""
 
     CHAT = "chat"
@@ -45,7 +45,7 @@ class WorkloadSpec:
     """
 
     text: str
-    kind: Kind
+    kind: WorkloadKind
     target: str
     """Bundled name or path; empty for synthetic ones."""
     name: str | None = None
@@ -64,7 +64,7 @@ class WorkloadSpec:
     """Whether the length of the logged answer becomes `max_tokens`."""
     force: bool | None = None
     """Whether answers go on to `max_tokens`; None: as the kind has it."""
-    form: Form | None = None
+    form: RequestForm | None = None
     prefix: tuple[int, int] | None = None
     """(tokens, groups) of common beginnings."""
     turns: Turns | None = None
@@ -152,21 +152,21 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "split": _edges,
     "output": parse_length,
     "force": _yes,
-    "form": _choice(Form),
+    "form": _choice(RequestForm),
     "prefix": _prefix,
     "turns": _choice(Turns),
     "source": str,
     "tokenizer": Path,
 }
-_ONLY: Mapping[str, tuple[Kind, ...]] = {
-    "turns": (Kind.FILE, Kind.LOG),
-    "sample": (Kind.BUNDLED, Kind.FILE, Kind.LOG),
-    "source": (Kind.FILE, Kind.TRACE, Kind.SYNTHETIC),
+_ONLY: Mapping[str, tuple[WorkloadKind, ...]] = {
+    "turns": (WorkloadKind.FILE, WorkloadKind.LOG),
+    "sample": (WorkloadKind.BUNDLED, WorkloadKind.FILE, WorkloadKind.LOG),
+    "source": (WorkloadKind.FILE, WorkloadKind.TRACE, WorkloadKind.SYNTHETIC),
 }
 """Options that not every kind of source takes."""
 
 
-def check_options(kind: Kind, options: Sequence[str], faults: Faults) -> None:
+def check_options(kind: WorkloadKind, options: Sequence[str], faults: Faults) -> None:
     """Note the options that a kind of workload does not take."""
     known = [name for name in _READ if kind in _ONLY.get(name, (kind,))]
     for key in options:
@@ -191,34 +191,34 @@ def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
     return WorkloadSpec(text=text, kind=kind, target=target, **values)
 
 
-def _read_option(kind: Kind, key: str, value: str, values: dict[str, Any], faults: Faults) -> None:
+def _read_option(kind: WorkloadKind, key: str, value: str, values: dict[str, Any], faults: Faults) -> None:
     try:
-        if key == "output" and value == "logged" and kind in (Kind.FILE, Kind.LOG):
+        if key == "output" and value == "logged" and kind in (WorkloadKind.FILE, WorkloadKind.LOG):
             values["logged"] = True
         elif key == "prompt":
-            values |= {"prompt": parse_length(value)} if kind is Kind.SYNTHETIC else {"bucket": _bucket(value)}
+            values |= {"prompt": parse_length(value)} if kind is WorkloadKind.SYNTHETIC else {"bucket": _bucket(value)}
         else:
             values[key] = _READ[key](value)
     except ValueError as error:
         faults.add("bad-option", f"--workload's {key} {error}", "--workload")
 
 
-def _find_kind(text: str) -> tuple[Kind, str]:
+def _find_kind(text: str) -> tuple[WorkloadKind, str]:
     head = _split(text)[0]
-    if head == Kind.SYNTHETIC:
-        return Kind.SYNTHETIC, ""
+    if head == WorkloadKind.SYNTHETIC:
+        return WorkloadKind.SYNTHETIC, ""
     if head in BUNDLED:
-        return Kind.BUNDLED, head
-    for kind in (Kind.LOG, Kind.TRACE):
+        return WorkloadKind.BUNDLED, head
+    for kind in (WorkloadKind.LOG, WorkloadKind.TRACE):
         if head.startswith(f"{kind}:"):
             return kind, head.removeprefix(f"{kind}:")
-    return Kind.FILE, head
+    return WorkloadKind.FILE, head
 
 
 def _split(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the source and the options as (key, value), a word alone as (word, yes)."""
-    if text == Kind.SYNTHETIC or text.startswith(f"{Kind.SYNTHETIC}:"):
-        head, rest = str(Kind.SYNTHETIC), text.removeprefix(f"{Kind.SYNTHETIC}").removeprefix(":")
+    if text == WorkloadKind.SYNTHETIC or text.startswith(f"{WorkloadKind.SYNTHETIC}:"):
+        head, rest = str(WorkloadKind.SYNTHETIC), text.removeprefix(f"{WorkloadKind.SYNTHETIC}").removeprefix(":")
     elif Path(text).is_file():  # a path with a # in it
         head, rest = text, ""
     else:

@@ -9,8 +9,8 @@ import pytest
 from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 
 from draftwise.core import Interval, InvalidSetup, Run
-from draftwise.deciding.compare import Compared, Side, compare_sides, read_side
-from draftwise.deciding.compare.run_pair import Kept, divide_ratios, make_results
+from draftwise.deciding.compare import Compared, PairSide, compare_sides, read_side
+from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, make_results
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.compared_runs import describe_comparison, to_markdown
 from draftwise.verbs.compare import CompareResult
@@ -23,17 +23,17 @@ def context(version: str = "1", **others: Any) -> dict[str, Any]:
     return {**CONTEXT, "servers": servers, **others}
 
 
-def side(run: Run, source: str = "run") -> Side:
+def side(run: Run, source: str = "run") -> PairSide:
     found = conclude_run(run)
-    return Side(results=make_results(found, source), decision=found.decision)
+    return PairSide(results=make_results(found, source), decision=found.decision)
 
 
-def measured(gain: float = 1.5, plain: Truth | None = None, seed: int = 0, **others: Any) -> Side:
+def measured(gain: float = 1.5, plain: Truth | None = None, seed: int = 0, **others: Any) -> PairSide:
     truths = {"ngram k=3": gains(gain), **({"plain": plain} if plain else {})}
     return side(make_run(truths, seed=seed, **{"context": context(), **others}))
 
 
-def compare(before: Side, after: Side, asked: tuple[str, ...] = ("version",)) -> Compared:
+def compare(before: PairSide, after: PairSide, asked: tuple[str, ...] = ("version",)) -> Compared:
     return compare_sides(before, after, asked)
 
 
@@ -44,7 +44,7 @@ class TestStillTrue:
         assert compared.is_still_true is True
         assert {each.name for each in compared.differences} == {"version.plain.version", "version.ngram k=3.version"}
         (verdict,) = compared.verdicts
-        assert verdict.kept is Kept.STILL
+        assert verdict.kept is VerdictOutcome.STILL
         assert verdict.change.low < 1 < verdict.change.high
 
     def test_a_gain_that_shrank_but_stays_is_told(self) -> None:
@@ -58,13 +58,13 @@ class TestStillTrue:
         compared = compare(measured(1.5), measured(0.8, seed=1, context=context("2")))
         assert compared.is_still_true is False
         (verdict,) = compared.verdicts
-        assert verdict.kept is Kept.CHANGED
+        assert verdict.kept is VerdictOutcome.CHANGED
         assert verdict.change.high < 0.7
         assert describe_comparison(compared).startswith("The answer is no longer true")
 
     def test_what_neither_run_could_tell_is_no_answer(self) -> None:
         compared = compare(measured(1.0), measured(1.0, seed=1))
-        assert [each.kept for each in compared.verdicts] == [Kept.NEITHER]
+        assert [each.kept for each in compared.verdicts] == [VerdictOutcome.NEITHER]
         assert compared.is_still_true is None
         assert describe_comparison(compared).startswith("It cannot be told")
 
@@ -102,7 +102,7 @@ class TestLikeForLike:
         assert compare(measured(), other, ("hardware",)).is_like_for_like
 
     def test_where_a_server_runs_does_not_matter(self) -> None:
-        def at(port: int) -> Side:
+        def at(port: int) -> PairSide:
             servers = {name: {"command": f"serve m --port {port} -O3", "version": {}} for name in CONTEXT["servers"]}
             return measured(context={**CONTEXT, "servers": servers})
 

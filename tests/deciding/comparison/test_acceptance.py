@@ -9,7 +9,7 @@ from tests.support.made_runs import Truth, closed, make_run, workload
 from draftwise.core import Counters, Run, SpecStats
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.cell import make_cells
-from draftwise.deciding.comparison.pooled_acceptance import Acceptance, pool_acceptance, trace_conversion
+from draftwise.deciding.comparison.pooled_acceptance import PooledAcceptance, pool_acceptance, trace_conversion
 from draftwise.deciding.conclusions import gather_evidence
 
 CANDIDATE = "ngram k=3"
@@ -21,7 +21,7 @@ def run(**settings) -> Run:
     return make_run({CANDIDATE: UNEVEN}, workloads=[workload(tokens=41)], **settings)
 
 
-def found(made: Run) -> list[Acceptance]:
+def found(made: Run) -> list[PooledAcceptance]:
     return pool_acceptance(each.cell for each in gather_evidence(made).estimates)
 
 

@@ -11,12 +11,12 @@ from tests.support.validity import bend_answers, bend_turns, closed, codes, open
 
 from draftwise.core import Answer, ClientHealth, Counters, Run, ServerLoad, TurnRecord, Verdict
 from draftwise.deciding.comparison.cell import make_cells
-from draftwise.deciding.comparison.comparisons import Unjudged
+from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.deciding.disturbance import measure_use
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.all_checks import check_validity
-from draftwise.statistics import Outlook
+from draftwise.statistics import PowerOutlook
 
 
 def test_a_good_run_has_no_finding(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def patchy_run(run: Run, seed: int) -> Run:
 def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int) -> None:
     """The numbers are those of the good run: absurd answers have none."""
     run, estimates = patchy_run(good, seed), gather_evidence(good).estimates[0]
-    outlook = Outlook(p_value=0.01, detectable=1.1, prompts=None, repetitions=None)
+    outlook = PowerOutlook(p_value=0.01, detectable=1.1, prompts=None, repetitions=None)
     numbers = [
-        Unjudged(
+        ComparisonNumbers(
             comparison=compared(interval(1.4, 1.5, 1.6)),
             estimates=replace(estimates, whole=cell, cell=cell),
             outlook=outlook,

@@ -14,7 +14,7 @@ from draftwise.deciding.comparison.latencies import LATENCIES
 from draftwise.deciding.interchange import ArmResults
 from draftwise.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
-__all__ = ["TOKENS_PER_S", "CellChange", "Change", "compare_cells"]
+__all__ = ["TOKENS_PER_S", "CellChange", "ReadingChange", "compare_cells"]
 
 TOKENS_PER_S = "tokens/s"
 """The reading of which more is better."""
@@ -28,7 +28,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ReadingChange:
     """One reading of one arm: after over before."""
 
     reading: str
@@ -51,7 +51,7 @@ class CellChange:
     arm: str
     num_requests: tuple[int, int]
     num_failed: tuple[int, int]
-    changes: tuple[Change, ...]
+    changes: tuple[ReadingChange, ...]
     throughput: tuple[float | None, float | None]
     """Output tokens per second of the server."""
     acceptance_length: tuple[float | None, float | None]
@@ -72,7 +72,7 @@ def compare_cells(before: ArmResults, after: ArmResults) -> CellChange:
     )
 
 
-def _find_changes(before: ArmResults, after: ArmResults) -> Iterator[Change]:
+def _find_changes(before: ArmResults, after: ArmResults) -> Iterator[ReadingChange]:
     """Yield the change of every reading that both cells have, from answers or else from aggregates.
 
     Tokens per second follow from any answers; a latency only from tools that kept it.
@@ -85,12 +85,12 @@ def _find_changes(before: ArmResults, after: ArmResults) -> Iterator[Change]:
             yield _from_aggregates(reading, before, after)
 
 
-def _from_answers(reading: str, before: ArmResults, after: ArmResults) -> Change:
+def _from_answers(reading: str, before: ArmResults, after: ArmResults) -> ReadingChange:
     old, new = _good(before), _good(after)
     ratio, how = _paired(reading, old, new)
     if ratio is None:
         ratio, how = _unpaired(_logs(reading, old), _logs(reading, new)), "unpaired"
-    return Change(
+    return ReadingChange(
         reading=reading, ratio=ratio, how=how, before=_percentiles(reading, old), after=_percentiles(reading, new)
     )
 
@@ -154,7 +154,7 @@ def _percentiles(reading: str, answers: Sequence[Answer]) -> dict[float, float]:
     return {float(q): float(np.percentile(values, q)) for q in QUANTILES} if values else {}
 
 
-def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> Change:
+def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> ReadingChange:
     """Return what two aggregates allow: percentiles side by side, and no ratio unless both are defined alike."""
     old, new = (cell.aggregates.get(reading) for cell in (before, after))
     sides = [
@@ -170,5 +170,5 @@ def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> Cha
     else:
         value = new.mean / old.mean
         unknown = Interval(value=value, low=0.0, high=math.inf)
-        return Change(reading=reading, ratio=unknown, how="means", before=sides[0], after=sides[1])
-    return Change(reading=reading, ratio=None, how=how, before=sides[0], after=sides[1])
+        return ReadingChange(reading=reading, ratio=unknown, how="means", before=sides[0], after=sides[1])
+    return ReadingChange(reading=reading, ratio=None, how=how, before=sides[0], after=sides[1])

@@ -24,9 +24,9 @@ __all__ = [
     "TOOL",
     "Compared",
     "ContextDifference",
-    "Kept",
-    "Side",
+    "PairSide",
     "VerdictChange",
+    "VerdictOutcome",
     "compare_sides",
     "compare_verdicts",
     "divide_ratios",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class PairSide:
     """One measurement."""
 
     results: Results
@@ -49,8 +49,8 @@ class Side:
 class Compared:
     """Two measurements beside each other."""
 
-    before: Side
-    after: Side
+    before: PairSide
+    after: PairSide
     differences: tuple[ContextDifference, ...]
     cells: tuple[CellChange, ...]
     verdicts: tuple[VerdictChange, ...]
@@ -73,12 +73,12 @@ class Compared:
         kept = {each.kept for each in self.verdicts}
         if not self.is_like_for_like:
             return None
-        if Kept.CHANGED in kept:
+        if VerdictOutcome.CHANGED in kept:
             return False
-        return True if Kept.STILL in kept and Kept.OPEN not in kept else None
+        return True if VerdictOutcome.STILL in kept and VerdictOutcome.OPEN not in kept else None
 
 
-def read_side(path: Path) -> Side:
+def read_side(path: Path) -> PairSide:
     """Return what a run directory, or a file of another load generator, holds.
 
     Raises:
@@ -86,11 +86,11 @@ def read_side(path: Path) -> Side:
     """
     if (path / "manifest.json").is_file():
         found = conclude_run(RunDirectory(path).read())
-        return Side(results=make_results(found, str(path)), decision=found.decision)
-    return Side(results=read_results(path), decision=None)
+        return PairSide(results=make_results(found, str(path)), decision=found.decision)
+    return PairSide(results=read_results(path), decision=None)
 
 
-def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared:
+def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> Compared:
     """Return what two measurements have in common.
 
     Args:
@@ -149,7 +149,7 @@ def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults
     return pairs
 
 
-class Kept(StrEnum):
+class VerdictOutcome(StrEnum):
     """What became of a verdict."""
 
     STILL = "still true"
@@ -173,7 +173,7 @@ class VerdictChange:
     after: Comparison
     change: Interval
     """Deciding ratio after over before: above 1 speculation gains more than it did."""
-    kept: Kept
+    kept: VerdictOutcome
 
 
 def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) -> tuple[VerdictChange, ...]:
@@ -213,14 +213,14 @@ def divide_ratios(before: Interval, after: Interval) -> Interval:
     return Interval(value=math.exp(value), low=math.exp(low), high=math.exp(high) if high < 700 else math.inf)
 
 
-def _judge(before: Verdict, after: Verdict) -> Kept:
+def _judge(before: Verdict, after: Verdict) -> VerdictOutcome:
     if before is after is Verdict.INCONCLUSIVE:
-        return Kept.NEITHER
+        return VerdictOutcome.NEITHER
     if before is after:
-        return Kept.STILL
+        return VerdictOutcome.STILL
     if after is Verdict.INCONCLUSIVE:
-        return Kept.OPEN
-    return Kept.NEWLY if before is Verdict.INCONCLUSIVE else Kept.CHANGED
+        return VerdictOutcome.OPEN
+    return VerdictOutcome.NEWLY if before is Verdict.INCONCLUSIVE else VerdictOutcome.CHANGED
 
 
 KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")

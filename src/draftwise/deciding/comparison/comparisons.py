@@ -20,12 +20,12 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.runs.turn_order import count_repetitions
 from draftwise.statistics import (
     Array,
-    Change,
     Conclusion,
     Design,
-    Estimate,
     InterimAnalyses,
-    Outlook,
+    PowerOutlook,
+    RatioChange,
+    RatioEstimate,
     adjust_family,
     find_change,
     find_outlook,
@@ -37,7 +37,7 @@ from draftwise.statistics import (
     total_ratio,
 )
 
-__all__ = ["Estimates", "Lost", "Ratios", "Unjudged", "compare_cells", "estimate_cells", "estimate_ratios"]
+__all__ = ["ComparisonNumbers", "Estimates", "PairLoss", "Ratios", "compare_cells", "estimate_cells", "estimate_ratios"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class Ratios:
     paired: Sequence[PairedRequest]
     design: Design
     """Which of these requests have a variance in common."""
-    speedup: Estimate
+    speedup: RatioEstimate
     """Output tokens per second of a request."""
-    total: Estimate
+    total: RatioEstimate
     """All output tokens over all request seconds."""
-    ttft: Estimate | None
-    tpot: Estimate | None
-    throughput: Estimate | None
+    ttft: RatioEstimate | None
+    tpot: RatioEstimate | None
+    throughput: RatioEstimate | None
     """Output tokens per second of the server; None with one request in flight."""
-    deciding: Estimate
+    deciding: RatioEstimate
     """The one that `Comparison.decided_by` names."""
 
 
@@ -83,7 +83,7 @@ class Estimates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class PairLoss:
     """Pairs of turns of a comparison that count for nothing, because something disturbed every attempt at them."""
 
     count: int
@@ -94,16 +94,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unjudged:
+class ComparisonNumbers:
     """A comparison without its verdict, and what its numbers were made of."""
 
     comparison: Comparison
     estimates: Estimates
-    outlook: Outlook
+    outlook: PowerOutlook
     """Of the ratio that decides."""
-    change: Change | None = None
+    change: RatioChange | None = None
     """How the speed-up changed in the course of the run; None where it stayed the same."""
-    lost: Lost | None = None
+    lost: PairLoss | None = None
     """None where every pair counts."""
     faster: Mapping[str, int] = field(default_factory=dict)
     """Pairs that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
@@ -113,7 +113,7 @@ class Unjudged:
     """At which it may stop, as one of the comparisons of the run; None: go on."""
 
 
-def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[Unjudged]:
+def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[ComparisonNumbers]:
     """Return the numbers of every comparison of a run, pooled rows last.
 
     Args:
@@ -159,7 +159,7 @@ def estimate_ratios(cell: Cell) -> Ratios:
     paired = cell.paired
     design = Design.of([(each.unit, each.block) for each in paired])
 
-    def ratio(reading: Callable[[Timing], float | None]) -> Estimate | None:
+    def ratio(reading: Callable[[Timing], float | None]) -> RatioEstimate | None:
         return prompt_ratio(*_read(paired, reading), design)
 
     speedup = ratio(lambda timing: timing.tokens_per_s)
@@ -193,7 +193,7 @@ def _read(paired: Sequence[PairedRequest], reading: Callable[[Timing], float | N
     return np.array(candidate, dtype=np.float64), np.array(baseline, dtype=np.float64)
 
 
-def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Estimate | None:
+def _estimate_throughput(cell: Cell, speedup: RatioEstimate, total: RatioEstimate) -> RatioEstimate | None:
     """Return the ratio of the servers' output tokens per second, as sure as other prompts would leave it.
 
     The value is counted on the servers, turn by turn. How sure it is cannot be seen from a few turns of one and the
@@ -219,7 +219,7 @@ def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Esti
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
-def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], thresholds: Thresholds) -> Unjudged:
+def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], thresholds: Thresholds) -> ComparisonNumbers:
     """Return the numbers of a comparison.
 
     All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
@@ -253,7 +253,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    return Unjudged(
+    return ComparisonNumbers(
         comparison=comparison,
         estimates=estimates,
         outlook=outlook,
@@ -263,7 +263,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
     )
 
 
-def _find_change(paired: Sequence[PairedRequest]) -> Change | None:
+def _find_change(paired: Sequence[PairedRequest]) -> RatioChange | None:
     ordered = sorted(paired, key=lambda each: each.candidate.turn)
     candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
     design = Design.of([(each.unit, each.block) for each in ordered])
@@ -271,7 +271,7 @@ def _find_change(paired: Sequence[PairedRequest]) -> Change | None:
         return find_change(np.log(candidate_N) - np.log(baseline_N), design)
 
 
-def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> Lost | None:
+def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None:
     lost = [
         each
         for each in of_run
@@ -282,7 +282,7 @@ def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> Lost | None:
     place = (cell.candidate, cell.condition.label)
     mine = (turn for turn in run.turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
     left = {turn.block_key for turn in mine}
-    return Lost(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason)
+    return PairLoss(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason)
 
 
 def _count_faster(run: Run, cell: Cell) -> Counter[str]:
@@ -294,11 +294,11 @@ def _count_faster(run: Run, cell: Cell) -> Counter[str]:
     return Counter(arm for each in arms.values() if len(each) == 1 for arm in each)
 
 
-def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:
+def _find_interval(estimate: RatioEstimate | None, confidence: float) -> Interval | None:
     return None if estimate is None else estimate.interval(confidence)
 
 
-def _find_share_below(estimate: Estimate, ratio: float) -> float:
+def _find_share_below(estimate: RatioEstimate, ratio: float) -> float:
     """Return the share of the prompts whose own ratio lies below a ratio."""
     logs = estimate.log_by_prompt.values()
     return sum(math.exp(log) < ratio for log in logs) / len(logs)
@@ -354,7 +354,7 @@ def _by_prompt(answers: Iterable[tuple[Unit, Answer]]) -> list[float]:
     return [median(values) for values in times.values()]
 
 
-def _correct_for_number(found: Sequence[Unjudged], thresholds: Thresholds) -> list[Unjudged]:
+def _correct_for_number(found: Sequence[ComparisonNumbers], thresholds: Thresholds) -> list[ComparisonNumbers]:
     """Return the comparisons with what they say corrected for the others of the run.
 
     Pooled rows are a family of their own: they repeat what the others say, and would only make them weaker.

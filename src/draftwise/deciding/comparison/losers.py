@@ -10,9 +10,9 @@ import numpy as np
 
 from draftwise.core import Answer
 from draftwise.deciding.comparison.cell import Cell, Unit
-from draftwise.statistics import Array, Estimate
+from draftwise.statistics import Array, RatioEstimate
 
-__all__ = ["Split", "find_split", "group_ratios", "name_losers"]
+__all__ = ["PromptSplit", "find_split", "group_ratios", "name_losers"]
 
 _FEWEST = 6
 """Prompts from which a line between them can be more than chance."""
@@ -21,7 +21,7 @@ _SMALLEST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class PromptSplit:
     """A line through a trait of the prompts: those on one side lose, the others gain."""
 
     trait: str
@@ -42,7 +42,7 @@ class Split:
         return f"{low}, {high}"
 
 
-def name_losers(cell: Cell, speedup: Estimate) -> str:
+def name_losers(cell: Cell, speedup: RatioEstimate) -> str:
     """Return which prompts a candidate slows down, in words; empty where nothing tells them apart.
 
     Of several workloads together it is the workload, for by that an operator can route.
@@ -72,7 +72,7 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
-def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -> Split | None:
+def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -> PromptSplit | None:
     """Return the trait that best tells slowed prompts from quickened ones, None where none does.
 
     A trait counts when its rank correlation with the ratios is beyond chance (two standard errors of Spearman's rho,
@@ -125,7 +125,7 @@ def _ranks(values: Array) -> Array:
     return np.asarray((last - (counts + 1) / 2)[inverse], dtype=np.float64)
 
 
-def _best_line(trait: str, logs: Array, values: Array) -> Split | None:
+def _best_line(trait: str, logs: Array, values: Array) -> PromptSplit | None:
     """Return the line that leaves the least spread on its two sides, None where all values are one."""
     order = np.argsort(values, kind="stable")
     logs, values = logs[order], values[order]
@@ -134,7 +134,7 @@ def _best_line(trait: str, logs: Array, values: Array) -> Split | None:
     if not cuts:
         return None
     cut = min(cuts, key=lambda cut: float(logs[:cut].var() * cut + logs[cut:].var() * (len(logs) - cut)))
-    return Split(
+    return PromptSplit(
         trait=trait,
         line=float((values[cut - 1] + values[cut]) / 2),
         below=math.exp(float(logs[:cut].mean())),

@@ -16,7 +16,14 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.comparison.latencies import name_quantiles
 
-__all__ = ["ACCEPTANCE_QUANTILES", "DEFINITION", "Acceptance", "Conversion", "pool_acceptance", "trace_conversion"]
+__all__ = [
+    "ACCEPTANCE_QUANTILES",
+    "DEFINITION",
+    "Conversion",
+    "PooledAcceptance",
+    "pool_acceptance",
+    "trace_conversion",
+]
 
 ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
@@ -31,7 +38,7 @@ DEFINITION = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class PooledAcceptance:
     """What one candidate's drafts were worth on one workload at one temperature, over all loads.
 
     Load changes what a step costs, not what it accepts, so requests of all loads are pooled.
@@ -101,7 +108,7 @@ class Conversion:
         return self.realised, self.decoding, self.tokens_per_step, self.acceptance_length
 
 
-def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
+def pool_acceptance(cells: Iterable[Cell]) -> list[PooledAcceptance]:
     """Return the acceptance of every candidate on every workload at every temperature that it was measured at.
 
     Args:
@@ -112,12 +119,12 @@ def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
     return [_pool(key, group) for key, group in groups.items()]
 
 
-def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
+def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> PooledAcceptance:
     workload, candidate, temperature = key
     answers = [each for cell in group for each in cell.requests[candidate] if each.error is None]
     source, known = _known(answers)
     edges, counts = _histogram(known)
-    return Acceptance(
+    return PooledAcceptance(
         workload=workload,
         candidate=candidate,
         temperature=temperature,

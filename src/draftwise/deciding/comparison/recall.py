@@ -19,7 +19,7 @@ from draftwise.deciding.comparison.cell import Cell, Unit, find_difference
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import FEWEST_PROMPTS, shows_equivalence, student_quantile
 
-__all__ = ["Memory", "Recall", "divide_cell", "list_answers", "measure_growth", "shows_gain", "split_by_first"]
+__all__ = ["CellBasis", "Recall", "divide_cell", "list_answers", "measure_growth", "shows_gain", "split_by_first"]
 
 _CHANCE = 0.001
 """Chance of seeing growth where there is none; acceptance varies by itself at a temperature, or when synthetic."""
@@ -39,7 +39,7 @@ class Recall(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class CellBasis:
     """What a cell's numbers rest on, with a candidate that may remember."""
 
     recall: Recall
@@ -52,21 +52,21 @@ class Memory:
     """Whether nothing that the numbers rest on can come from memory."""
 
 
-def divide_cell(run: Run, cell: Cell, thresholds: Thresholds) -> Memory:
+def divide_cell(run: Run, cell: Cell, thresholds: Thresholds) -> CellBasis:
     """Return what the numbers of a cell rest on; what is left out is left out of both arms."""
     recall = _find_recall(run, cell, thresholds)
     if recall is Recall.NONE:
-        return Memory(recall=recall, cell=cell, repeated=None, is_new=True)
+        return CellBasis(recall=recall, cell=cell, repeated=None, is_new=True)
     turns = _find_new_turns(run, cell.candidate)
     new = cell.keep_blocks(lambda turn: turn.turn in turns)
     if new.units:
         rest = cell.keep_blocks(lambda turn: turn.turn not in turns)
-        return Memory(recall=recall, cell=new, repeated=rest if rest.turns else None, is_new=True)
+        return CellBasis(recall=recall, cell=new, repeated=rest if rest.turns else None, is_new=True)
     first = cell.keep_repetitions(cell.repetitions[:1])
     if recall is Recall.SHOWN and first.units:
         later = cell.keep_repetitions(cell.repetitions[1:])
-        return Memory(recall=recall, cell=first, repeated=later, is_new=False)
-    return Memory(recall=recall, cell=cell, repeated=None, is_new=False)
+        return CellBasis(recall=recall, cell=first, repeated=later, is_new=False)
+    return CellBasis(recall=recall, cell=cell, repeated=None, is_new=False)
 
 
 def _find_recall(run: Run, cell: Cell, thresholds: Thresholds) -> Recall:

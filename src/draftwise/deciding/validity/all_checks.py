@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Answer, Counters, Finding, Run, Severity
 from draftwise.deciding.comparison.cell import Cell
-from draftwise.deciding.comparison.comparisons import Estimates, Unjudged
+from draftwise.deciding.comparison.comparisons import ComparisonNumbers, Estimates
 from draftwise.deciding.comparison.recall import Recall, list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.deciding.disturbance import LostPair, MachineUse
 from draftwise.deciding.thresholds import Thresholds
@@ -20,11 +20,11 @@ from draftwise.deciding.validity.server_checks import check_servers
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
-__all__ = ["Checked", "check_validity"]
+__all__ = ["ValidityReport", "check_validity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class ValidityReport:
     """What the validity checks found."""
 
     of_run: tuple[Finding, ...]
@@ -37,11 +37,11 @@ class Checked:
 
 def check_validity(
     run: Run,
-    found: Sequence[Unjudged],
+    found: Sequence[ComparisonNumbers],
     lost: Sequence[LostPair],
     uses: Sequence[MachineUse],
     thresholds: Thresholds,
-) -> Checked:
+) -> ValidityReport:
     """Return what is wrong with a run and with each of its comparisons.
 
     Args:
@@ -65,7 +65,7 @@ def check_validity(
         *_warm_prefixes([each.estimates.whole for each in found], thresholds),
     ]
     of_cells = [_check_comparison(run, each, thresholds) for each in found]
-    return Checked(
+    return ValidityReport(
         of_run=tuple(of_run),
         of_cells=tuple(
             (*own, *_wrong_when_greedy(each, found, of_cells)) for each, own in zip(found, of_cells, strict=True)
@@ -74,7 +74,7 @@ def check_validity(
     )
 
 
-def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
+def _check_comparison(run: Run, found: ComparisonNumbers, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
     cell = found.estimates.cell
     return [
@@ -88,7 +88,7 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
 
 
 def _wrong_when_greedy(
-    of: Unjudged, found: Sequence[Unjudged], findings: Sequence[Sequence[Finding]]
+    of: ComparisonNumbers, found: Sequence[ComparisonNumbers], findings: Sequence[Sequence[Finding]]
 ) -> Iterator[Finding]:
     """Yield that a candidate's outputs at temperature 0 are wrong: above it outputs cannot be compared one by one."""
     if of.comparison.condition.temperature == 0:

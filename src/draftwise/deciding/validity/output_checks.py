@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.deciding.comparison.cell import Cell, OutputDifference, Unit, find_difference
-from draftwise.deciding.comparison.comparisons import Unjudged
+from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
 
 __all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop", "is_tie"]
@@ -22,7 +22,7 @@ _LONGER_Z = 3.3
 """Standard errors (p = 0.001): every comparison of a sweep is looked at, and a hint must not come by chance."""
 
 
-def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator[Finding]:
+def check_outputs(run: Run, found: ComparisonNumbers, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield what it means that outputs of the candidate are not the baseline's.
 
     Above temperature 0 outputs are not compared one by one; their lengths give a hint. Where acceptance is synthetic

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from draftwise.core import InvalidSetup
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.knowledge.vllm import Release, get_release
 
@@ -64,12 +64,7 @@ def name_for(order: ServiceOrder, prefix: str) -> Naming:
         InvalidSetup: no metric's name begins like that.
     """
     if not _PREFIX.fullmatch(prefix):
-        raise InvalidSetup.because(
-            "metrics-prefix",
-            f"No name of a metric begins with {prefix!r}.",
-            where="--metrics-prefix",
-            fix="Give what stands in front of generation_tokens_total on the exporter's page, e.g. ray_vllm_.",
-        )
+        raise refusal("metrics-prefix", prefix=prefix)
     served = order.setup.args.get("served_model_name")
     names = served if isinstance(served, list | tuple) else [served]
     release = get_release(order.setup.engine_version)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from draftwise.core import Finding, Setup
 from draftwise.deploying.deployment_folder import StepFile
+from draftwise.deploying.messages import note
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import check
 
@@ -201,10 +202,4 @@ def judge_split(speed_ups: Mapping[str, float]) -> Iterator[Finding]:
     if not slower or gain < _WORTH:
         yield Finding.info("split-by-class", f"{bound}: it is not worth it.", fix="Send every class to both pools.")
         return
-    yield Finding.info(
-        "split-by-class",
-        f"{bound}, for classes with equal shares of the work and servers that are always busy: simulated "
-        "splits gave less, and lost where the shares were not those of the servers.",
-        fix=f"Measure it with four servers or more; requests of {' and '.join(slower)} go to the plain pool with the "
-        f"header {POOL_HEADER}: plain.",
-    )
+    yield note("split-by-class", bound=bound, slower=" and ".join(slower), pool_header=POOL_HEADER)

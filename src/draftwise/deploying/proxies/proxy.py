@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import StepFile
+from draftwise.deploying.messages import note, refusal, warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.proxies import envoy, haproxy_config
 from draftwise.deploying.proxies.pool_policy import (
@@ -156,27 +157,14 @@ def _find_pools(order: ServiceOrder, wanted: ProxyOptions, address: str) -> Pool
     for side, found in ((order, spec_at), (plain, plain_at)):
         host, _, port = found.rpartition(":")
         if not host or not port.isdecimal():
-            raise InvalidSetup.because(
-                "pool-address",
-                f"Where the proxy reaches the pool {side.pool} is not known: {found!r} is no host with a port.",
-                where=f"--{side.pool}-address",
-                fix=f"Name it, e.g. --{side.pool}-address {side.name}:80.",
-            )
+            raise refusal("pool-address", pool=side.pool, found=found, name=side.name)
     return Pools(name=order.service, spec=spec_at, plain=plain_at, share=wanted.share)
 
 
 def _find_limits(kind: str, proxy: _Proxy, policy: Policy) -> Iterator[Finding]:
     if policy.needs_body and not proxy.sees_bodies:
-        yield Finding.warning(
-            "proxy-sees-no-body",
-            f"{kind} looks at no bodies: requests that the pool that speculates must not get reach it, unless "
-            f"whoever sends them sets the header {POOL_HEADER}: plain. {' '.join(list(policy.describe())[1:])}",
-            fix="Have clients or a gateway in front set the header, or use --proxy haproxy or envoy.",
+        yield warning(
+            "proxy-sees-no-body", kind=kind, pool_header=POOL_HEADER, describe=" ".join(list(policy.describe())[1:])
         )
     if proxy.set_share is None:
-        yield Finding.info(
-            "proxy-has-no-share",
-            f"{kind} shares requests by the number of pods of both pools and by what they have to do; no "
-            "weight says otherwise.",
-            fix="Run fewer pods that speculate, or write defaultProfile: plain to drain them.",
-        )
+        yield note("proxy-has-no-share", kind=kind)

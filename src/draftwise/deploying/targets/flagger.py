@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, StepFile
+from draftwise.deploying.messages import note
 from draftwise.deploying.observe import FLAGGER, Observation
 from draftwise.deploying.observe.analysis import make_canary_metric
 from draftwise.deploying.observe.promise import find_promise
@@ -62,13 +63,7 @@ def _render_changed(spec: ServiceOrder, plain: ServiceOrder) -> str:
 
 
 def _find_limits(_order: ServiceOrder) -> Iterator[Finding]:
-    yield Finding.info(
-        "canary-provider",
-        "Flagger shares requests through a mesh, an ingress or a gateway, which its own --mesh-provider names; "
-        "with the provider kubernetes it switches all of them at once.",
-        where="spec.provider",
-        fix="Set spec.provider of the Canary where the cluster has several.",
-    )
+    yield note("canary-provider")
 
 
 HOOKS = Hooks(list_values=_list_values, write_more=_write_more, find_limits=_find_limits)

@@ -14,8 +14,9 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, MODELCAR, STAGE, StepFile
+from draftwise.deploying.messages import note, refusal, warning
 from draftwise.deploying.observe import Observation
 from draftwise.deploying.order import ServiceOrder, find_lull_s
 from draftwise.deploying.targets.target_rows import TARGETS, DeployTarget, Hooks
@@ -137,12 +138,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
     takes_several, since = _ROW.has("storage-uris", release), _ROW.since["storage-uris"]
     layout = order.platform.layout or choose_layout(order.setup, release, several_since=since)
     if not (takes_several or LAYOUTS[layout.kind].single_uri):
-        raise InvalidSetup.because(
-            "layout-too-new",
-            f"The layout {layout.kind} needs storageUris, which KServe has from {since} on.",
-            where="--layout",
-            fix="Choose modelcar:IMAGE or pvc:CLAIM.",
-        )
+        raise refusal("layout-too-new", kind=layout.kind, since=since)
     setup, placement = place(order.setup, layout)
     platform = replace(order.platform, release=str(release), layout=layout)
     return replace(order, setup=setup, placement=placement, platform=platform)
@@ -160,12 +156,7 @@ def _read_release(text: str) -> Version:
             return release
     except InvalidVersion:
         pass
-    raise InvalidSetup.because(
-        "platform-release-unknown",
-        f"KServe {text} is not known here.",
-        where="--kserve",
-        fix=f"Known are {known[0]} to {known[-1]}.",
-    )
+    raise refusal("platform-release-unknown", text=text, oldest=known[0], newest=known[-1])
 
 
 def _write_more(spec: ServiceOrder, plain: ServiceOrder, _watched: Observation) -> Mapping[str, StepFile]:
@@ -263,14 +254,7 @@ def warn_of_deadline(order: ServiceOrder, target: DeployTarget) -> Iterator[Find
     """Yield a warning if a start may take longer than KServe gives a Deployment."""
     deadline_s = target.deadline_s or 0  # of the Deployment that KServe makes (deployment_reconciler.go)
     if order.platform.mode == "Standard" and order.startup_s > deadline_s:
-        yield Finding.warning(
-            "progress-deadline-fixed",
-            f"KServe gives a Deployment {deadline_s} s to come up, and no field changes that; a start may "
-            f"take {order.startup_s} s here, and is reported as failed until it ends.",
-            where="progressDeadlineSeconds",
-            fix="Keep the compilation cache and the weights on the node so that starts take less; an InferenceService "
-            "has its own deadline with --mode Knative.",
-        )
+        yield warning("progress-deadline-fixed", deadline_s=deadline_s, startup_s=order.startup_s)
 
 
 def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
@@ -278,17 +262,12 @@ def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     yield from warn_of_deadline(order, _ROW)
     features = list(_list_features(order))
     if features:
-        yield Finding.info(
-            "knative-features",
-            f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
-            fix="Ask who runs the cluster, or choose --mode Standard.",
-        )
+        yield note("knative-features", features=", ".join(features))
     own = [each for each in order.placement.staged if names_directory(each.name)]
     if own:
-        yield Finding.info(
+        yield note(
             "stage-by-hand",
-            "A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
-            fix="Copy it there: " + ", ".join(f"{each.name} to {each.directory}" for each in own) + ".",
+            copies=", ".join(f"{each.name} to {each.directory}" for each in own),
         )
 
 

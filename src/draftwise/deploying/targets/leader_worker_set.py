@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.deploying.messages import warning
 from draftwise.deploying.order import ServiceOrder, refuse_other_hosts
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import fill_part
@@ -94,13 +95,7 @@ def _meet_at(order: ServiceOrder, address: str) -> Iterator[str]:
 def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     """Yield what the files leave to the cluster."""
     if count_hosts(order.setup) > 1:
-        yield Finding.warning(
-            "hosts-over-pod-network",
-            "The hosts of a group talk over the network of the pods: no RDMA device is asked for, as its name is the "
-            "cluster's, and without one each step waits for that network.",
-            where="--nnodes",
-            fix="Add the resource of your RDMA devices to both containers, e.g. rdma/ib.",
-        )
+        yield warning("hosts-over-pod-network")
 
 
 HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.inference_service import warn_of_deadline
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
@@ -33,12 +34,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
         InvalidSetup: the target is a directory, and a URI is wanted.
     """
     if names_directory(order.setup.target):
-        raise InvalidSetup.because(
-            "layout-cannot-fetch",
-            f"An LLMInferenceService downloads its model from the hub, and {order.setup.target} is a directory.",
-            where="--target",
-            fix="Use --to kserve with --layout modelcar:IMAGE or pvc:CLAIM.",
-        )
+        raise refusal("layout-cannot-fetch", target=order.setup.target)
     return order
 
 
@@ -57,11 +53,7 @@ def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     words = [*list_args(plain)[1:], *_spell_config(order)]
     for word in words:
         if shlex.quote(word) != word:
-            raise InvalidSetup.because(
-                "argument-read-by-shell",
-                f"The template of an LLMInferenceService has a shell read {word[:60]!r}, which changes it.",
-                fix="Use --to kserve, or say it without spaces, quotes, braces and dollar signs.",
-            )
+            raise refusal("argument-read-by-shell", word=word[:60])
     return {"words": words, "parallelism": {"tensor": size} if is_split else None}
 
 
@@ -80,12 +72,11 @@ def _spell(flag: str, value: Any) -> Iterator[str]:
     elif isinstance(value, str) and _stays_text(value):
         yield f"{flag}={value}"
     else:
-        raise InvalidSetup.because(
+        raise refusal(
             "config-not-spelled",
-            f"The value {json.dumps(value)[:60]} of {flag.removeprefix(_CONFIG).strip('.') or 'the config'} cannot be "
-            "written as an argument of an LLMInferenceService, which takes texts, numbers and booleans.",
-            where=_CONFIG,
-            fix="Use --to kserve, which takes the config as JSON.",
+            value=json.dumps(value)[:60],
+            what=flag.removeprefix(_CONFIG).strip(".") or "the config",
+            config=_CONFIG,
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, list_args
@@ -30,13 +30,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
         InvalidSetup: its image is not one with Ray.
     """
     if order.image.rpartition(":")[0] == _OTHER_IMAGE:
-        raise InvalidSetup.because(
-            "image-not-given",
-            f"Ray Serve runs in an image with Ray; which of them holds vLLM {order.setup.engine_version} is not known "
-            "here.",
-            where="--image",
-            fix="Name it, e.g. --image rayproject/ray-llm:TAG, or one made from it with that release of vLLM.",
-        )
+        raise refusal("image-not-given", engine_version=order.setup.engine_version)
     args = dict(order.setup.args)
     if args.get(_NAMES) == [order.setup.target]:
         del args[_NAMES]
@@ -83,11 +77,7 @@ def _refuse(order: ServiceOrder) -> None:
         "it takes arguments of the engine only": bool(order.setup.extra_args),
     }
     for reason in (reason for reason, holds in refused.items() if holds):
-        raise InvalidSetup.because(
-            "argument-not-taken",
-            f"Ray Serve refuses an argument of the setup: {reason}.",
-            fix="Leave the argument out, or use --to kubernetes.",
-        )
+        raise refusal("argument-not-taken", reason=reason)
 
 
 HOOKS = Hooks(list_values=_list_values, prepare=_prepare)

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, StepFile
+from draftwise.deploying.messages import note
 from draftwise.deploying.observe import ANALYSIS, Observation
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
@@ -72,13 +73,7 @@ def _judge(spec: ServiceOrder, services: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _find_limits(_order: ServiceOrder) -> Iterator[Finding]:
-    yield Finding.info(
-        "canary-by-replicas",
-        "Without a traffic router Argo Rollouts shares requests by the number of pods: of one replica, a "
-        "canary of 10 % is a second pod and gets half of the requests.",
-        where="strategy.canary",
-        fix="Give the Rollout as many replicas as the share needs, or a router (strategy.canary.trafficRouting).",
-    )
+    yield note("canary-by-replicas")
 
 
 HOOKS = Hooks(list_values=_list_values, write_more=_write_more, find_limits=_find_limits)

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding
+from draftwise.deploying.messages import refusal, warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args, list_env
@@ -33,12 +34,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     registry, _, name = order.image.partition("/")
     if not name:
-        raise InvalidSetup.because(
-            "image-without-registry",
-            f"A VLLMRuntime names its image as registry and name, and {order.image!r} has no registry.",
-            where="--image",
-            fix=f"Write docker.io/library/{order.image}, or the registry that holds it.",
-        )
+        raise refusal("image-without-registry", image=order.image)
     config = _make_config(order)
     return {"model": list_args(order)[0], "config": config, "registry": registry, "image_name": name}
 
@@ -55,23 +51,10 @@ def _make_config(order: ServiceOrder) -> dict[str, Any]:
 def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
     """Yield what the operator decides and the service may not bear."""
     if _WITH_PROGRAM not in order.image:
-        yield Finding.warning(
-            "program-fixed",
-            f"The operator starts {_PROGRAM}, which the images of {_WITH_PROGRAM} have; nothing here knows "
-            f"whether {order.image} has it.",
-            where="--image",
-            fix=f"Name an image that has {_PROGRAM}, or use --to production-stack, whose chart starts `vllm`.",
-        )
+        yield warning("program-fixed", program=_PROGRAM, with_program=_WITH_PROGRAM, image=order.image)
     deadline_s = TARGETS["vllmruntime"].deadline_s or 0
     if order.startup_s > deadline_s:
-        yield Finding.warning(
-            "progress-deadline-fixed",
-            f"The operator gives a server {deadline_s} s to answer, and no field changes that; a start may "
-            f"take {order.startup_s} s here, and the server is then started again and again.",
-            where="startupProbe",
-            fix="Keep the compilation cache and the weights on the node so that starts take less, or use "
-            "--to production-stack.",
-        )
+        yield warning("progress-deadline-fixed", case="operator", deadline_s=deadline_s, startup_s=order.startup_s)
 
 
 HOOKS = Hooks(list_values=_list_values, prepare=_prepare, find_limits=_find_limits)

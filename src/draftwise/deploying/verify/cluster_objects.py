@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.deploying.messages import warning
 from draftwise.deploying.twin import without_speculation
 from draftwise.deploying.weights_layout import MODEL_ROOTS, name_upstream
 from draftwise.setups.read import NoServer, SourceText, read_setups
@@ -130,13 +131,7 @@ def _compare_applied(value: Mapping[str, Any], found: Setup, where: str) -> Iter
     except (ValueError, InvalidSetup):
         return
     if setup is not None and setup.spec != found.spec:
-        yield Finding.warning(
-            "applied-otherwise",
-            f"{where} was applied last with another speculative config than it has now: the next apply or sync brings "
-            "that back.",
-            where=where,
-            fix="Commit the file that is to be in force, and apply it.",
-        )
+        yield warning("applied-otherwise", where=where)
 
 
 def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:

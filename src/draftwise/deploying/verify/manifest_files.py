@@ -9,6 +9,7 @@ from pathlib import Path
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploying.api_server import validate_text
 from draftwise.deploying.deployment_folder import DEPLOYMENT, SETUP, prove, read_record
+from draftwise.deploying.messages import refusal, unreadable
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
@@ -47,12 +48,7 @@ def read_setup(path: Path) -> Setup:
     except InvalidSetup as error:
         raise UnreadableSource(error.findings) from None
     if not (setup.target and setup.engine_version):
-        raise UnreadableSource.because(
-            "setup-incomplete",
-            f"{path} names no target or no engine_version.",
-            where=str(path),
-            fix="Give the setup.json of a folder that `draftwise deploy` wrote.",
-        )
+        raise unreadable("setup-incomplete", path=path)
     return setup
 
 
@@ -114,11 +110,12 @@ def _read_one(source: SourceText, ordered: Setup) -> SetupReading:
         readings = read_setups(source, engine_version=ordered.engine_version)
         readings = tuple(replace(each, setup=replace(each.setup, engine_version="")) for each in readings)
     if len(readings) != 1:
-        raise InvalidSetup.because(
+        raise refusal(
             "several-servers",
-            f"{source.name or 'The text'} starts {len(readings)} servers, and one was ordered.",
-            where=source.name,
-            fix="Give the file of one server.",
+            case="verify",
+            text=source.name or "The text",
+            readings=len(readings),
+            name=source.name,
         )
     return readings[0]
 

@@ -16,7 +16,7 @@ from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
 __all__ = [
     "DeviceMemory",
-    "TargetModel",
+    "LoadedModel",
     "activation_bytes",
     "graph_budget",
     "kv_bytes_per_value",
@@ -33,7 +33,7 @@ _LOGITS_BYTES = 2 + 4 + 4
 """A logit as the model gives it, in float32, and once more as a probability."""
 
 
-class TargetModel(Protocol):
+class LoadedModel(Protocol):
     """The properties of a target that memory depends on, once its weights are loaded."""
 
     shape: ModelShape
@@ -49,7 +49,7 @@ class TargetModel(Protocol):
 
 def num_pages(
     config: EngineConfig,
-    model: TargetModel,
+    model: LoadedModel,
     *,
     extra_bytes_per_token: int = 0,
     activation_bytes: int = 0,
@@ -84,7 +84,7 @@ def num_pages(
 
 
 def graph_budget(
-    config: EngineConfig, model: TargetModel, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
+    config: EngineConfig, model: LoadedModel, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
 ) -> int | None:
     """Return the bytes that CUDA graphs may take (`plan_capture`), None without a limit, as on a CPU.
 
@@ -99,7 +99,7 @@ def graph_budget(
     return max(memory.pool_bytes - pool, 0)
 
 
-def _page_bytes(config: EngineConfig, model: TargetModel, extra_bytes_per_token: int) -> int:
+def _page_bytes(config: EngineConfig, model: LoadedModel, extra_bytes_per_token: int) -> int:
     bytes_per_value = kv_bytes_per_value(config.kv_cache_dtype, model.dtype)
     return config.block_size * (model.shape.kv_bytes_per_token(bytes_per_value) + extra_bytes_per_token)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.engine.outputs import Logprob, LogprobsOfToken, RankedRow
+from draftwise.engine.engine_outputs import Logprob, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.tempering import kernels_for
 
 __all__ = ["TokenRanks", "parse", "rank_tokens"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwise.engine.outputs import RankedRow
+from draftwise.engine.engine_outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import TokenRanks
 from draftwise.engine.sampling.verify import AcceptedTokens

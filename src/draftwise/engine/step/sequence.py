@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from draftwise.engine.outputs import RankedRow
+from draftwise.engine.engine_outputs import RankedRow
 from draftwise.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from draftwise.measure.load.requests import (
 from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["ResponseParser", "Share", "Traffic", "drive", "limit_garbage_collection", "run_beside"]
+__all__ = ["ResponseParser", "Share", "TurnTraffic", "drive", "limit_garbage_collection", "run_beside"]
 
 T = TypeVar("T")
 _OK = 200
@@ -43,7 +43,7 @@ class Share:
         return islice(everything, self.number, None, self.of)
 
 
-class Traffic:
+class TurnTraffic:
     """The load of one turn, or a process's share of it.
 
     Args:
@@ -187,7 +187,7 @@ async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[A
     """
     parser, watch = ResponseParser(on_answer), HealthWatch(client.backend.now)
     began = client.backend.now() + _HEAD_START_S
-    traffic = Traffic(client, turn, seed=seed, began=began, parser=parser, watch=watch)
+    traffic = TurnTraffic(client, turn, seed=seed, began=began, parser=parser, watch=watch)
     try:
         with limit_garbage_collection():
             await run_beside(parser.work(), traffic.run())

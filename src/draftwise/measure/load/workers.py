@@ -22,7 +22,7 @@ from draftwise.machine.cores import count_cores
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.event_loop import HealthWatch, precise_loop
 from draftwise.measure.load.requests import replay_times
-from draftwise.measure.load.traffic import ResponseParser, Share, Traffic, limit_garbage_collection, run_beside
+from draftwise.measure.load.traffic import ResponseParser, Share, TurnTraffic, limit_garbage_collection, run_beside
 from draftwise.runs.turn_order import Turn
 
 __all__ = ["WorkerPool", "count_processes", "work"]
@@ -88,7 +88,7 @@ class _Worker:
     def __init__(self, pipe: Connection, client: Client) -> None:
         self._pipe, self._client = pipe, client
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
-        self._traffic: Traffic | None = None
+        self._traffic: TurnTraffic | None = None
         # A parent that is slow to receive must not delay the traffic.
         self._sender = ThreadPoolExecutor(max_workers=1)
 
@@ -104,7 +104,7 @@ class _Worker:
 
     async def _run_job(self, job: _Job) -> ClientHealth | _Failure:
         parser, watch = ResponseParser(self._post), HealthWatch(self._client.backend.now)
-        self._traffic = Traffic(
+        self._traffic = TurnTraffic(
             self._client,
             job.turn,
             seed=job.seed,

@@ -57,6 +57,8 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
     if facts is None:
         message = f"draftwise does not know the method {method!r}, nor what memory its drafter takes."
         raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
+    if facts.drafts_from == "own_code":
+        return Drafter(method=method, notes=("The memory of your own proposer class is unknown and left out.",))
     if not facts.has_weights:
         return Drafter(method=method)
     describe = _find_layout(facts)

@@ -140,7 +140,8 @@ def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
         message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
         yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
     for note in drafter.notes:
-        yield Finding.warning("drafter-not-counted", note, where="drafter", fix="Give its directory.")
+        fix = "Give its directory." if drafter.facts.has_weights else "Add what a start of the server logs for it."
+        yield Finding.warning("drafter-not-counted", note, where="drafter", fix=fix)
     if count := len(request.shape.stateful_layers):
         message = f"{count} layers keep a state of fixed size for each sequence, which is not counted."
         yield Finding.info("state-not-counted", message, where="KV cache")

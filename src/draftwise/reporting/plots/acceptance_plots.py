@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draftwise.deciding.comparison.pooled_acceptance import Acceptance, Conversion
+from draftwise.deciding.comparison.pooled_acceptance import Conversion, PooledAcceptance
 from draftwise.reporting.plots.plot_data import PlotData, draw_panels
 from draftwise.reporting.svg import INK, PLAIN
 
 __all__ = ["LOSSES", "draw_by_position", "draw_by_temperature", "draw_conversions"]
 
 
-def draw_by_position(data: PlotData, found: Sequence[Acceptance]) -> Figure:
+def draw_by_position(data: PlotData, found: Sequence[PooledAcceptance]) -> Figure:
     """Draw, per workload and temperature, the share of drafts whose token at each position was accepted."""
     groups = list(dict.fromkeys((each.workload, each.temperature) for each in found))
 
@@ -35,7 +35,7 @@ def draw_by_position(data: PlotData, found: Sequence[Acceptance]) -> Figure:
     return draw_panels(titles, draw, xlabel="draft position", ylabel="share of drafts accepted there")
 
 
-def draw_by_temperature(data: PlotData, found: Sequence[Acceptance]) -> Figure:
+def draw_by_temperature(data: PlotData, found: Sequence[PooledAcceptance]) -> Figure:
     """Draw, per workload and candidate, the histogram of tokens per step at each temperature, one above the other.
 
     The three ticks under a histogram are P10, P50 and P90.
@@ -59,7 +59,7 @@ def draw_by_temperature(data: PlotData, found: Sequence[Acceptance]) -> Figure:
     return draw_panels(names, draw, xlabel="tokens per step of a request", ylabel="", height=height)
 
 
-def _draw_histogram(axes: Axes, each: Acceptance, base: int, colour: str) -> None:
+def _draw_histogram(axes: Axes, each: PooledAcceptance, base: int, colour: str) -> None:
     shares = np.array(each.counts) / max(each.counts)
     axes.bar(
         each.edges[:-1], 0.75 * shares, width=np.diff(each.edges), bottom=base, align="edge", color=colour, alpha=0.75

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from draftwise.core import Answer, Condition, Timing
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
-from draftwise.reporting.plots.plot_data import PlotData, Sweep, TimeAxis, draw_panels, list_loads, set_load_axis
+from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, TimeAxis, draw_panels, list_loads, set_load_axis
 from draftwise.reporting.svg import INK
 from draftwise.statistics import Array
 
@@ -68,7 +68,7 @@ def pick_cells(data: PlotData) -> list[tuple[str, Condition]]:
     return (ends or cells)[:_MOST_PANELS]
 
 
-def draw_latency_over_load(data: PlotData, sweeps: Sequence[Sweep], reading: str) -> Figure:
+def draw_latency_over_load(data: PlotData, sweeps: Sequence[LoadSweep], reading: str) -> Figure:
     """Draw P50 (thick lines) and P99 (thin lines) of every arm against the load."""
     found = [{arm: _percentiles_over_load(data, sweep, arm, reading) for arm in data.arms} for sweep in sweeps]
     axis = TimeAxis.over(end for lines in found for line in lines.values() for _, *ends in line for end in ends)
@@ -89,13 +89,15 @@ def draw_latency_over_load(data: PlotData, sweeps: Sequence[Sweep], reading: str
     return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=ylabel)
 
 
-def _percentiles_over_load(data: PlotData, sweep: Sweep, arm: str, reading: str) -> list[tuple[float, float, float]]:
+def _percentiles_over_load(
+    data: PlotData, sweep: LoadSweep, arm: str, reading: str
+) -> list[tuple[float, float, float]]:
     """Return load, P50 and P99 in milliseconds of every load with readings."""
     rows = ((load, row.percentiles_ms[reading]) for load, row in _rows(data, sweep, arm))
     return [(load, values[_P50], values[_P99]) for load, values in rows if values and values[_P50] > 0]
 
 
-def draw_pareto(data: PlotData, sweeps: Sequence[Sweep]) -> Figure:
+def draw_pareto(data: PlotData, sweeps: Sequence[LoadSweep]) -> Figure:
     """Draw what one stream gets against what the server puts out, a line per arm through the loads."""
 
     def draw(axes: Axes, index: int) -> None:
@@ -118,12 +120,12 @@ def draw_pareto(data: PlotData, sweeps: Sequence[Sweep]) -> Figure:
     return draw_panels(titles, draw, xlabel=xlabel, ylabel="tokens per second of the server")
 
 
-def _rows(data: PlotData, sweep: Sweep, arm: str) -> list[tuple[float, Latencies]]:
+def _rows(data: PlotData, sweep: LoadSweep, arm: str) -> list[tuple[float, Latencies]]:
     places = [(load, (sweep.workload, condition.label, arm)) for load, condition in sweep.points]
     return [(load, data.rows[place]) for load, place in places if place in data.rows]
 
 
-def _load_label(sweeps: Sequence[Sweep]) -> str:
+def _load_label(sweeps: Sequence[LoadSweep]) -> str:
     return " or ".join(dict.fromkeys(each.axis_label for each in sweeps))
 
 

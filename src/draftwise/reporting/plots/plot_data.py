@@ -25,10 +25,10 @@ from draftwise.statistics import Array
 __all__ = [
     "VERDICT_COLOURS",
     "WIDTH",
+    "LoadSweep",
     "Place",
     "PlotData",
     "Style",
-    "Sweep",
     "TimeAxis",
     "collect",
     "draw_panels",
@@ -42,7 +42,7 @@ Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class LoadSweep:
     """One workload at one temperature, under loads that one axis orders; the lightest comes first."""
 
     workload: str
@@ -72,7 +72,7 @@ class PlotData:
     """Measured answers without an error, of the repetitions that a comparison rests on."""
     comparisons: Mapping[Place, Comparison]
     styles: Mapping[str, Style]
-    sweeps: tuple[Sweep, ...]
+    sweeps: tuple[LoadSweep, ...]
     """Those with two loads or more."""
     cells: tuple[tuple[str, Condition], ...]
     """Every workload under every condition that was measured."""
@@ -93,7 +93,7 @@ class PlotData:
         return np.sort(np.array([value for value in readings if value is not None], dtype=np.float64))
 
 
-def list_loads(sweeps: Iterable[Sweep]) -> list[float]:
+def list_loads(sweeps: Iterable[LoadSweep]) -> list[float]:
     """Return the loads of all sweeps, ascending: the panels of a figure share their axis."""
     return sorted({load for each in sweeps for load in each.loads})
 
@@ -126,7 +126,7 @@ def collect(conclusions: Conclusions) -> PlotData:
     )
 
 
-def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Comparison]) -> Iterable[Sweep]:
+def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Comparison]) -> Iterable[LoadSweep]:
     pooled = [(each.workload, each.condition) for each in comparisons if each.workload == ALL]
     found: dict[tuple[str, float, str], dict[float, Condition]] = {}
     for workload, condition in (*cells, *pooled):
@@ -135,7 +135,7 @@ def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Compar
             found.setdefault((workload, condition.temperature, axis), {})[load] = condition
     for (workload, temperature, axis), points in found.items():
         if len(points) > 1:
-            yield Sweep(workload=workload, temperature=temperature, axis=axis, points=tuple(sorted(points.items())))
+            yield LoadSweep(workload=workload, temperature=temperature, axis=axis, points=tuple(sorted(points.items())))
 
 
 VERDICT_COLOURS = {

@@ -20,8 +20,8 @@ from draftwise.reporting.plots.latency_plots import (
     draw_timeline,
     pick_cells,
 )
-from draftwise.reporting.plots.plot_data import PlotData, Sweep, collect
-from draftwise.reporting.plots.speedups import draw_crossovers, draw_speedups
+from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, collect
+from draftwise.reporting.plots.speedup_plots import draw_crossovers, draw_speedups
 from draftwise.reporting.svg import to_svg
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE
@@ -161,7 +161,7 @@ def _latency(data: PlotData) -> Iterator[_Drawing]:
         yield _distribution(data, cells, reading, name, picked)
 
 
-def _over_load(data: PlotData, sweeps: list[Sweep], reading: str, name: str) -> _Drawing:
+def _over_load(data: PlotData, sweeps: list[LoadSweep], reading: str, name: str) -> _Drawing:
     return _Drawing(
         name=f"{reading} over load",
         title=f"{name.capitalize()} against load",

@@ -8,9 +8,9 @@ from typing import Any
 
 from draftwise.core import Finding, Ruling
 from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.engine.step_budget import find_schedule
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.serving.cuda_graphs import find_graphs
-from draftwise.plan.check.serving.draft_schedule import find_schedule
 from draftwise.plan.check.serving.request_rules import find_combined, find_requests
 from draftwise.plan.check.serving.settings import find_settings
 from draftwise.plan.check.stages import Context

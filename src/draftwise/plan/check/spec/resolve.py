@@ -70,16 +70,9 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
 
 def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
     """Yield that the package is missing, or that it cannot be seen from here whether it is."""
-    code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
     if package not in (context.installed or ()):
-        unseen = ", which vLLM does not install" if context.installed is None else ", and it is not there"
-        yield from context.rules.ruling(
-            code,
-            message=f"The method suffix needs the package {package} in the server's environment{unseen}: without it "
-            "the server ends with an ImportError.",
-            where="method",
-            fix=f"Run pip install {package}==0.1.1 there.",
-        )
+        code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
+        yield from context.rules.ruling(code, package=package)
 
 
 def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
@@ -274,18 +267,16 @@ def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
     if tokens is None:
         if not spec.known("model", "draft"):
             return spec
-        code, message, fix = "tokens-missing", f"{_TOKENS} must be given.", 'Add it, e.g. "num_speculative_tokens": 3.'
+        code = "tokens-missing"
     elif not isinstance(tokens, (int, float)):
-        code, fix = "tokens-not-a-number", "Give an integer above 0."
-        message = f"{_TOKENS} must be an integer, got {tokens!r}."
+        code = "tokens-not-a-number"
     elif tokens <= 0:
-        code, fix = "tokens-not-positive", "Give 1 or more; leave out speculation to switch it off."
-        message = f"{_TOKENS} is {tokens}; it must be above 0."
+        code = "tokens-not-positive"
     else:
         if isinstance(tokens, float) and not tokens.is_integer():
             yield from context.rules.ruling("tokens-not-whole-lookahead", tokens=tokens)
         return spec
-    yield from context.rules.ruling(code, message=message, where=_TOKENS, fix=fix)
+    yield from context.rules.ruling(code, tokens=tokens)
     return spec.undecided(_TOKENS) if context.rules.holds(code) else spec
 
 
@@ -333,7 +324,7 @@ def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] |
     if not context.rules.holds("synthetic-needs-method"):
         return None
     if (rates is None) == (length is None):
-        yield from context.rules.ruling("synthetic-needs-one", rates=_RATES, key=_LENGTH)
+        yield from context.rules.ruling("synthetic-needs-one")
         return None
     if not isinstance(spec.tokens, int) or not spec.known("num_speculative_tokens"):
         return None
@@ -353,13 +344,13 @@ def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> 
         wrong = "rises; each position can be accepted at most as often as the one before it"
     else:
         return
-    yield from context.rules.ruling("synthetic-rates", rates=_RATES, wrong=wrong, tokens=tokens)
+    yield from context.rules.ruling("synthetic-rates", wrong=wrong, tokens=tokens)
 
 
 def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
     """Return the rate of each position for a mean length: whole positions first, then the fraction."""
     if not 1 <= length <= tokens + 1:
-        yield from context.rules.ruling("synthetic-length", key=_LENGTH, length=length, tokens=tokens, most=tokens + 1)
+        yield from context.rules.ruling("synthetic-length", length=length, tokens=tokens, most=tokens + 1)
         return None
     whole = int(length - 1)
     rates = [1.0] * whole + [length - 1 - whole] + [0.0] * (tokens - whole - 1)
@@ -380,7 +371,6 @@ def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
     elif window is not None and window >= spec.tokens:
         yield from context.rules.ruling(
             "fly-window-too-long",
-            key=_WINDOW,
             window=window,
             tokens=spec.tokens,
             most=min(_LONGEST_WINDOW, spec.tokens - 1),

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from draftwise.core import BackendError, InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.kernel_cache import count_kernels, make_environment
-from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.channel import (
     Abort,

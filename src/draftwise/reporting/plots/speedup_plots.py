@@ -12,9 +12,9 @@ from draftwise.core import Comparison, Crossover
 from draftwise.reporting.plots.plot_data import (
     VERDICT_COLOURS,
     WIDTH,
+    LoadSweep,
     PlotData,
     Style,
-    Sweep,
     draw_panels,
     list_loads,
     set_load_axis,
@@ -49,7 +49,7 @@ def draw_crossovers(data: PlotData) -> Figure:
     )
 
 
-def _draw_sweep(axes: Axes, data: PlotData, sweep: Sweep) -> None:
+def _draw_sweep(axes: Axes, data: PlotData, sweep: LoadSweep) -> None:
     margin = data.conclusions.thresholds.margin
     alpha = 0.18 if len(data.arms) - 1 <= _FEW else 0.08
     axes.axhline(1, color=INK, linewidth=0.8)
@@ -77,7 +77,7 @@ def _draw_sweep(axes: Axes, data: PlotData, sweep: Sweep) -> None:
     axes.set_ylim(0, 1.25 * max(1.0, *(each.deciding.value for each in data.comparisons.values())))
 
 
-def _crossovers_of(data: PlotData, sweep: Sweep) -> list[Crossover]:
+def _crossovers_of(data: PlotData, sweep: LoadSweep) -> list[Crossover]:
     every = data.conclusions.decision.crossovers
     place = (sweep.workload, sweep.temperature, sweep.axis)
     return [e for e in every if (e.workload, e.temperature, e.axis) == place and e.value is not None]

@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise import LLM
-from draftwise.engine.startup import TimedStartup
+from draftwise.engine.startup_phases import TimedStartup
 
 
 def test_phases_are_timed_in_order_and_add_up():

@@ -18,7 +18,7 @@ from draftwise.engine.proposers.proposer import PlainDecoding, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
 from draftwise.engine.sampling.acceptance_rules import Standard, place
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.engine.startup import Startup
+from draftwise.engine.startup_phases import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
 from draftwise.engine.step.confirm import make_confirmations
 from draftwise.engine.step.host_sampler import HostSampler

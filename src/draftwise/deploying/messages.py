@@ -1,0 +1,56 @@
+"""Texts of findings and refusals, rows of `messages.json` by their code: a message, where it applies, and the fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from draftwise.core import Finding, InvalidSetup, UnreadableSource
+
+__all__ = ["fault", "note", "refusal", "unreadable", "warning"]
+
+
+def refusal(code: str, *, case: str = "", **values: object) -> InvalidSetup:
+    """Return the error of one fault, to be raised.
+
+    Args:
+        code: of the finding.
+        case: which of the code's rows; empty for its only one.
+        values: of the placeholders in the row.
+    """
+    return InvalidSetup.because(code, **_fill(code, case, values))
+
+
+def unreadable(code: str, *, case: str = "", **values: object) -> UnreadableSource:
+    """Return the error of a source that cannot be read; the arguments are those of `refusal`."""
+    return UnreadableSource(Finding.error(code, **_fill(code, case, values)))
+
+
+def fault(code: str, *, case: str = "", **values: object) -> Finding:
+    """Return a finding that stops the work; the arguments are those of `refusal`."""
+    return Finding.error(code, **_fill(code, case, values))
+
+
+def warning(code: str, *, case: str = "", **values: object) -> Finding:
+    """Return a finding that may cost; the arguments are those of `refusal`."""
+    return Finding.warning(code, **_fill(code, case, values))
+
+
+def note(code: str, *, case: str = "", **values: object) -> Finding:
+    """Return a finding that explains; the arguments are those of `refusal`."""
+    return Finding.info(code, **_fill(code, case, values))
+
+
+def _fill(code: str, case: str, values: Mapping[str, object]) -> dict[str, str]:
+    row = _read()[f"{code}/{case}" if case else code]
+    return {name: text.format(**values) for name, text in row.items()}
+
+
+@cache
+def _read() -> Mapping[str, Mapping[str, str]]:
+    texts: Mapping[str, Mapping[str, str]] = json.loads(
+        files("draftwise.deploying").joinpath("messages.json").read_text(encoding="utf-8")
+    )
+    return texts
