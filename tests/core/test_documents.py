@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -275,3 +275,10 @@ def test_other_keys_are_kept_and_earlier_ones_renamed() -> None:
     found = from_json(Described, {"title": "a", "rack": 7})
     assert found == Described(name="a", others={"rack": 7})
     assert to_json(found) == {"name": "a", "rack": 7}
+
+
+def test_two_classes_of_one_name_are_refused_in_a_schema() -> None:
+    other = make_dataclass("Circle", [("radius", float)])
+    holder = make_dataclass("Both", [("one", Circle), ("other", other)])
+    with pytest.raises(TypeError, match="have the same name"):
+        json_schema(holder, title="both")

@@ -5,8 +5,10 @@ import re
 from draftwise.backends.exposition import EngineReading
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 from draftwise.knowledge.log_lines import read_log_facts
+from draftwise.knowledge.model_types import read_config_keys, read_speculators, types_with
 from draftwise.knowledge.server_metrics import read_server_metrics
 from draftwise.knowledge.stored import read_data
+from draftwise.knowledge.vllm import releases
 
 
 def test_every_row_has_its_source() -> None:
@@ -51,3 +53,22 @@ def test_a_source_names_the_releases_that_the_catalogue_knows_the_sample_of() ->
 
 def test_samples_are_names_as_prometheus_takes_them() -> None:
     assert all(re.fullmatch(r"[a-z_]+:?[a-z_]+", sample) for sample in read_server_metrics())
+
+
+def test_every_trait_is_of_model_types_whose_inventory_was_checked() -> None:
+    traits = read_data("model_types")
+    assert all(row["about"] for name, row in traits.items() if name != "about")
+    named = {kind for name, row in traits.items() if name != "about" for kind in row["types"]}
+    unchecked = named - types_with("known")
+    assert unchecked <= types_with("gated_query") | types_with("router_correction"), unchecked
+
+
+def test_what_speculators_types_need_covers_those_that_the_newest_release_reads() -> None:
+    newest = next(release for release in reversed(releases()) if release.added is None)
+    assert set(read_speculators()["types"]) <= set(newest.table("speculators_types"))
+
+
+def test_keys_of_config_json_are_of_one_kind() -> None:
+    keys = read_config_keys()
+    kinds = [{*keys["numbers"], *keys["limits"]}, set(keys["objects"]), set(keys["lists"])]
+    assert sum(map(len, kinds)) == len(set.union(*kinds))

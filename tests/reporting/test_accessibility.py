@@ -15,7 +15,7 @@ from draftwise.reporting.page import render_page, tabulate_percentiles, tabulate
 from draftwise.reporting.plots.acceptance_plots import LOSSES
 from draftwise.reporting.plots.latency_plots import draw_distributions, draw_latency_over_load
 from draftwise.reporting.plots.plot_data import VERDICT_COLOURS, collect
-from draftwise.reporting.plots.speedups import draw_speedups
+from draftwise.reporting.plots.speedup_plots import draw_speedups
 from draftwise.reporting.svg import PALETTE, PLAIN
 
 CSS = (files("draftwise.reporting") / "page.css.j2").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.training_loop import TrainingRun
-from draftwise.training.training_run import TrainResult, _run_rank
+from draftwise.training.training_run import TrainedDrafter, _run_rank
 
 
-def run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:
+def run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainedDrafter:
     """Train as one rank; the second one dies after its third step, without a word."""
     step, taken = TrainingRun._step, list[int]()
 

@@ -1,4 +1,4 @@
-"""Several options of a verb as one decorator, and options whose text a verb reads."""
+"""Several options of a verb as one decorator, options whose text a verb reads, and one that verbs share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from draftwise.core import InvalidRequest
 
-__all__ = ["Parsed", "add_options"]
+__all__ = ["Parsed", "add_options", "context_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -39,3 +39,13 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
             return self._read(value)
         except InvalidRequest as error:
             self.fail(" ".join(each.message for each in error.findings), param, ctx)
+
+
+context_option = click.option(
+    "--context",
+    "notes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="What cannot be seen from here: hardware, precision, model, hardware.ARM, command.ARM.",
+)
+"""What cannot be seen from here: while a run is measured, or afterwards."""

@@ -21,7 +21,7 @@ from draftwise.core.progress import Silent, Stopped
 from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
-__all__ = ["ConsoleProgress", "access_options", "context_option", "launch_options", "refuse_others", "run_measurement"]
+__all__ = ["ConsoleProgress", "access_options", "launch_options", "refuse_others", "run_measurement"]
 
 _INTERRUPTED = 130
 _QUIET_S = 30
@@ -56,14 +56,6 @@ launch_options = add_options(
     click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'."),
 )  # fmt: skip
 """How the servers are started that a measurement starts itself."""
-context_option = click.option(
-    "--context",
-    "notes",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="What cannot be seen from here: hardware, precision, model, hardware.ARM, command.ARM.",
-)
-"""What cannot be seen from here: while a run is measured, or afterwards."""
 
 
 def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Exception | None]:

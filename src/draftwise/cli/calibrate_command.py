@@ -16,7 +16,8 @@ from rich.table import Table
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import WHOLE_NUMBERS, Finite
-from draftwise.cli._session import access_options, context_option, launch_options, refuse_others, run_measurement
+from draftwise.cli._options import context_option
+from draftwise.cli._session import access_options, launch_options, refuse_others, run_measurement
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
 

@@ -14,7 +14,8 @@ from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, load_options
-from draftwise.cli._session import access_options, context_option, launch_options, refuse_others, run_measurement
+from draftwise.cli._options import context_option
+from draftwise.cli._session import access_options, launch_options, refuse_others, run_measurement
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_decision
-from draftwise.cli._session import context_option
+from draftwise.cli._options import context_option
 from draftwise.verbs.report import FORMATS, ReportRequest, ReportResult
 from draftwise.verbs.report import report as run_report
 

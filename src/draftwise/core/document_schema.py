@@ -8,6 +8,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ def json_schema(kind: Any, *, title: str, description: str = "") -> dict[str, An
 
     Descriptions are the docstrings of classes, fields and properties.
     """
-    definitions: dict[str, Any] = {}
+    definitions = _Definitions()
     body = _schema(kind, definitions)
     if set(body) == {"$ref"} and is_dataclass(kind) and _count_uses(body["$ref"], definitions) == 0:
         body = definitions.pop(body["$ref"].rpartition("/")[2])
@@ -44,11 +45,19 @@ def json_schema(kind: Any, *, title: str, description: str = "") -> dict[str, An
     return {**head, **body, **({"definitions": dict(sorted(definitions.items()))} if definitions else {})}
 
 
+class _Definitions(dict[str, Any]):
+    """Schemas of classes by name, and whose names these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: dict[str, Any] = {}
+
+
 def _count_uses(reference: str, definitions: Mapping[str, Any]) -> int:
     return str(definitions).count(f"'{reference}'")
 
 
-def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _schema(kind: Any, definitions: _Definitions) -> dict[str, Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
         return dict(_SCALARS[kind])
@@ -76,7 +85,7 @@ def _union_schema(members: list[dict[str, Any]]) -> dict[str, Any]:
     return {"anyOf": members}
 
 
-def _class_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _class_schema(kind: Any, definitions: _Definitions) -> dict[str, Any]:
     if issubclass(kind, enum.Enum):
         return {"enum": [each.value for each in kind]}
     if issubclass(kind, Path):
@@ -88,14 +97,16 @@ def _class_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object" if issubclass(kind, Mapping) else "string"}
 
 
-def _reference(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _reference(kind: Any, definitions: _Definitions) -> dict[str, Any]:
+    if definitions.classes.setdefault(kind.__name__, kind) is not kind:
+        raise TypeError(f"{kind} and {definitions.classes[kind.__name__]} have the same name in a schema")
     if kind.__name__ not in definitions:
         definitions[kind.__name__] = {}  # it may refer to itself
         definitions[kind.__name__] |= _object_schema(kind, definitions)
     return {"$ref": f"#/definitions/{kind.__name__}"}
 
 
-def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+def _object_schema(kind: type, definitions: _Definitions) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
     if described := (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " "):
         schema = {"description": described, **schema}
@@ -144,7 +155,8 @@ def _field_texts(kind: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if is_dataclass(each):
-            texts |= _attribute_texts(ast.parse(textwrap.dedent(inspect.getsource(each))).body[0])
+            with suppress(OSError):  # made at run time: without a source
+                texts |= _attribute_texts(ast.parse(textwrap.dedent(inspect.getsource(each))).body[0])
     return texts
 
 

@@ -38,7 +38,7 @@ from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
 from draftwise.runs.turn_order import count_needed, list_planned
 
-__all__ = ["Conclusions", "Reach", "RunEvidence", "conclude_run", "find_missing", "find_reach", "gather_evidence"]
+__all__ = ["Conclusions", "GatheredEvidence", "Reach", "conclude_run", "find_missing", "find_reach", "gather_evidence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Conclusions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvidence:
+class GatheredEvidence:
     """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
 
     run: Run
@@ -87,7 +87,7 @@ def conclude_run(run: Run) -> Conclusions:
     )
 
 
-def gather_evidence(run: Run) -> RunEvidence:
+def gather_evidence(run: Run) -> GatheredEvidence:
     """Return the verdicts on a run and what they rest on."""
     thresholds = get_thresholds(run)
     uses = measure_use((*run.turns, *run.set_aside))
@@ -105,7 +105,7 @@ def gather_evidence(run: Run) -> RunEvidence:
         )
         for each, own in zip(found, checked.of_cells, strict=True)
     )
-    return RunEvidence(
+    return GatheredEvidence(
         run=run,
         thresholds=thresholds,
         estimates=tuple(each.estimates for each in found),
@@ -127,7 +127,7 @@ def _find_of_members(
                 yield from own
 
 
-def _decide(evidence: RunEvidence, latencies: Sequence[Latencies]) -> Decision:
+def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decision:
     """Return what to do, for which traffic, up to which load, and when to undo it."""
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
     sweeps = divide_loads(run, evidence.estimates, comparisons, margin=evidence.thresholds.margin)

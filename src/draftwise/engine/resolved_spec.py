@@ -223,10 +223,12 @@ def _infer_method(settings: Mapping[str, Any]) -> str | None:
 def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield why the method cannot run here."""
     name = settings["method"]
-    choices, method = ", ".join(methods_where(embedded=True)), find_method(name)
+    method = find_method(name)
     if method is not None and method.embedded:
         yield from _check_keys_of_method(settings, given)
-    elif name is None:
+        return
+    choices = ", ".join(all_methods(embedded=True))
+    if name is None:
         if "method" not in given and "model" not in given:
             yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
     elif method is not None:

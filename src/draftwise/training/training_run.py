@@ -46,7 +46,7 @@ from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
 from draftwise.training.training_progress import Reporter
 from draftwise.version import __version__
 
-__all__ = ["TrainResult", "train", "train_on_gpus"]
+__all__ = ["TrainedDrafter", "train", "train_on_gpus"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
@@ -56,7 +56,7 @@ _STOP_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
+class TrainedDrafter:
     """What a run made."""
 
     out: str
@@ -71,7 +71,7 @@ class TrainResult:
     """Trained ones."""
 
 
-def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResult:
+def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDrafter:
     """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
@@ -96,7 +96,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
         ) from None
 
 
-def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainResult:
+def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainedDrafter:
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
     settings = dataclasses.replace(
@@ -277,7 +277,7 @@ def _store_states(job: _Job) -> StateSource:
 
 def _finish(
     method: DrafterTraining, target: FrozenTarget, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
-) -> TrainResult:
+) -> TrainedDrafter:
     """Write the drafter, load it back, and only then move it into place."""
     k = len(evaluation.acceptance)
     measured = {"heldout_loss": evaluation.loss, "acceptance": list(evaluation.acceptance)}
@@ -292,7 +292,7 @@ def _finish(
             os.replace(file, folder.out / file.name)
     folder.finish()
     model, config = method.describe_serving(folder.out, target.path, k)
-    return TrainResult(
+    return TrainedDrafter(
         out=str(folder.out),
         model=str(model),
         speculative_config=config,
@@ -303,7 +303,7 @@ def _finish(
     )
 
 
-def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainResult:
+def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet: bool = False) -> TrainedDrafter:
     """Train a drafter on several GPUs of this host, see `run.train`; with device `cpu`, in several processes.
 
     A rank that dies ends the run; the same call resumes it at its last checkpoint.
@@ -333,7 +333,9 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         config.shutdown_timeout = _STOP_S
     with tempfile.TemporaryDirectory() as notes:
         try:
-            results: dict[int, TrainResult] | None = elastic_launch(config, _run_rank)(method, settings, quiet, notes)
+            results: dict[int, TrainedDrafter] | None = elastic_launch(config, _run_rank)(
+                method, settings, quiet, notes
+            )
         except ChildFailedError as error:
             _explain(Path(notes))
             rank, failure = error.get_first_failure()
@@ -353,7 +355,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
     return results[0]
 
 
-def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainResult:
+def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainedDrafter:
     """Train as one rank; what an operator should know is left in a file for the launcher."""
     try:
         return train(method, settings, Reporter(quiet=quiet))

@@ -19,7 +19,6 @@ from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
-from draftwise.verbs.access import read_headers
 from draftwise.verbs.loads import read_numbers
 from draftwise.verbs.measuring import (
     Candidate,
@@ -33,6 +32,7 @@ from draftwise.verbs.measuring import (
     split_arguments,
 )
 from draftwise.verbs.notes import read_notes
+from draftwise.verbs.request_headers import read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["CalibrateRequest", "CalibrateResult", "CalibratedCosts", "calibrate"]

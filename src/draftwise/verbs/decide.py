@@ -14,8 +14,7 @@ from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import MeasurementSpec
-from draftwise.verbs.access import read_headers
-from draftwise.verbs.conclusions import Concluded, conclude
+from draftwise.verbs.concluded_runs import Concluded, conclude
 from draftwise.verbs.loads import make_conditions, read_numbers
 from draftwise.verbs.measuring import (
     ServersRequest,
@@ -27,6 +26,7 @@ from draftwise.verbs.measuring import (
     split_arguments,
 )
 from draftwise.verbs.notes import read_notes
+from draftwise.verbs.request_headers import read_headers
 from draftwise.verbs.verb import verb
 from draftwise.workloads import BUNDLED
 

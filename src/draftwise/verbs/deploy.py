@@ -17,7 +17,7 @@ from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
-from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release
 from draftwise.verbs.verb import Result, refuse, verb
 

@@ -16,7 +16,7 @@ from draftwise.core.action import Action
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.runs.documents import read_baseline
-from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from draftwise.core.progress import Progress, Stopped
 from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import ENGINES, Candidate, MeasurementSpec
-from draftwise.verbs.access import Header
+from draftwise.verbs.request_headers import Header
 from draftwise.verbs.verb import refuse
 
 __all__ = [

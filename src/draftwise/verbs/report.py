@@ -15,7 +15,7 @@ from draftwise.deciding.interchange import FORMATS, export_run
 from draftwise.machine.whole_files import write_whole
 from draftwise.measure.run_context import add_notes
 from draftwise.runs import RunDirectory
-from draftwise.verbs.conclusions import Concluded, conclude
+from draftwise.verbs.concluded_runs import Concluded, conclude
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.verb import verb
 

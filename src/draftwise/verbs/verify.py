@@ -14,8 +14,8 @@ from draftwise.core.progress import Progress
 from draftwise.deploying.verify.manifest_files import find_ordered, read_setup, report_of, verify_folder, verify_text
 from draftwise.plan.check import Report
 from draftwise.setups.read import SourceText, find_texts, read_stdin
-from draftwise.verbs.access import Header, read_headers
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
+from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import refuse, verb
 
 __all__ = ["VerifyRequest", "VerifyResult", "verify"]

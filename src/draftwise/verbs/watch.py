@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.verbs.access import Header, read_headers
+from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot

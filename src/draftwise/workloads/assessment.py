@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -54,10 +53,6 @@ class WorkloadProfile:
     """Standard deviation over mean of the gaps between arrivals: 1 for a Poisson process, 0 for equal gaps."""
     counting: str
     """How tokens were counted."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, by the names of the fields."""
-        return asdict(self)
 
     def __str__(self) -> str:
         kind = {0: "texts", self.prompts: "chats"}.get(self.chats, f"prompts ({self.chats} chats)")

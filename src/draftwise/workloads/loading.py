@@ -28,7 +28,7 @@ from draftwise.workloads.text_lengths import (
 )
 from draftwise.workloads.trace import MAX_CHARS, TraceReader, find_format
 from draftwise.workloads.workload_rows import MAX_ROWS, Faults, FileRow, from_begin, read_rows
-from draftwise.workloads.workload_spec import BUNDLED, SourceKind, WorkloadSpec, check_options, parse_spec
+from draftwise.workloads.workload_spec import BUNDLED, WorkloadKind, WorkloadSpec, check_options, parse_spec
 
 __all__ = ["load_workloads", "read_prompts"]
 
@@ -59,14 +59,16 @@ def load_workloads(
     faults.raise_any()
     tokens = find_tokens(spec.tokenizer, hint=tokenizer)
     notes: list[str] = []
-    if spec.kind is SourceKind.SYNTHETIC:
+    if spec.kind is WorkloadKind.SYNTHETIC:
         prompts = _make(spec, tokens, notes)
     else:
         spec, prompts = _read(spec, tokens, notes, faults, takes_ids=takes_ids)
     prompts = _reshape(spec, prompts, tokens, notes)
     if max_tokens:
         prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
-    source = {SourceKind.SYNTHETIC: "synthetic", SourceKind.BUNDLED: "bundled"}.get(spec.kind, Path(spec.target).name)
+    source = {WorkloadKind.SYNTHETIC: "synthetic", WorkloadKind.BUNDLED: "bundled"}.get(
+        spec.kind, Path(spec.target).name
+    )
     whole = Workload(
         name=spec.label,
         source=source,
@@ -133,18 +135,18 @@ def _read(
     file = _find_file(spec)
     most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
     table = read_rows(file, faults, most=most, seed=spec.seed, in_order=_is_recording)
-    if spec.kind is SourceKind.FILE:
+    if spec.kind is WorkloadKind.FILE:
         is_trace = bool(table.rows) and find_format(table.rows[0].value) is not None
-        spec = replace(spec, kind=SourceKind.TRACE if is_trace else SourceKind.LOG)
+        spec = replace(spec, kind=WorkloadKind.TRACE if is_trace else WorkloadKind.LOG)
         check_options(spec.kind, spec.options, faults)
     notes += [table.note] if table.note else []
-    read = _read_trace if spec.kind is SourceKind.TRACE else partial(_read_log, takes_ids=takes_ids)
+    read = _read_trace if spec.kind is WorkloadKind.TRACE else partial(_read_log, takes_ids=takes_ids)
     prompts, passed_over = read(spec, table.rows, file.name, tokens, notes, faults)
     notes += _counts(passed_over)
     if not prompts and not faults:
         reasons = ", ".join(_counts(passed_over))
         text = f"{file.name} holds no prompt" + (f" ({reasons})." if reasons else ".")
-        faults.add("empty-workload", text, file.name, "" if spec.kind is SourceKind.TRACE else _EXAMPLE)
+        faults.add("empty-workload", text, file.name, "" if spec.kind is WorkloadKind.TRACE else _EXAMPLE)
     faults.raise_any()
     return spec, prompts
 
@@ -189,11 +191,11 @@ def _is_recording(value: Any) -> bool:
 
 
 def _find_file(spec: WorkloadSpec) -> Traversable:
-    if spec.kind is SourceKind.BUNDLED:
+    if spec.kind is WorkloadKind.BUNDLED:
         return files("draftwise.workloads") / "bundled" / f"{spec.target}.jsonl"
     path = Path(spec.target)
     if not path.is_file():
-        near = get_close_matches(spec.target, (*BUNDLED, SourceKind.SYNTHETIC), 1)
+        near = get_close_matches(spec.target, (*BUNDLED, WorkloadKind.SYNTHETIC), 1)
         known = (
             f"Bundled: {', '.join(BUNDLED)}; or give a .jsonl, .json or .csv file, or synthetic:prompt=512,output=128."
         )
@@ -208,7 +210,7 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
 
 def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
     """Return the prompts as the options want them."""
-    if spec.bucket is not None and spec.kind is not SourceKind.TRACE:
+    if spec.bucket is not None and spec.kind is not WorkloadKind.TRACE:
         prompts = _only(spec, in_bucket(prompts, spec.bucket, tokens), tokens, notes)
     if spec.sample is not None and spec.sample < len(prompts):
         chosen = sorted(random.Random(spec.seed).sample(range(len(prompts)), spec.sample))
@@ -217,7 +219,7 @@ def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, no
     if spec.n is not None and spec.n < len(prompts):
         notes.append(f"the first {spec.n} of {len(prompts)} prompts")
         prompts = prompts[: spec.n]
-    length: Length | None = None if spec.kind is SourceKind.SYNTHETIC else spec.output
+    length: Length | None = None if spec.kind is WorkloadKind.SYNTHETIC else spec.output
     prompts = set_outputs(prompts, length=length, force=spec.force, seed=spec.seed)
     notes += [f"output tokens {length.label}"] if length else []
     notes += ["output tokens as logged"] if spec.logged else []

@@ -14,12 +14,12 @@ from draftwise.workloads.conversation import Turns
 from draftwise.workloads.text_lengths import Length, parse_length
 from draftwise.workloads.workload_rows import Faults
 
-__all__ = ["BUNDLED", "RequestForm", "SourceKind", "WorkloadSpec", "check_options", "parse_spec"]
+__all__ = ["BUNDLED", "RequestForm", "WorkloadKind", "WorkloadSpec", "check_options", "parse_spec"]
 
 BUNDLED = ("code", "prose", "rewrite")
 
 
-class SourceKind(StrEnum):
+class WorkloadKind(StrEnum):
     """Where prompts come from."""
 
     BUNDLED = "bundled"
@@ -45,7 +45,7 @@ class WorkloadSpec:
     """
 
     text: str
-    kind: SourceKind
+    kind: WorkloadKind
     target: str
     """Bundled name or path; empty for synthetic ones."""
     name: str | None = None
@@ -158,15 +158,15 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "source": str,
     "tokenizer": Path,
 }
-_ONLY: Mapping[str, tuple[SourceKind, ...]] = {
-    "turns": (SourceKind.FILE, SourceKind.LOG),
-    "sample": (SourceKind.BUNDLED, SourceKind.FILE, SourceKind.LOG),
-    "source": (SourceKind.FILE, SourceKind.TRACE, SourceKind.SYNTHETIC),
+_ONLY: Mapping[str, tuple[WorkloadKind, ...]] = {
+    "turns": (WorkloadKind.FILE, WorkloadKind.LOG),
+    "sample": (WorkloadKind.BUNDLED, WorkloadKind.FILE, WorkloadKind.LOG),
+    "source": (WorkloadKind.FILE, WorkloadKind.TRACE, WorkloadKind.SYNTHETIC),
 }
 """Options that not every kind of source takes."""
 
 
-def check_options(kind: SourceKind, options: Sequence[str], faults: Faults) -> None:
+def check_options(kind: WorkloadKind, options: Sequence[str], faults: Faults) -> None:
     """Note the options that a kind of workload does not take."""
     known = [name for name in _READ if kind in _ONLY.get(name, (kind,))]
     for key in options:
@@ -191,34 +191,34 @@ def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
     return WorkloadSpec(text=text, kind=kind, target=target, **values)
 
 
-def _read_option(kind: SourceKind, key: str, value: str, values: dict[str, Any], faults: Faults) -> None:
+def _read_option(kind: WorkloadKind, key: str, value: str, values: dict[str, Any], faults: Faults) -> None:
     try:
-        if key == "output" and value == "logged" and kind in (SourceKind.FILE, SourceKind.LOG):
+        if key == "output" and value == "logged" and kind in (WorkloadKind.FILE, WorkloadKind.LOG):
             values["logged"] = True
         elif key == "prompt":
-            values |= {"prompt": parse_length(value)} if kind is SourceKind.SYNTHETIC else {"bucket": _bucket(value)}
+            values |= {"prompt": parse_length(value)} if kind is WorkloadKind.SYNTHETIC else {"bucket": _bucket(value)}
         else:
             values[key] = _READ[key](value)
     except ValueError as error:
         faults.add("bad-option", f"--workload's {key} {error}", "--workload")
 
 
-def _find_kind(text: str) -> tuple[SourceKind, str]:
+def _find_kind(text: str) -> tuple[WorkloadKind, str]:
     head = _split(text)[0]
-    if head == SourceKind.SYNTHETIC:
-        return SourceKind.SYNTHETIC, ""
+    if head == WorkloadKind.SYNTHETIC:
+        return WorkloadKind.SYNTHETIC, ""
     if head in BUNDLED:
-        return SourceKind.BUNDLED, head
-    for kind in (SourceKind.LOG, SourceKind.TRACE):
+        return WorkloadKind.BUNDLED, head
+    for kind in (WorkloadKind.LOG, WorkloadKind.TRACE):
         if head.startswith(f"{kind}:"):
             return kind, head.removeprefix(f"{kind}:")
-    return SourceKind.FILE, head
+    return WorkloadKind.FILE, head
 
 
 def _split(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the source and the options as (key, value), a word alone as (word, yes)."""
-    if text == SourceKind.SYNTHETIC or text.startswith(f"{SourceKind.SYNTHETIC}:"):
-        head, rest = str(SourceKind.SYNTHETIC), text.removeprefix(f"{SourceKind.SYNTHETIC}").removeprefix(":")
+    if text == WorkloadKind.SYNTHETIC or text.startswith(f"{WorkloadKind.SYNTHETIC}:"):
+        head, rest = str(WorkloadKind.SYNTHETIC), text.removeprefix(f"{WorkloadKind.SYNTHETIC}").removeprefix(":")
     elif Path(text).is_file():  # a path with a # in it
         head, rest = text, ""
     else:

@@ -20,7 +20,7 @@ from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, find_stops, make_lever, open_memory
 from draftwise.plan.pick.proposals import Proposal, Refusal, list_methods, propose
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, PickCase, Requirements, open_case
-from draftwise.plan.pick.speedups import SpeedupEstimate, choose_k, choose_schedule, estimate, expect
+from draftwise.plan.pick.speedup_estimates import SpeedupEstimate, choose_k, choose_schedule, estimate, expect
 from draftwise.plan.schedule.draft_lengths import KEY, judge_schedule, make_schedule_keys
 from draftwise.plan.size import Sizing
 

@@ -21,7 +21,7 @@ from draftwise.reporting.plots.latency_plots import (
     pick_cells,
 )
 from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, collect
-from draftwise.reporting.plots.speedups import draw_crossovers, draw_speedups
+from draftwise.reporting.plots.speedup_plots import draw_crossovers, draw_speedups
 from draftwise.reporting.svg import to_svg
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE

@@ -38,12 +38,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         target: the served model; None where its config.json cannot be read here.
     """
     if target is not None:
-        if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
-            yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
-        if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
-            yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
-        yield from _find_routed_experts(context, target)
-        yield from _find_ngram_embeddings(context, target)
+        yield from _find_unfit_target(context, target)
         yield from _find_sharded_sampling(context)
         yield from _find_no_graphs(context)
         yield from _find_metrics_release(context)
@@ -58,16 +53,18 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from _find_rounding(context)
 
 
-def _find_routed_experts(context: Context, target: Model) -> Iterator[Ruling]:
-    name = "enable_return_routed_experts"
-    asked = name in context.on or context.objects.get("aux_output_config", {}).get(name) is True
+def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield flags for which the target's class or its config.json has nothing."""
+    routed = "enable_return_routed_experts"
+    if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
+        yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
+    if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
+        yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
+    asked = routed in context.on or context.objects.get("aux_output_config", {}).get(routed) is True
     if asked and target.config.num_experts < 1:
         yield from context.rules.ruling("routed-experts-without-experts")
-
-
-def _find_ngram_embeddings(context: Context, target: Model) -> Iterator[Ruling]:
-    given = context.given.get("engram_config") is not None
-    if given and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
+    has_engram = context.given.get("engram_config") is not None
+    if has_engram and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
         yield from context.rules.ruling("engram-without-layers")
 
 

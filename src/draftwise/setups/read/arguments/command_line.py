@@ -12,8 +12,8 @@ from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
-from draftwise.setups.read.arguments.flag_values import Refused, get_value
-from draftwise.setups.read.arguments.flags import Given, match_flags
+from draftwise.setups.read.arguments.flag_values import RefusedValue, get_value
+from draftwise.setups.read.arguments.flags import FlagUse, match_flags
 from draftwise.setups.read.arguments.spelling import spell
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.words import Word
@@ -246,7 +246,7 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
         found.report("served-name-without-model", "there is no model in front of the flags.", words[0])
 
 
-def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:
+def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:
     for given in flags:
         if given.unknown and not _takes_any_text(given, release):
             is_engine = given.field in release.table("engine_defaults") or given.field in _SPEC_FLAGS
@@ -255,7 +255,7 @@ def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None
             continue
         try:
             value = get_value(given, release, found.findings)
-        except Refused as refused:
+        except RefusedValue as refused:
             found.findings.append(refused.ruling)
             if refused.meant is None:
                 found.unread += given.words
@@ -266,7 +266,7 @@ def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None
         found.args[given.field] = [*found.args.get(given.field, ()), *value] if given.appends else value
 
 
-def _takes_any_text(given: Given, release: Release) -> bool:
+def _takes_any_text(given: FlagUse, release: Release) -> bool:
     """Say whether the server starts in the same way whatever the text is that a flag is given."""
     is_text = (
         given.row["kind"] in ("value", "list") and "str" in str(given.row["type"]) and not given.row.get("choices")
@@ -274,8 +274,8 @@ def _takes_any_text(given: Given, release: Release) -> bool:
     return is_text and (given.field in _ONLY_NAMES or given.field not in release.table("engine_defaults"))
 
 
-def _check_repeats(flags: Iterable[Given], dotted: Mapping[str, Word], found: Arguments) -> None:
-    seen: dict[str, Given] = {}
+def _check_repeats(flags: Iterable[FlagUse], dotted: Mapping[str, Word], found: Arguments) -> None:
+    seen: dict[str, FlagUse] = {}
     for given in flags:
         before = seen.setdefault(given.field, given)
         if before is given:
@@ -291,7 +291,7 @@ def _check_repeats(flags: Iterable[Given], dotted: Mapping[str, Word], found: Ar
             found.report("flag-given-twice", f"{given.name} is given twice; only the last one counts.", before.word)
 
 
-def _join_spec(flags: Iterable[Given], from_old_flags: dict[str, Any] | None, found: Arguments) -> None:
+def _join_spec(flags: Iterable[FlagUse], from_old_flags: dict[str, Any] | None, found: Arguments) -> None:
     """Make one speculative JSON of --speculative-config, its companions, and old flags."""
     words = {given.field: given.word for given in flags}
     json_value = found.args.pop("speculative_config", None)

@@ -13,9 +13,9 @@ from draftwise.core import Finding, Ruling
 from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int, takes_none, takes_text
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
-from draftwise.setups.read.arguments.flags import Given
+from draftwise.setups.read.arguments.flags import FlagUse
 
-__all__ = ["JsonText", "Refused", "get_value", "read_json"]
+__all__ = ["JsonText", "RefusedValue", "get_value", "read_json"]
 
 _MAX_CHARS = 100_000
 _TYPOGRAPHIC = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
@@ -156,7 +156,7 @@ _CONFIG = re.compile(r"\w+Config(Args)?( \| None)?")
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
 
 
-class Refused(Exception):  # noqa: N818  (argparse refuses a value)
+class RefusedValue(Exception):  # noqa: N818  (argparse refuses a value)
     """A value that the release's parser does not take."""
 
     def __init__(self, ruling: Ruling, meant: Any = None) -> None:
@@ -166,7 +166,7 @@ class Refused(Exception):  # noqa: N818  (argparse refuses a value)
         super().__init__(str(ruling))
 
 
-def get_value(given: Given, release: Release, findings: list[Finding]) -> Any:
+def get_value(given: FlagUse, release: Release, findings: list[Finding]) -> Any:
     """Return the value of a flag with its type; what is odd about it and still taken is added to `findings`.
 
     Raises:
@@ -187,7 +187,7 @@ def get_value(given: Given, release: Release, findings: list[Finding]) -> Any:
     return [value] if given.appends else value
 
 
-def _convert(given: Given, text: str, release: Release) -> Any:
+def _convert(given: FlagUse, text: str, release: Release) -> Any:
     kinds = set(re.findall(r"\w+", str(given.row["type"])))
     if text in ("", "None") and takes_none(given.row):
         return None
@@ -203,7 +203,7 @@ def _convert(given: Given, text: str, release: Release) -> Any:
         raise _refuse(given, "bad-flag-value", f"{given.option} must be {kind}, got {text[:60]!r}.") from None
 
 
-def _read_int(given: Given, text: str, release: Release) -> int:
+def _read_int(given: FlagUse, text: str, release: Release) -> int:
     if given.field not in HUMAN_READABLE:
         return int(text)
     if given.field == "max_model_len" and text.strip().lower() == "auto":
@@ -213,7 +213,7 @@ def _read_int(given: Given, text: str, release: Release) -> int:
     return read_human_int(text)
 
 
-def _choose(given: Given, text: str, choices: Any) -> Any:
+def _choose(given: FlagUse, text: str, choices: Any) -> Any:
     loose = text.lower().replace("-", "_") if ".lower()" in str(given.row["type"]) else text
     for choice in choices:
         if str(choice) in (text, loose):
@@ -223,7 +223,7 @@ def _choose(given: Given, text: str, choices: Any) -> Any:
     raise _refuse(given, "not-a-choice", f"{text[:60]!r} is not among the values of {given.option}: {listed}{more}.")
 
 
-def _read_json(given: Given, findings: list[Finding]) -> Any:
+def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
     text = given.values[0]
     if text in ("", "None") and takes_none(given.row):
         return None
@@ -252,5 +252,5 @@ _SHELL_MISTAKES: Mapping[str, str] = {
 }
 
 
-def _refuse(given: Given, code: str, message: str, fix: str = "", meant: Any = None) -> Refused:
-    return Refused(get_rule(code).ruling(message=message, where=given.word.where(given.option), fix=fix), meant)
+def _refuse(given: FlagUse, code: str, message: str, fix: str = "", meant: Any = None) -> RefusedValue:
+    return RefusedValue(get_rule(code).ruling(message=message, where=given.word.where(given.option), fix=fix), meant)

@@ -14,7 +14,7 @@ from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.setups.read.shell.words import Mistake, Word
 
-__all__ = ["Given", "Matched", "match_flags"]
+__all__ = ["FlagUse", "MatchedFlags", "match_flags"]
 
 _MAX_REFUSALS = 20
 _AMBIGUOUS = re.compile(r"ambiguous option: (\S+) could match (.*)")
@@ -25,7 +25,7 @@ _SHORT = re.compile(r"-[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FlagUse:
     """One flag as it was given."""
 
     name: str
@@ -58,10 +58,10 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class MatchedFlags:
     """What argparse makes of a command line."""
 
-    flags: tuple[Given, ...]
+    flags: tuple[FlagUse, ...]
     """In the order given."""
     model: Word | None
     """The positional argument."""
@@ -76,7 +76,7 @@ class Matched:
     findings: tuple[Ruling, ...]
 
 
-def match_flags(words: Sequence[Word], release: Release) -> Matched:
+def match_flags(words: Sequence[Word], release: Release) -> MatchedFlags:
     """Match the words of a command line with the flags of a release.
 
     A word that argparse refuses is reported and left out, so that one mistake does not hide the next.
@@ -96,7 +96,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
             del rest[gone]
             continue
         break
-    seen: Sequence[Given] = getattr(namespace, "seen", ())
+    seen: Sequence[FlagUse] = getattr(namespace, "seen", ())
     flags = tuple(given for given in seen if given.name)
     model = next((given.word for given in seen if not given.name), None)
     model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
@@ -104,11 +104,11 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     unclear = tuple(word for word in left if word.unknown)
     left = [word for word in left if not word.unknown]
     about_unknown = tuple(_explain_unknown(left, release))
-    return Matched(flags, model, tuple(left), unclear, about_unknown, tuple(dropped), (*renamed, *findings))
+    return MatchedFlags(flags, model, tuple(left), unclear, about_unknown, tuple(dropped), (*renamed, *findings))
 
 
 def _choose_model(
-    model: Word | None, unknown: list[Word], words: Sequence[Word], flags: Sequence[Given]
+    model: Word | None, unknown: list[Word], words: Sequence[Word], flags: Sequence[FlagUse]
 ) -> tuple[Word | None, list[Word]]:
     """Return the positional argument that was meant, and the words that are left.
 
@@ -193,7 +193,7 @@ class _Record(argparse.Action):
         name = "" if option_string is None else self.dest
         mistake = next((each.mistake for each in map(_get_word, listed) if each.mistake), word.mistake)
         unknown = tuple(dict.fromkeys(name for each in (word, *map(_get_word, listed)) for name in each.unknown))
-        given = Given(
+        given = FlagUse(
             name, self.row, option_string or "", tuple(str(value) for value in listed), word, mistake, unknown
         )
         namespace.__dict__.setdefault("seen", []).append(given)
@@ -256,7 +256,7 @@ def _explain(error: argparse.ArgumentError, word: Word) -> Ruling:
     return get_rule("flag-needs-value").ruling(where=word.where(), message=f"{flag} has no value after it.")
 
 
-def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
+def _abbreviated(flags: Sequence[FlagUse], release: Release) -> Iterator[Ruling]:
     for given in flags:
         written = given.word.text.partition("=")[0]
         if written != given.option and given.option.startswith(written) and len(written) > 2:

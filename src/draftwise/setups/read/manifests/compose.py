@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from draftwise.setups.read.input_texts import read_text
-from draftwise.setups.read.manifests.parts import Found, get_mapping, get_words
+from draftwise.setups.read.manifests.parts import Findings, get_mapping, get_words
 from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
@@ -54,7 +54,7 @@ class _Project:
 
     def read_service(self, path: Path, service: Mapping[str, Any]) -> Launch | None:
         """Return the server that a service starts, or None."""
-        found: Found = []
+        found: Findings = []
         env = self._read_env(path, service)
         entrypoint, command = (self._read_words((*path, key), service.get(key), found) for key in _COMMANDS)
         image = COMPOSE.fill_in(Word(str(service.get("image") or "")), self.caller)
@@ -68,7 +68,7 @@ class _Project:
             findings=(*found, *launch.findings),
         )
 
-    def _read_words(self, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+    def _read_words(self, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
         if isinstance(value, str):
             return COMPOSE.split(Word(value, self.document.line(path), get_text(path)), self.caller)
         return tuple(COMPOSE.fill_in(word, self.caller) for word in get_words(self.document, path, value, found))

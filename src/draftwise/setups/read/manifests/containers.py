@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping, get_words
+from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.references import KUBERNETES
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
@@ -130,7 +130,7 @@ def read_container(
         stores: where its variables may come from.
         pod: the pod spec around it, for the kind of GPU.
     """
-    found: Found = []
+    found: Findings = []
     env = stores.read_env(document, path, container)
     command, args = (get_container_words(document, (*path, key), container, env, found) for key in ("command", "args"))
     launch = run_image(Word(str(container.get("image") or "")), command, args, env=env)
@@ -147,7 +147,7 @@ def read_container(
 
 
 def get_container_words(
-    document: YamlDocument, path: Path, container: Mapping[str, Any], env: Environment, found: Found
+    document: YamlDocument, path: Path, container: Mapping[str, Any], env: Environment, found: Findings
 ) -> tuple[Word, ...]:
     """Return `command` or `args` of a container, with its variables put in.
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.setups.read.manifests.containers import Stores, get_container_words, read_container
-from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping, get_words
+from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
@@ -50,7 +50,7 @@ def _read(document: YamlDocument, path: Path, container: Mapping[str, Any], stor
     command = container.get("modelCommand") or "custom"
     if command == "custom":
         return read_container(document, path, container, stores)
-    found: Found = []
+    found: Findings = []
     env = stores.read_env(document, path, container)
     model, *words = _get_brought(document, str(path[0]))
     words += get_container_words(document, (*path, "args"), container, env, found)
@@ -123,7 +123,7 @@ def find_model_specs(document: YamlDocument, stores: Stores) -> Iterator[Launch]
 
 
 def _read_entry(document: YamlDocument, path: Path, entry: Mapping[str, Any], stores: Stores) -> Launch:
-    found: Found = []
+    found: Findings = []
     here, config = (*path, "vllmConfig"), get_mapping(entry, "vllmConfig")
     words = [_name_model(document, path, entry), *_read_model(document, path, entry)]
     if config:  # the chart writes none of the flags below without it
@@ -138,7 +138,7 @@ def _read_entry(document: YamlDocument, path: Path, entry: Mapping[str, Any], st
 
 def find_runtimes(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the server that the operator starts for a VLLMRuntime."""
-    found: Found = []
+    found: Findings = []
     spec = get_mapping(document.value, "spec")
     model, config, around = (get_mapping(spec, key) for key in ("model", "vllmConfig", "deploymentConfig"))
     path, here = ("spec", "model"), ("spec", "vllmConfig")
@@ -156,7 +156,14 @@ def find_runtimes(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
 
 
 def _launch(
-    document: YamlDocument, path: Path, words: Sequence[Word], *, env: Environment, image: str, gpus: Any, found: Found
+    document: YamlDocument,
+    path: Path,
+    words: Sequence[Word],
+    *,
+    env: Environment,
+    image: str,
+    gpus: Any,
+    found: Findings,
 ) -> Launch:
     return Launch(
         words=tuple(words),

@@ -21,7 +21,7 @@ from draftwise.setups.read.manifests.containers import (
     get_volumes,
     read_container,
 )
-from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping
+from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
@@ -207,7 +207,7 @@ def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) 
 def _read_model(
     document: YamlDocument, path: Path, model: Mapping[str, Any], runtimes: Runtimes, stores: Stores
 ) -> Launch | None:
-    found: Found = []
+    found: Findings = []
     where = f"line {document.line(path)} {get_text(path)}"
     runtime = runtimes.get(str(model.get("runtime")))
     env = NOTHING_SET if runtime is None else stores.read_env(runtime.document, runtime.path, runtime.container)
@@ -242,7 +242,7 @@ def _get_model_volumes(model: Mapping[str, Any], runtime: _Runtime | None) -> tu
     return (*get_volumes(model), *(() if runtime is None else get_volumes(runtime.container)))
 
 
-def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, tuple[Word, ...]]:
+def _built_in(model: Mapping[str, Any], where: str, found: Findings) -> tuple[str, tuple[Word, ...]]:
     """Return what KServe's own runtime for the model format brings along."""
     name = str(get_mapping(model, "modelFormat").get("name") or "").lower()
     image, args = _BUILT_IN.get(name, ("", ()))
@@ -294,7 +294,7 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
 def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch:
-    found: Found = []
+    found: Findings = []
     env = stores.read_env(document, path, container)
     args = get_container_words(document, (*path, "args"), container, env, found)
     words = _evaluate(args, env, document.line(path), get_text(path))

@@ -11,9 +11,9 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.words import Word, check_length, split_words
 
-__all__ = ["Found", "get_gpus", "get_mapping", "get_words", "walk"]
+__all__ = ["Findings", "get_gpus", "get_mapping", "get_words", "walk"]
 
-Found = list[Finding]
+Findings = list[Finding]
 
 _KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", type(None): "nothing"}
 _NO_TEXT = "a number or a truth value"
@@ -27,7 +27,7 @@ def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def get_words(document: YamlDocument, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+def get_words(document: YamlDocument, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
     """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant.
 
     Args:
@@ -53,7 +53,7 @@ def get_words(document: YamlDocument, path: Path, value: Any, found: Found) -> t
     return tuple(words)
 
 
-def _read_no_list(document: YamlDocument, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+def _read_no_list(document: YamlDocument, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
     """Return what was meant by arguments that are no list, and report them."""
     line, place = document.line(path), get_text(path)
     kind = "one text" if isinstance(value, str) else _KINDS.get(type(value), _NO_TEXT)
