@@ -282,7 +282,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
         raise InvalidSetup.because(
             "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
         )
-    version, target = version or arm.setup.engine_version, request.target or arm.setup.target
+    version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
     setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
     evidence = RunEvidence(

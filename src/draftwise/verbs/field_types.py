@@ -60,7 +60,7 @@ def _origins_of(kind: Any) -> set[Any]:
 
 
 @cache
-def _hints_of(kind: type) -> Mapping[str, Any]:
+def _hints_of(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
