@@ -42,7 +42,8 @@ _LONGEST = 60
 
 def find_wrong_types(request: Any) -> Iterator[Finding]:
     """Yield a finding for each field of a request whose value does not have the field's type."""
-    hints = _hints_of(type(request))
+    kind_of_request: Any = type(request)
+    hints = _hints_of(kind_of_request)
     for each in fields(request):
         value = getattr(request, each.name)
         kind = hints[each.name]
