@@ -27,7 +27,7 @@ from draftwise.verbs.measuring import (
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
-from draftwise.verbs.verb import verb
+from draftwise.verbs.verb import refuse, verb
 from draftwise.workloads import BUNDLED
 
 __all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
@@ -129,6 +129,7 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
             minutes=request.minutes,
             began_s=request.began_s,
         )
+    _refuse_too_small(request)
     spec = MeasurementSpec(
         target=None if request.target is None else str(request.target),
         engine=request.engine,
@@ -165,11 +166,25 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
     return measurements.prepare(spec, progress, began_s=request.began_s)
 
 
+def _refuse_too_small(request: DecideRequest) -> None:
+    """Refuse numbers with which nothing would be measured.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    for name in ("prompts", "repeats", "warmup", "max_tokens", "processes"):
+        number = getattr(request, name)
+        if number is not None and number < 1:
+            refuse(f"{name} must be 1 or more, not {number}.", where=name)
+    if request.minutes is not None and request.minutes <= 0:
+        refuse(f"minutes must be above 0, not {request.minutes:g}.", where="minutes")
+
+
 def read_conditions(request: DecideRequest) -> tuple[Condition, ...]:
     """Return the product of loads and temperatures."""
     return make_conditions(
-        concurrency=request.concurrency or (),
-        rate=request.rate or (),
+        concurrency=() if request.concurrency is None else request.concurrency,
+        rate=() if request.rate is None else request.rate,
         arrivals=request.arrivals,
         phases=request.phases or (),
         replay=request.replay,
