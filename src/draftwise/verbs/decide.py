@@ -45,7 +45,8 @@ class DecideRequest(ServersRequest):
     prompts: int | None = None
     """Prompts per workload; None for as many as fit in the time."""
     minutes: float | None = None
-    """For all of it; None for 10, or for as long as it takes where `prompts` are given."""
+    """Time budget in minutes, server starts included; None for 10, or for as long as it takes where `prompts` are
+    given."""
     repeats: int = 5
     """Repetitions of the prompts."""
     warmup: int = 3
@@ -69,9 +70,10 @@ class DecideRequest(ServersRequest):
     adaptive: bool = True
     """Whether what is settled is left out, and the load at which speculation stops paying is searched for."""
     profile: Profile | str | PathLike[str] | None = None
-    """Of this traffic, from `replay`: candidates that cannot come out best are left out."""
+    """Acceptance profile of this traffic, from `replay`; drops candidates that cannot win."""
     calibration: Calibration | str | PathLike[str] | None = None
-    """Of these servers, from `calibrate`: the same; with `profile` also at which loads."""
+    """Calibration of these servers, from `calibrate`; drops candidates that cannot win, with `profile` also the loads
+    at which to measure."""
     processes: int | None = None
     """Processes of the load generator; None for as many as the load needs."""
     margin: float | None = None
