@@ -40,7 +40,7 @@ load_options = add_options(
                  show_default=True, help="Gaps between the requests of an open loop."),
     click.option("--phases", type=_PHASES, metavar="PHASES", help="Ramps and bursts, e.g. '60s:1-8/s,30s:20/s'."),
     click.option("--replay", type=Finite(0, min_open=True), is_flag=False, flag_value=1.0, metavar="SPEED",
-                 help="The workload's recorded arrival times, so many times as fast  [1 if given alone]"),
+                 help="Replay the recorded arrivals at this speed; 2 is twice as fast  [1 if given alone]"),
     click.option("--turn-seconds", type=Finite(0, min_open=True), default=20, show_default=True,
                  help="How long a turn of a steady rate lasts."),
     click.option("--temperature", "temperatures", type=_TEMPERATURES, default="0", show_default=True,

@@ -40,7 +40,7 @@ _LARGE_ERROR = 0.10
 @click.option("--concurrency", type=WHOLE_NUMBERS, metavar="N,...",
               help="Streams at once  [default: 1,8,64; for the embedded engine 1,4]")  # fmt: skip
 @click.option("--minutes", type=Finite(0, min_open=True), default=5.0, show_default=True,
-              help="For all of it, starts of servers included.")  # fmt: skip
+              help="Time budget, server starts included.")  # fmt: skip
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
               help="Prompts, as for `decide`  [default: code and rewrite]")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")

@@ -34,9 +34,9 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
               help="code, prose, rewrite, a log or trace, synthetic:...; see docs/measuring.md.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
-@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload.")
+@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Prompts per workload.")
 @click.option("--minutes", type=Finite(0, min_open=True),
-              help="For all of it; what does not fit is left out  [default: 10; with --prompts none]")  # fmt: skip
+              help="Time budget, server starts included; most promising candidates first  [default: 10]")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -44,9 +44,9 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
-              help="Of this traffic, from `replay`: candidates that cannot come out best are left out.")  # fmt: skip
+              help="Acceptance profile of this traffic; drops candidates that cannot win.")  # fmt: skip
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Of these servers, from `calibrate`: the same; with --profile also at which loads.")  # fmt: skip
+              help="Calibration file; drops candidates that cannot win, with --profile loads too.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
 @access_options
 @context_option

@@ -32,19 +32,22 @@ __all__ = ["deploy", "render"]
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
-              help="Instead: what vLLM logged in such a start, until it answered.")  # fmt: skip
+              help="Instead of --cold-start-s: a vLLM log of a cold start.")  # fmt: skip
 @click.option("--kserve", default="", metavar="VERSION", help="Release of KServe  [default: the newest known]")
 @click.option("--mode", default="Standard", show_default=True, type=click.Choice(get_args(Mode), case_sensitive=False),
-              help="As what KServe deploys the service.")  # fmt: skip
+              help="KServe deployment mode.")  # fmt: skip
 @click.option("--layout", metavar="LAYOUT", help="Of the weights on KServe: one, storage-uris, modelcar:IMAGE, "
               "pvc:CLAIM or mixed:CLAIM  [default: by what is loaded]")  # fmt: skip
 @click.option(
-    "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
+    "--service-account",
+    default="",
+    metavar="NAME",
+    help="KServe service account whose secrets give access to the weights.",
 )
 @click.option("--max-replicas", type=click.IntRange(min=2), metavar="N",
               help="Write what scales both twins up to N replicas, by requests in flight (KEDA, Knative).")  # fmt: skip
 @click.option("--requests-per-replica", type=click.IntRange(min=1), metavar="N",
-              help="In flight, for which there is one  [default: as far as the run saw that it pays]")  # fmt: skip
+              help="In-flight requests per replica  [default: the highest load at which the run measured a gain]")  # fmt: skip
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
 @click.option("--metrics-prefix", default="", metavar="PREFIX",

@@ -56,7 +56,7 @@ _FEW = 2
 @click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Of `calibrate`, on this hardware: measured times instead of the data sheet's.")  # fmt: skip
+              help="Calibration of this hardware: measured times instead of the data sheet's.")  # fmt: skip
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
 @json_option

@@ -27,7 +27,7 @@ __all__ = ["render", "verify"]
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="With what it answered to this probe before: are engine and drafter the same?")  # fmt: skip
 @click.option("--prompts", type=click.IntRange(3, 60), default=24, show_default=True, metavar="N",
-              help="Of the probe, 64 output tokens each, at temperature 0.")  # fmt: skip
+              help="Prompts of the probe, 64 output tokens each, at temperature 0.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="NAME",
