@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from draftwise.cli._options import add_options
-from draftwise.knowledge.vllm import releases
-from draftwise.verbs.sources import find_command, join_command
+from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
 __all__ = ["nearest_option", "report_skipped", "setup_command"]
 
@@ -55,7 +54,7 @@ class _SetupCommand(click.Command):
 
     def _own_options(self, ctx: click.Context) -> dict[str, bool]:
         """Return the long options that no flag of vLLM has the name of, and whether a value follows them."""
-        flags = releases()[-1].table("flags")
+        flags = flags_of_vllm()
         return {
             name: not (param.is_flag or param.count)
             for param in self.get_params(ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
 from draftwise.knowledge.models import find_model
 from draftwise.knowledge.rules import find_doubts, get_rule
-from draftwise.knowledge.vllm import Release, find_remarks, get_release
+from draftwise.knowledge.vllm import Release, find_remarks, get_release, releases
 from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,
@@ -37,6 +37,7 @@ __all__ = [
     "Sources",
     "find_command",
     "find_sources",
+    "flags_of_vllm",
     "join_command",
     "open_release",
     "remarks_on",
@@ -295,6 +296,11 @@ def _spell(source: Source) -> str:
     if isinstance(source, Path) and not source.exists():
         source = Path.cwd() / source
     return str(source)
+
+
+def flags_of_vllm() -> Collection[str]:
+    """Return the flags of the newest release, as they are written on its command line."""
+    return releases()[-1].table("flags")
 
 
 def find_command(words: Sequence[str]) -> int:
