@@ -71,8 +71,8 @@ def show_judgements(result: Judgements, shape: str) -> None:
 def render(console: Console, result: Judgements) -> None:
     """Print judgements, and once behind them the notes that several setups share."""
     judged = result.judgements
-    counts = Counter(finding for each in judged for finding in set(_notes(each.findings)))
-    shared = {note for note, count in counts.items() if count > 1}
+    counts = Counter(finding for each in judged for finding in dict.fromkeys(_notes(each.findings)))
+    shared = [note for note, count in counts.items() if count > 1]
     for each in judged:
         _render_one(console, each, leave_out=shared)
     for note in sorted(shared, key=lambda note: note.code):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from typing import Any
 
 import click
 
-from draftwise.cli._streams import settle_streams
 from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
 from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
@@ -52,7 +52,7 @@ class VerbGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command line."""
-        settle_streams()
+        _settle_streams()
         return super().main(*arguments, **options)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -97,7 +97,7 @@ class VerbGroup(click.Group):
         except InvalidRequest as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             of_verb = ctx if command is None else click.Context(command, info_name=ctx.invoked_subcommand, parent=ctx)
-            raise click.UsageError(" ".join(each.message for each in error.findings), of_verb) from None
+            raise click.UsageError(" ".join(map(str, error.findings)), of_verb) from None
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
@@ -129,3 +129,28 @@ def _version_option() -> click.Option:
     return click.Option(
         ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version."
     )
+
+
+class _Pipe(io.FileIO):
+    """A file whose reader may leave early: `draftwise check ... | head -1` goes on to its exit code."""
+
+    def write(self, data: object) -> int:
+        """Write; what a closed pipe does not take is dropped."""
+        try:
+            return super().write(data) or 0  # type: ignore[arg-type]  # FileIO.write takes any buffer
+        except BrokenPipeError:
+            return len(data)  # type: ignore[arg-type]
+
+
+def _settle_streams() -> None:
+    """Replace characters that the encoding lacks by `?` (PYTHONIOENCODING=ascii), and survive closed pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        descriptor, is_terminal = sys.stdout.fileno(), sys.stdout.isatty()
+    except (OSError, ValueError, AttributeError):  # not a file, closed, or none at all
+        return
+    if not is_terminal:
+        pipe = io.BufferedWriter(_Pipe(descriptor, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(pipe, encoding=sys.stdout.encoding, errors="replace")

@@ -118,7 +118,8 @@ class ConsoleProgress(Silent):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._status.stop()
-        self._bar.stop()
+        if self._bar.live.is_started:  # it ends with an empty line where it was never drawn
+            self._bar.stop()
 
     def status(self, text: str) -> None:
         """Show what is under way."""

@@ -1,1 +1,1 @@
-"""Reads the sources of a vLLM release, by parsing them, into the tables of `facts`: nothing of vLLM is imported."""
+"""Reads the sources of a vLLM release, by parsing them, into the tables of `knowledge`; nothing of vLLM is imported."""

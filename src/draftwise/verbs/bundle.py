@@ -37,7 +37,7 @@ class BundleRequest:
     """Image to be made of the weights."""
     claim: str = "models"
     """Volume claim to be filled with the weights."""
-    wheels: Sequence[Path] = ()
+    wheels: Sequence[str | PathLike[str]] = ()
     """Packages that the method needs and the image lacks."""
     mirror: str = ""
     """Where models come from there: a URL, or `modelscope`; default: from nowhere, offline."""
@@ -87,7 +87,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
         image=request.image,
         modelcar=request.modelcar,
         claim=request.claim,
-        wheels=request.wheels,
+        wheels=tuple(map(Path, request.wheels)),
         mirror=request.mirror,
     )
     copied = 0

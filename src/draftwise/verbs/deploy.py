@@ -13,7 +13,7 @@ from draftwise.core.progress import Progress
 from draftwise.deploying import TARGETS, Mode, Platform, RunEvidence, make_order, read_layout
 from draftwise.deploying import deploy as write_files
 from draftwise.deploying.deployment_folder import Folder
-from draftwise.deploying.order import Scale
+from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.gpus import get_gpu
@@ -145,7 +145,12 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
         return DeployResult(answer=_edit(Path(request.edit), request, setup, version))
     if request.to is None or request.out is None:
         refuse("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
-    folder = _make_folder(request, request.to, setup, evidence)
+    if request.to not in TARGETS:
+        refuse(f"There is no platform {request.to!r}: give one of {', '.join(TARGETS)}.", where="--to")
+    order = make_order(
+        setup, name=request.name, image=request.image, cold_start_s=_find_start(request), evidence=evidence
+    )
+    folder = _make_folder(request, request.to, order)
     if request.probe is not None:
         folder = _add_probe(folder, setup, request.probe, request)
     folder.write(Path(request.out))
@@ -154,7 +159,7 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
             out=str(request.out),
             files=tuple(folder.files),
             limits=tuple(folder.limits),
-            not_measured=tuple(evidence.unmeasured),
+            not_measured=tuple(order.evidence.unmeasured),
         )
     )
 
@@ -169,9 +174,7 @@ def _find_run(request: DeployRequest) -> Path | None:
     return Path(given[0])
 
 
-def _make_folder(request: DeployRequest, to: str, setup: Setup, evidence: RunEvidence) -> Folder:
-    start_s = _find_start(request)
-    order = make_order(setup, name=request.name, image=request.image, cold_start_s=start_s, evidence=evidence)
+def _make_folder(request: DeployRequest, to: str, order: ServiceOrder) -> Folder:
     platform = Platform(
         release=request.kserve,
         mode=request.mode,
@@ -279,7 +282,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
         raise InvalidSetup.because(
             "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
         )
-    version, target = version or arm.setup.engine_version, request.target or arm.setup.target
+    version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
     setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
     evidence = RunEvidence(

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,13 @@ class SetupRequest:
     """Models (a directory, a well-known id, config.json text), files (compose, Kubernetes, JSON, scripts), folders,
     patterns, whole command lines, `-` for standard input, or setups."""
     _: KW_ONLY
-    target: str | None = None
+    target: str | PathLike[str] | None = None
     """Model that replaces the target in the sources, e.g. where that is a mount."""
-    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
+    speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """Config that replaces those in the sources: a value, its JSON, or a file that holds it."""
     engine_flags: Sequence[str] = ()
     """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
-    env_files: Sequence[Path] = ()
+    env_files: Sequence[str | PathLike[str]] = ()
     """Files of NAME=value lines: variables that the sources take from elsewhere, in compose those of .env."""
     skip_other_files: bool = False
     """Whether it is fine that a file starts no vLLM server, as hooks pass every changed file."""
@@ -183,7 +184,7 @@ def find_sources(request: SetupRequest) -> Sources:
     texts = [text for word in words if word not in models for text in _open(word)]
     if request.engine_flags and (texts or len(models) > 1):
         refuse("Engine flags behind -- go with one model, and with nothing else as SOURCE.")
-    changes: dict[str, Any] = {} if request.target is None else {"target": request.target}
+    changes: dict[str, Any] = {} if request.target is None else {"target": str(request.target)}
     about: tuple[Finding, ...] = ()
     if request.speculative_config is not None:
         changes["spec"], about = read_spec(request.speculative_config)
@@ -217,7 +218,9 @@ def remarks_on(release: Release) -> tuple[Finding, ...]:
     return (*find_remarks(release), *find_doubts(release))
 
 
-def read_spec(given: SpecConfig | Mapping[str, Any] | str) -> tuple[SpecConfig, tuple[Finding, ...]]:
+def read_spec(
+    given: SpecConfig | Mapping[str, Any] | str | PathLike[str],
+) -> tuple[SpecConfig, tuple[Finding, ...]]:
     """Return a speculative config given as a value, as JSON or as a file, and findings of its JSON.
 
     Raises:
@@ -226,8 +229,9 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str) -> tuple[SpecConfig, 
     """
     if isinstance(given, SpecConfig):
         return given, ()
-    if not isinstance(given, str):
+    if isinstance(given, Mapping):
         return SpecConfig.keep(given), ()
+    given = str(given)
     where, text = _SPEC, given
     if not given.lstrip().startswith("{"):
         path = Path(given.removeprefix("@"))
@@ -248,14 +252,14 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str) -> tuple[SpecConfig, 
     )
 
 
-def _read_env_files(paths: Sequence[Path]) -> Mapping[str, str]:
+def _read_env_files(paths: Sequence[str | PathLike[str]]) -> Mapping[str, str]:
     """Return the variables of files; of several that set one, the last counts."""
     if not paths:
         return {}
     from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
 
     try:
-        return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
+        return {name: value for path in paths for name, value in read_env_file(read_text(Path(path))).items()}
     except InvalidSetup as error:
         raise UnreadableSource(error.findings) from None
 

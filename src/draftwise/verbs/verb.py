@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from errno import ENAMETOOLONG
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 from draftwise.core.documents import to_json
-from draftwise.core.finding import Finding, InvalidRequest
+from draftwise.core.finding import Finding, InvalidRequest, InvalidSetup
 from draftwise.core.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ class Verb(Generic[P, Q, R]):
             BackendError: a server, child process or connection failed.
             StorageError: a file cannot be written.
         """
-        return self.run(self.request(*fields, **named))
+        request = self.request(*fields, **named)
+        _refuse_wrong_types(request)
+        return self.run(request)
 
     def run(self, request: Q, progress: Progress | None = None) -> R:
         """Return the result of a request; raises as a call does.
@@ -123,7 +126,16 @@ class Verb(Generic[P, Q, R]):
             request: what is asked for.
             progress: is told what is done, and can ask the verb to stop early with what it has.
         """
-        return self._function(request, Silent() if progress is None else progress)
+        try:
+            return self._function(request, Silent() if progress is None else progress)
+        except (TypeError, AttributeError, ValueError, LookupError):
+            _refuse_wrong_types(request)
+            raise
+        except OSError as error:
+            if error.errno != ENAMETOOLONG:
+                raise
+            text = f"{str(error.filename)[:60]}... is too long for the name of a file."
+            raise InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.") from None
 
     @property
     def result(self) -> type[R]:
@@ -152,6 +164,18 @@ def load_verb(name: str) -> Verb[Any, Any, Any]:
     module = name.replace("-", "_")
     found: Verb[Any, Any, Any] = getattr(import_module(f"draftwise.verbs.{module}"), module)
     return found
+
+
+def _refuse_wrong_types(request: Any) -> None:
+    """Refuse a request whose fields do not have their types; the command line has converted its values already.
+
+    Raises:
+        InvalidRequest: some do not; there is a finding for each.
+    """
+    from draftwise.verbs.field_types import find_wrong_types
+
+    if wrong := list(find_wrong_types(request)):
+        raise InvalidRequest(wrong) from None
 
 
 def refuse(message: str, *, where: str = "") -> NoReturn:

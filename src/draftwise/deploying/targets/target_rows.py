@@ -83,7 +83,7 @@ class DeployTarget:
     options: tuple[str, ...] = ()
     """Fields of a `Platform` that an operator may choose."""
     kind: str = ""
-    """Kind of the object whose schemas (`facts.kinds`) tell which releases of the platform are known."""
+    """Kind of the object whose schemas (`knowledge.kinds`) tell which releases of the platform are known."""
     since: Mapping[str, str] = field(default_factory=dict)
     """First release of the platform with a feature, by the feature."""
     deadline_s: int | None = None
