@@ -125,6 +125,7 @@ class Holder:
 REQUIRED: dict[str, Any] = {"text": "ab", "whole": 1, "number": 0.5, "flag": True, "color": "red"}
 ROW: dict[str, Any] = {"format": "test-everything", "version": 3, **REQUIRED}
 
+wholes = st.integers(-(2**100), 2**100)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 trees = st.recursive(
     st.builds(Tree, name=st.text(max_size=3)),
@@ -140,28 +141,28 @@ json_values = st.recursive(
 values = st.builds(
     Everything,
     text=st.text(),
-    whole=st.integers(),
+    whole=wholes,
     number=finite,
     flag=st.booleans(),
     color=st.sampled_from(Color),
     level=st.sampled_from(["low", "high", 3]),
-    maybe=st.none() | st.integers(),
-    either=st.integers() | st.text(),
-    shape=st.none() | st.builds(Circle, radius=finite) | st.builds(Square, side=st.integers()),
+    maybe=st.none() | wholes,
+    either=wholes | st.text(),
+    shape=st.none() | st.builds(Circle, radius=finite) | st.builds(Square, side=wholes),
     path=st.sampled_from([Path("a/b"), Path("/x")]),
     spec=st.none() | st.builds(SpecConfig, method=st.none() | st.just("ngram"), options=st.dictionaries(keys, finite)),
     tree=st.none() | trees,
-    clock=st.lists(st.tuples(finite, st.integers()), max_size=5).map(tuple),
-    pair=st.tuples(st.text(), st.integers()),
+    clock=st.lists(st.tuples(finite, wholes), max_size=5).map(tuple),
+    pair=st.tuples(st.text(), wholes),
     names=st.frozensets(st.text(max_size=3)),
     by_color=st.dictionaries(st.sampled_from(Color), st.lists(finite, max_size=3).map(tuple)),
-    by_k=st.dictionaries(st.integers(), trees, max_size=3),
+    by_k=st.dictionaries(wholes, trees, max_size=3),
     nested=st.text(),
     end=finite | st.just(math.inf),
     zero=st.integers(-1, 1),
     told=st.none() | st.text(min_size=1),
     known=st.none() | st.text(),
-    cents=st.integers(),
+    cents=wholes,
     anything=json_values,
 )
 
@@ -198,6 +199,11 @@ def test_a_schema_has_the_docstrings() -> None:
         ({"text": 1}, "text: must be text, not 1"),
         ({"whole": 1.5}, "whole: must be a whole number, not 1.5"),
         ({"whole": True}, "whole: must be a whole number, not True"),
+        ({"whole": 10**400}, "whole: must be a whole number, not 1000"),
+        ({"number": -(10**400)}, "number: must be a finite number, not -1000"),
+        ({"shape": {"kind": []}}, "shape: must be of a kind among circle, square, not []"),
+        ({"clock": [[10**400, 1]]}, "clock[0][0]: must be a finite number, not 1000"),
+        ({"clock": [[0.5, 10**400]]}, "clock[0][1]: must be a whole number, not 1000"),
         ({"number": "1"}, "number: must be a finite number, not '1'"),
         ({"number": math.nan}, "number: must be a finite number, not nan"),
         ({"number": None}, "number: must be a finite number, not None"),

@@ -124,6 +124,16 @@ def test_an_unknown_code_is_noticed() -> None:
     assert judge(text) == ["made.py:2: no-such-code is in no registry"]
 
 
+def test_the_codes_of_a_format_are_emitted_as_errors() -> None:
+    text = (
+        'Format(foreign="no-such-code", damaged="broken")\ndef read(form):\n    InvalidSetup.because(form.foreign, "")'
+    )
+    assert judge(text, broken="error") == ["made.py:1: no-such-code is in no registry"]
+    assert judge('Format(damaged="broken")', broken="warning") == [
+        "broken: is emitted as error, its row says otherwise"
+    ]
+
+
 def test_an_unused_row_is_noticed() -> None:
     text = 'from short import error\nerror("too-slow", "too-fast")'
     assert judge(text, too_slow="error", too_fast="error") == ["too-fast: has a row, and nothing emits it"]

@@ -17,6 +17,8 @@ SEVERITIES = frozenset({"error", "warning", "info"})
 
 _CODE = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 _FINDINGS = ("Finding", "Ruling")
+_FORMAT_CODES = ("foreign", "other_version", "damaged")
+"""Fields of a document's `Format`: `read_document` makes errors of them."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BINDING = (ast.Assign, ast.AnnAssign, ast.For, ast.comprehension)
 _BINDERS: MutableMapping[ast.AST, Sequence[ast.AST]] = WeakKeyDictionary()
@@ -144,10 +146,19 @@ class Package:
         """Yield every place where something other than a parameter or another finding's code is given as a code."""
         for module in self._modules.values():
             for call, scope in module.calls:
+                yield from self._read_format(call, scope, module)
                 called = self._resolve(call, scope, module)
                 emissions = [self._read(call, scope, module, each) for each in called if "code" in each.parameters]
                 is_sure = len(emissions) == len(called)  # if not, another class has a method of that name
                 yield from (each for each in emissions if each is not None and (is_sure or each.looks_right))
+
+    def _read_format(self, call: ast.Call, scope: _Scope, module: _Module) -> Iterator[Emission]:
+        if isinstance(call.func, ast.Name) and call.func.id == "Format":
+            for each in call.keywords:
+                if each.arg in _FORMAT_CODES:
+                    codes = self._values(each.value, scope)
+                    place = f"{module.path}:{call.lineno}"
+                    yield Emission(place, ast.unparse(each.value), codes, frozenset({"error"}))
 
     def _resolve(self, call: ast.Call, scope: _Scope, module: _Module) -> list[_Callable]:
         """Return what a call may call."""
@@ -233,7 +244,7 @@ def _read_function(function: _Function, module: _Module, *, owner: str = "") -> 
 def _is_handed_on(code: ast.expr | None, scope: _Scope) -> bool:
     """Say whether an expression is a parameter `code`, or the code of a rule or finding: judged where it began."""
     if isinstance(code, ast.Attribute):
-        return code.attr == "code"
+        return code.attr in ("code", *_FORMAT_CODES)
     functions = [each for each in scope if isinstance(each, _Function)]
     named = [each.arg for function in functions for each in (*function.args.args, *function.args.kwonlyargs)]
     return isinstance(code, ast.Name) and code.id == "code" and "code" in named

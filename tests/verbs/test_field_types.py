@@ -96,3 +96,23 @@ def test_a_name_that_no_file_can_have_is_a_finding() -> None:
 def test_a_platform_that_there_is_not_is_a_finding(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="There is no platform 'nope': give one of kubernetes, kserve"):
         draftwise.deploy(LLAMA, speculative_config=NGRAM, vllm="0.33.0", to="nope", out=tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompts": 0}, "prompts must be 1 or more, not 0."),
+        ({"repeats": -1}, "repeats must be 1 or more, not -1."),
+        ({"minutes": 0}, "minutes must be above 0, not 0."),
+        ({"concurrency": 0}, "0 is below 1."),
+        ({"rate": 1, "arrivals": "nope"}, "There are no arrivals 'nope': give one of poisson"),
+    ],
+)
+def test_a_measurement_of_nothing_is_a_finding(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        draftwise.decide(url="http://127.0.0.1:9", candidate_urls=["http://127.0.0.1:8"], **given)
+
+
+def test_a_grouping_that_there_is_not_is_a_finding() -> None:
+    with pytest.raises(InvalidRequest, match="There is no grouping 'nope': give one of"):
+        draftwise.replay("log.jsonl", target="target", candidates=[NGRAM], group_by="nope")

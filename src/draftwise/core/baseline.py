@@ -118,7 +118,7 @@ class Baseline:
         """
         try:
             row = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         return read_document(cls, row, where)
 

@@ -12,6 +12,9 @@ from draftwise.core.forecast import HeldAgainst
 
 __all__ = ["CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
 
+_MOST_TOKENS = 1e12
+"""Of a batch or a context; more is damage, and no time can be computed of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
@@ -132,6 +135,12 @@ class Calibration:
             raise ValueError(f"points of unknown settings: {', '.join(sorted(unknown))}")
         if not all(each.step_ms > 0 and each.batch > 0 and each.low <= each.high for each in self.points):
             raise ValueError("a point needs a positive time and batch, and an interval whose ends are in order")
+        if any(
+            not 0 <= tokens < _MOST_TOKENS
+            for each in self.points
+            for tokens in (each.batch, each.context, each.prefill_tokens)
+        ):
+            raise ValueError(f"a point has a batch, context or prompt that is negative or above {_MOST_TOKENS:.0e}")
 
     @property
     def plain(self) -> CalibratedSetting:

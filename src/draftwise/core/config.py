@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,13 @@ from typing import Any
 from draftwise.core.finding import InvalidSetup
 
 __all__ = ["SpecConfig"]
+
+
+def _freeze(given: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(given)
+
+
+copyreg.pickle(MappingProxyType, lambda frozen: (_freeze, (dict(frozen),)))  # so that values can go to other processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

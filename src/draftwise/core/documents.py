@@ -48,6 +48,8 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 _EMPTY: tuple[Any, ...] = (None, "", (), [], {})
 _NUMBERS = frozenset({int, float})
+_LIMIT = 2**128
+"""Whole numbers stay below it: one of a thousand digits is damage, and no float."""
 
 
 class DocumentError(ValueError):
@@ -367,15 +369,16 @@ def _scalar_reader(kind: type) -> Reader:
 
 
 def _read_int(value: Any) -> int:
-    if type(value) is int:
-        return value
     if type(value) is float and value.is_integer():
-        return int(value)
+        value = int(value)
+    if type(value) is int and -_LIMIT < value < _LIMIT:
+        return value
     raise _fail("a whole number", value)
 
 
 def _read_float(value: Any) -> float:
-    if type(value) not in _NUMBERS or not math.isfinite(value):
+    is_number = type(value) is float and math.isfinite(value)
+    if not is_number and not (type(value) is int and -_LIMIT < value < _LIMIT):
         raise _fail("a finite number", value)
     number: float = value
     return number
@@ -439,9 +442,11 @@ def _are_all(kind: Any, values: Sequence[Any]) -> bool:
     """Whether values are numbers, by the type of their sum: asking each for its type takes longer than reading it."""
     try:
         total = sum(values)
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
-    return type(total) is int or (kind is float and type(total) is float and math.isfinite(total))
+    return (type(total) is int and -_LIMIT < total < _LIMIT) or (
+        kind is float and type(total) is float and math.isfinite(total)
+    )
 
 
 def _tuple_reader(arguments: tuple[Any, ...]) -> Reader:
@@ -502,8 +507,8 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
         if value is None and takes_null:
             return None
         if kinds and isinstance(value, dict):
-            if value.get("kind") not in kinds:
-                raise _fail(f"of a kind among {', '.join(kinds)}", value.get("kind"))
+            if (kind := value.get("kind")) not in tuple(kinds):
+                raise _fail(f"of a kind among {', '.join(kinds)}", kind)
             return kinds[value["kind"]](value)
         if not readers:
             raise _fail("an object", value)

@@ -205,7 +205,7 @@ def read_record(folder: Path) -> Record:
             leaves=str(given["leaves"]),
             sides=sides,
         )
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise unreadable(
             "not-a-deployment",
             case="record",

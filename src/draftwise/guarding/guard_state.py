@@ -163,7 +163,7 @@ class Store:
             return State.from_dict(given["state"])
         except FileNotFoundError:
             return State()
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UnreadableSource.because(
                 "not-a-guard-state",
                 f"{self.path} is no state of a guard that this version reads ({error}).",

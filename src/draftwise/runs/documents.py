@@ -44,7 +44,7 @@ def read_file(kind: type[T], path: Path) -> T:
     """
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UnreadableSource.because(
             "unreadable-file", f"{path} cannot be read: {reason}.", where=str(path), fix="Check the path."

@@ -188,7 +188,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         known = manifest["format"] == _FORMAT
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InvalidSetup.because(
             "not-a-run",
             f"{path.parent} is not a run directory: "

@@ -69,7 +69,7 @@ def blame(where: str) -> Iterator[None]:
         raise
     except DocumentError as error:
         raise damaged(where, f"is not what a run writes ({error}).") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(where, f"is not what a run writes ({type(error).__name__}: {error}).") from None
 
 

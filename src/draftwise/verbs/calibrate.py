@@ -55,7 +55,7 @@ class CalibrateRequest(ServersRequest):
     concurrency: str | float | Sequence[float] | None = None
     """Streams at once; None for 1, 8 and 64, or for 1 and 4 of the embedded engine."""
     minutes: float = 5.0
-    """For all of it, starts of servers included."""
+    """Time budget in minutes, server starts included."""
     run: str | PathLike[str] | None = None
     """Directory for the raw readings; None for a new one under `runs`."""
     from_run: str | PathLike[str] | None = None

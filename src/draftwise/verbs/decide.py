@@ -27,7 +27,7 @@ from draftwise.verbs.measuring import (
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
-from draftwise.verbs.verb import verb
+from draftwise.verbs.verb import refuse, verb
 from draftwise.workloads import BUNDLED
 
 __all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
@@ -45,7 +45,8 @@ class DecideRequest(ServersRequest):
     prompts: int | None = None
     """Prompts per workload; None for as many as fit in the time."""
     minutes: float | None = None
-    """For all of it; None for 10, or for as long as it takes where `prompts` are given."""
+    """Time budget in minutes, server starts included; None for 10, or for as long as it takes where `prompts` are
+    given."""
     repeats: int = 5
     """Repetitions of the prompts."""
     warmup: int = 3
@@ -69,9 +70,10 @@ class DecideRequest(ServersRequest):
     adaptive: bool = True
     """Whether what is settled is left out, and the load at which speculation stops paying is searched for."""
     profile: Profile | str | PathLike[str] | None = None
-    """Of this traffic, from `replay`: candidates that cannot come out best are left out."""
+    """Acceptance profile of this traffic, from `replay`; drops candidates that cannot win."""
     calibration: Calibration | str | PathLike[str] | None = None
-    """Of these servers, from `calibrate`: the same; with `profile` also at which loads."""
+    """Calibration of these servers, from `calibrate`; drops candidates that cannot win, with `profile` also the loads
+    at which to measure."""
     processes: int | None = None
     """Processes of the load generator; None for as many as the load needs."""
     margin: float | None = None
@@ -129,6 +131,7 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
             minutes=request.minutes,
             began_s=request.began_s,
         )
+    _refuse_too_small(request)
     spec = MeasurementSpec(
         target=None if request.target is None else str(request.target),
         engine=request.engine,
@@ -165,11 +168,25 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
     return measurements.prepare(spec, progress, began_s=request.began_s)
 
 
+def _refuse_too_small(request: DecideRequest) -> None:
+    """Refuse numbers with which nothing would be measured.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    for name in ("prompts", "repeats", "warmup", "max_tokens", "processes"):
+        number = getattr(request, name)
+        if number is not None and number < 1:
+            refuse(f"{name} must be 1 or more, not {number}.", where=name)
+    if request.minutes is not None and request.minutes <= 0:
+        refuse(f"minutes must be above 0, not {request.minutes:g}.", where="minutes")
+
+
 def read_conditions(request: DecideRequest) -> tuple[Condition, ...]:
     """Return the product of loads and temperatures."""
     return make_conditions(
-        concurrency=request.concurrency or (),
-        rate=request.rate or (),
+        concurrency=() if request.concurrency is None else request.concurrency,
+        rate=() if request.rate is None else request.rate,
         arrivals=request.arrivals,
         phases=request.phases or (),
         replay=request.replay,

@@ -39,7 +39,7 @@ class DeployRequest(SetupRequest):
     edit: str | PathLike[str] | None = None
     """File whose server is to speculate as the source does, instead of `to` and `out`."""
     write: bool = False
-    """With `edit`: whether to change the file."""
+    """Whether to change the file, with `edit`."""
     candidate: str | None = None
     """Candidate of the run to deploy; default: the adopted one."""
     vllm: str | None = None

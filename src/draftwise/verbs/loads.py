@@ -133,6 +133,8 @@ def make_conditions(
     Raises:
         InvalidRequest: a text or number cannot be used.
     """
+    if arrivals not in tuple(Arrivals):
+        refuse(f"There are no arrivals {arrivals!r}: give one of {', '.join(Arrivals)}.", where="--arrivals")
     gaps = Arrivals(arrivals)
     streams = read_numbers(concurrency, least=1, whole=True)
     loads: list[Load] = [ClosedLoop(concurrency=int(number)) for number in streams]

@@ -108,6 +108,8 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
     and suffix are replayed from the text alone; other methods load the target and their drafter. Steps are requests of
     each candidate. When the progress asks to stop, `Stopped` is raised: the same request goes on with the rest.
     """
+    if request.group_by is not None and request.group_by not in tuple(Grouping):
+        refuse(f"There is no grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")
     target = Path(request.target)
     prompts = tuple(prompt for workload in load_workloads(request.log, takes_ids=True) for prompt in workload.prompts)
     checkpoint = _unpack(target, progress)

@@ -116,7 +116,7 @@ def schedule(request: ScheduleRequest, _progress: Progress) -> ScheduleResult:
 
 def _find_most(calibration: Calibration) -> int:
     given = calibration.args.get("max_num_seqs")
-    return given if isinstance(given, int) else round(max(point.batch for point in calibration.points))
+    return given if isinstance(given, int) and given > 0 else round(max(point.batch for point in calibration.points))
 
 
 def _list_batches(most: int) -> list[int]:

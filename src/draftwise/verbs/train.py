@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, Stopped
 from draftwise.knowledge.methods import all_methods
-from draftwise.verbs.verb import Result, verb
+from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
     from draftwise.training.method import Option
@@ -75,6 +75,9 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
         from draftwise.training.training_run import train as run
         from draftwise.training.training_run import train_on_gpus
     data = (request.data,) if isinstance(request.data, str) else tuple(request.data)
+    known = {each.name for each in fields(TrainSettings)} - {"target", "data", "out", "options"}
+    if unknown := [each for each in request.settings if each not in known]:
+        refuse(f"There is no setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
     settings = TrainSettings(
         target=request.target, data=data, out=request.out, options=request.options, **request.settings
     )

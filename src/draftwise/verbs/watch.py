@@ -105,15 +105,15 @@ class _Service:
 
     request: WatchRequest
     urls: Mapping[str, Sequence[str]]
-    """By pool."""
+    """Servers by pool."""
     headers: Mapping[str, Mapping[str, str]]
-    """By pool."""
+    """Headers by pool."""
     baseline: Baseline | None
     once: bool
     record: Path | None
     asked: SideInfo | None
     step: SetupStep | None
-    """From the setup before a roll-out to today's."""
+    """The step from the setup before a roll-out to today's."""
     yardstick: Yardstick
     unanswered: tuple[str, ...]
 

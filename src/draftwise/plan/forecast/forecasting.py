@@ -202,7 +202,7 @@ def _spread(ratio: float, logarithm: float) -> Interval:
 def _find_room(calibration: Calibration, setting: CalibratedSetting, traffic: RequestLengths) -> float:
     """Return how many sequences a server decodes at once: of its settings, and of its memory where that is known."""
     given = calibration.args.get("max_num_seqs")
-    most = float(given) if isinstance(given, int) else float(_MOST_SEQUENCES)
+    most = float(given) if isinstance(given, int) and given > 0 else float(_MOST_SEQUENCES)
     if setting.kv_tokens is None:
         return most
     return max(1.0, min(most, setting.kv_tokens / (traffic.prompt_tokens + traffic.output_tokens)))

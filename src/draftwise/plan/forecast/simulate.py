@@ -121,8 +121,8 @@ def _find_limits(calibration: Calibration, setting: CalibratedSetting) -> Server
     args: dict[str, Any] = dict(calibration.args)
     sequences, tokens = args.get("max_num_seqs"), args.get("max_num_batched_tokens")
     return ServerLimits(
-        max_num_seqs=sequences if isinstance(sequences, int) else _MOST_SEQUENCES,
-        max_num_batched_tokens=tokens if isinstance(tokens, int) else _MOST_TOKENS,
+        max_num_seqs=sequences if isinstance(sequences, int) and sequences > 0 else _MOST_SEQUENCES,
+        max_num_batched_tokens=tokens if isinstance(tokens, int) and tokens > 0 else _MOST_TOKENS,
         kv_tokens=math.inf if setting.kv_tokens is None else setting.kv_tokens,
     )
 
