@@ -3,27 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from draftwise.cli._options import add_options
+from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
 __all__ = ["nearest_option", "report_skipped", "setup_command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_ABOUT_FLAGS = (
+    "Flags of vLLM go behind --, after a model; or give the whole command in quotes: 'vllm serve MODEL --FLAG ...'."
+)
 
 
 class _SetupCommand(click.Command):
-    """A command whose words after `--` are flags of `vllm serve`; they reach it as `engine_flags`."""
+    """A command whose words after `--` are flags of `vllm serve`; they reach it as `engine_flags`.
+
+    Unquoted words of a command line (`vllm serve ...`, `docker run ...`) are one source. Options of the verb stand
+    before them; behind them, those are taken that vLLM does not have.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Cut the words off, and parse those before them."""
         cut = args.index("--") if "--" in args else len(args)
-        rest = super().parse_args(ctx, args[:cut])
+        try:
+            rest = super().parse_args(ctx, self._join(ctx, args[:cut]))
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{error.format_message()} {_ABOUT_FLAGS}", ctx) from None
         ctx.params["engine_flags"] = tuple(args[cut + 1 :])
         return rest
+
+    def _join(self, ctx: click.Context, args: list[str]) -> list[str]:
+        begin = find_command(args)
+        if begin < 0:
+            return args
+        options = self._own_options(ctx)
+        ours, words = args[:begin], []
+        rest = iter(args[begin:])
+        for word in rest:
+            name, given, _ = word.partition("=")
+            if name in options:
+                ours += [word] if given or not options[name] else [word, *islice(rest, 1)]
+            else:
+                words.append(word)
+        return [*ours, *join_command(words)]
+
+    def _own_options(self, ctx: click.Context) -> dict[str, bool]:
+        """Return the long options that no flag of vLLM has the name of, and whether a value follows them."""
+        flags = flags_of_vllm()
+        return {
+            name: not (param.is_flag or param.count)
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            for name in param.opts
+            if name.startswith("--") and name not in flags
+        }
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the words of the usage line."""

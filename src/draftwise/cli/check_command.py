@@ -30,7 +30,7 @@ def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str 
 
     SOURCE is a model (a directory with config.json, or a well-known id), a compose file, Kubernetes or KServe YAML, a
     JSON or JSONL file of configs, a folder or pattern of such files, `-` for standard input, or a whole command line in
-    quotes. Nothing is loaded and nothing is downloaded.
+    quotes or, as the last thing, word by word. Nothing is loaded and nothing is downloaded.
 
     The exit code is 0 if nothing of the severity --fail-on was found, 1 if something was, and 2 if a source is not
     there or cannot be opened.

@@ -68,7 +68,8 @@ def _verdict(report: Report) -> str:
     if not report.accepted:
         return "rejected"
     effects = {finding.effect for finding in report.findings if isinstance(finding, Ruling)}
-    if Effect.FAILS_LATER in effects:
+    has_errors = any(finding.severity is Severity.ERROR for finding in report.findings)
+    if has_errors or Effect.FAILS_LATER in effects:
         return "accepted, fails later"
     return "accepted, with changes" if Effect.CHANGED in effects else "accepted"
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.knowledge.models import find_model
 from draftwise.knowledge.rules import find_doubts, get_rule
-from draftwise.knowledge.vllm import Release, find_remarks, get_release
+from draftwise.knowledge.vllm import Release, find_remarks, get_release, releases
 from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,
@@ -24,10 +28,21 @@ from draftwise.setups.read import (
     read_words,
 )
 from draftwise.setups.read.arguments.flag_values import read_json
-from draftwise.setups.read.input_texts import read_text
+from draftwise.setups.read.input_texts import read_text, suggest_sources
 from draftwise.verbs.verb import refuse
 
-__all__ = ["FoundSetups", "SetupRequest", "Source", "Sources", "find_sources", "open_release", "remarks_on"]
+__all__ = [
+    "FoundSetups",
+    "SetupRequest",
+    "Source",
+    "Sources",
+    "find_command",
+    "find_sources",
+    "flags_of_vllm",
+    "join_command",
+    "open_release",
+    "remarks_on",
+]
 
 Source = str | Path | Setup
 """A model, a file, a folder, a pattern of file names, a command line, `-` for standard input, or a setup."""
@@ -36,6 +51,13 @@ _OF_MODELS = frozenset({"architectures", "hidden_size", "text_config"})
 """Keys of a config.json that no setup has."""
 _MODEL_FILES = ("config.json", "params.json", "*.safetensors", "*.gguf")
 """Files that make a folder a checkpoint."""
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(?::\w+)?", re.ASCII)
+"""Name of a model on the hub, with its organization; behind a colon the quantization of a GGUF file."""
+_COMMANDS = frozenset({
+    ("vllm", "serve"), ("docker", "run"), ("podman", "run"), ("nerdctl", "run"), ("python", "-m"), ("python3", "-m"),
+})  # fmt: skip
+"""First words of the commands that start a server."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SPEC = "--speculative-config"
 
 
@@ -157,7 +179,7 @@ def find_sources(request: SetupRequest) -> Sources:
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if not given:
         refuse("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
-    words = [str(each) for each in given if not isinstance(each, Setup)]
+    words = join_command([_spell(each) for each in given if not isinstance(each, Setup)])
     models = [word for word in words if word != _STDIN and _is_model(word)]
     texts = [text for word in words if word not in models for text in _open(word)]
     if request.engine_flags and (texts or len(models) > 1):
@@ -260,7 +282,52 @@ def _is_model(source: str) -> bool:
         return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
     if kind is SourceKind.FILE:
         return source.endswith(".gguf")
-    return kind in (SourceKind.NAME, SourceKind.TEXT) and not any(map(str.isspace, source))
+    if kind is not SourceKind.NAME:
+        return False
+    if not (_MODEL_NAME.fullmatch(source) or "://" in source or find_model(source)):
+        raise UnreadableSource.because(
+            "no-such-source",
+            f"{source!r} is no file, folder, command line or known model.",
+            where=source,
+            fix=f"{suggest_sources(source)}A model is written as on the hub, ORG/NAME; "
+            f"one of another name as a command: 'vllm serve {source}'.",
+        )
+    return True
+
+
+def _spell(source: Source) -> str:
+    """Return a source as a word; a Path is a file or a folder, and never the name of a model."""
+    if isinstance(source, Path) and not source.exists():
+        source = Path.cwd() / source
+    return str(source)
+
+
+def flags_of_vllm() -> Collection[str]:
+    """Return the flags of the newest release, as they are written on its command line."""
+    return releases()[-1].table("flags")
+
+
+def find_command(words: Sequence[str]) -> int:
+    """Return where the words of a command that starts a server begin, variables before it included; -1 for nowhere."""
+    for index, pair in enumerate(pairwise(words)):
+        if pair in _COMMANDS:
+            while index and _ASSIGNMENT.match(words[index - 1]):
+                index -= 1
+            return index
+    return -1
+
+
+def join_command(words: Sequence[str]) -> list[str]:
+    """Return sources in which a command that was given word by word, as the last one, is a single text."""
+    begin = find_command(words)
+    if begin < 0:
+        return list(words)
+    command = [
+        f"{name}={shlex.quote(value)}" if _ASSIGNMENT.match(word) else shlex.quote(word)
+        for word in words[begin:]
+        for name, _, value in [word.partition("=")]
+    ]
+    return [*words[:begin], " ".join(command)]
 
 
 def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:

@@ -65,12 +65,14 @@ class Report:
 
     @property
     def accepted(self) -> bool | None:
-        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
+        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say.
+
+        An error of reading, such as a `--config` file that is missing, is one of the server too.
+        """
         if not self.is_judged:
             return None
-        effects = {
-            each.effect for each in self.findings if isinstance(each, Ruling) and each.severity is Severity.ERROR
-        }
-        if Effect.REJECTED in effects:
+        errors = [each for each in self.findings if each.severity is Severity.ERROR]
+        effects = {each.effect for each in errors if isinstance(each, Ruling)}
+        if Effect.REJECTED in effects or not all(isinstance(each, Ruling) for each in errors):
             return False
         return None if Effect.UNKNOWN in effects else True

@@ -6,14 +6,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from glob import iglob
+from itertools import islice
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
+from draftwise.knowledge.models import find_model, suggest_models
 
-__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin", "read_text"]
+__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin", "read_text", "suggest_sources"]
 
 _MAX_BYTES = 1_000_000
 
@@ -52,12 +55,24 @@ _SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh"
 _NOT_OURS = frozenset({"__pycache__", "node_modules", "site-packages"})
 """Folders of other people's code."""
 _OF_FILES = _SUFFIXES | {
-    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".toml", ".tpl", ".txt",
+    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".md", ".tf", ".toml", ".tpl", ".txt", ".zsh",
 }  # fmt: skip
-"""By which a name is a file's, and no model's."""
+"""Suffixes of files; no model's name ends in one."""
+_LETTERED_SUFFIX = re.compile(r"\.[a-z]{2,9}")
+"""Suffixes that may be a misspelled one of files; that of a model's version (`-2.5`, `.1-8B`) has digits."""
+_SERVICE_FILE = re.compile(r"(?:docker-|podman-)?compose(?:[._].*)?|(?:Make|Proc|Helm|Tilt)file", re.IGNORECASE)
+"""Names without a suffix, or with any, of files that start services."""
+_OUR_FOLDERS = frozenset({
+    "base", "chart", "charts", "compose", "conf", "config", "configs", "deploy", "deployment", "deployments", "docker",
+    "environments", "envs", "examples", "helm", "infra", "k8s", "kubernetes", "kustomize", "manifest", "manifests",
+    "overlays", "recipes", "scripts", "src", "values",
+})  # fmt: skip
+"""Folders that repositories keep such files in: what lies in one is a path, and no organization's model."""
 _LONGEST_LOOK = 16_000_000
 _PATTERN = re.compile(r"[*?\[]")
-_PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}|(?:.*/)?(?:Docker|Container)file", re.DOTALL)
+_PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}", re.DOTALL)
+_LISTED = 2_000
+"""Names of a folder that are compared with one that is not there."""
 _LONGEST_PATH = 1000
 
 
@@ -118,7 +133,8 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
             "no-such-file",
             f"There is no file or folder {source}.",
             where=str(source),
-            fix="Check the path. A model of another machine is written as a command: 'vllm serve PATH'.",
+            fix=f"{suggest_sources(str(source))}Check the path. "
+            "A model of another machine is written as a command: 'vllm serve PATH'.",
         )
     else:
         yield SourceText(text=str(source))
@@ -130,12 +146,44 @@ def find_kind(source: str) -> SourceKind:
         return SourceKind.TEXT
     if os.path.exists(source):
         return SourceKind.FOLDER if os.path.isdir(source) else SourceKind.FILE
-    if source.startswith(("{", "[")) or any(map(str.isspace, source)):
+    if source.startswith(("{", "[", "-")) or any(map(str.isspace, source)):
         return SourceKind.TEXT
     if _PATTERN.search(source):
         return SourceKind.PATTERN
-    is_path = Path(source).suffix.lower() in _OF_FILES or _PATH.fullmatch(source)
+    is_path = "://" not in source and (_PATH.fullmatch(source) or _names_file(source))
     return SourceKind.NO_FILE if is_path else SourceKind.NAME
+
+
+def suggest_sources(source: str) -> str:
+    """Return the question whether files or models with similar names were meant, with a space behind it, or nothing."""
+    from difflib import get_close_matches  # read only when something is misspelled
+
+    path = Path(source[:_LONGEST_PATH])
+    names: list[str] = []
+    with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
+        names = [entry.name for entry in islice(entries, _LISTED) if not entry.name.startswith(".")]
+    close = get_close_matches(path.name, names, n=2, cutoff=0.7)
+    near = [str(path.parent / name) for name in close] or suggest_models(source[:_LONGEST_PATH])
+    return f"Did you mean {' or '.join(near)}? " if near else ""
+
+
+def _names_file(source: str) -> bool:
+    """Say whether a word of at most one slash, of which nothing is on disk, is spelled as a file of a repository."""
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix in _OF_FILES or _BUILD_FILE.fullmatch(path.name) or _SERVICE_FILE.fullmatch(path.name):
+        return True
+    if "/" in source and (path.parent.name.lower() in _OUR_FOLDERS or path.parent.is_dir()):
+        return find_model(source) is None
+    return _LETTERED_SUFFIX.fullmatch(suffix) is not None and any(_is_near(suffix, each) for each in _OF_FILES)
+
+
+def _is_near(word: str, other: str) -> bool:
+    """Say whether two words have the same letters, or differ by at most one letter that one of them lacks."""
+    if sorted(word) == sorted(other):
+        return True
+    short, long = sorted((word, other), key=len)
+    return len(long) == len(short) + 1 > 4 and any(short == long[:i] + long[i + 1 :] for i in range(len(long)))
 
 
 def read_stdin() -> SourceText:

@@ -120,7 +120,7 @@ def capture_sizes(
     grid = _grid(largest)
     if step > 1 and release.table("cudagraph_sizes")["multiples_of_query"]:
         requests = max_num_seqs or largest // step
-        counts = {*_grid(requests), requests}
+        counts = {*_grid(min(requests, largest // step)), requests}
         grid = sorted({*grid, *(count * step for count in counts if count * step <= largest)})
     return tuple(grid)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Ruling
@@ -150,10 +151,15 @@ def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
         yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
         yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)
-    elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
+    elif fault := next((fault for fault in context.faults if fault.where in _places(spec.model)), None):
         yield from context.rules.ruling("drafter-config-unreadable", message=fault.message, fix=fault.fix)
     else:
         yield from find_other_name(context.rules, spec.model, None, where="model")
+
+
+def _places(model: str) -> tuple[str, ...]:
+    """Return the places that findings about a drafter's config.json name."""
+    return model, str(Path(model)), str(Path(model, "config.json"))
 
 
 def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
