@@ -47,7 +47,7 @@ __all__ = ["deploy", "render"]
 @click.option("--max-replicas", type=click.IntRange(min=2), metavar="N",
               help="Write what scales both twins up to N replicas, by requests in flight (KEDA, Knative).")  # fmt: skip
 @click.option("--requests-per-replica", type=click.IntRange(min=1), metavar="N",
-              help="In-flight requests per replica  [default: the highest load at which the run measured a gain]")  # fmt: skip
+              help="In-flight requests per replica  [default: the highest load with a measured gain]")  # fmt: skip
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
 @click.option("--metrics-prefix", default="", metavar="PREFIX",
