@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drift_simulation import rows_of_regime
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.support.combinations import tries
-from tests.support.drift_simulation import rows_of_regime
 from tests.support.drifting_services import FALLS, REGIMES, make_service
 
 from draftwise.watching.drift import (
