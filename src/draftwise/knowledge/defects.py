@@ -102,7 +102,7 @@ class Defect:
 
     @property
     def first_release(self) -> Version:
-        """First release that it is told of."""
+        """First release that the fault is reported or read in."""
         return Version(self.first.removeprefix(_REPORTED))
 
     @property
@@ -172,7 +172,7 @@ class Defect:
 
     @property
     def _severity(self) -> Severity:
-        """A single report of something that only some requests meet, or that costs speed alone, is told and no more."""
+        """A single report of something that only some requests meet, or that costs speed alone, is a note."""
         slight = self.certainty is Certainty.ONE and (bool(self.requests) or self.kind == "performance")
         return Severity.INFO if slight or self.kind == "metrics" else Severity.WARNING
 
