@@ -19,7 +19,7 @@ __all__ = ["render", "serve"]
 
 def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> list[str]:
     """Return the values of an option that may be given several times, or once as vLLM's JSON list."""
-    values = []
+    values: list[str] = []
     for text in given:
         try:
             values += json.loads(text) if text.startswith("[") else [text]
