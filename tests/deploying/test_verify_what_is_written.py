@@ -26,7 +26,7 @@ NOT_TAKEN = {
 }
 
 
-@pytest.mark.parametrize("case", list_cases(), ids=str)
+@pytest.mark.parametrize("case", list(list_cases()), ids=str)
 def test_what_is_written_passes(case: Case, tmp_path: Path) -> None:
     written = 0
     for number, (model, spec) in enumerate(zip(MODELS, SPECS.values(), strict=True)):

@@ -53,7 +53,7 @@ def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, di
     documents = list(yaml.load_all(text, Loader=_Loader))
     refused: dict[str, str] = {}
     for document in documents:
-        if kind == "compose":
+        if kind == "services":
             refused |= _carry_into_compose(document, order, items)
         elif document.get("kind", "") == kind:
             refused |= _Objects(document, order, target).take(items)
@@ -79,12 +79,12 @@ def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str,
         path = _env_path(order)
         does = f"Write these variables into {path}, which only root reads: {', '.join(names) or 'those of the source'}"
         return {does: f"sudo install -D -m 600 /dev/stdin {path}"}
-    if kind == "compose" and (names or given):
+    if kind == "services" and (names or given):
         return {
             "Set these variables where docker compose runs, or in a file .env that is not committed: "
             f"{', '.join(names) or 'those of the source'}": "docker compose config --quiet"
         }
-    if kind not in ("unit", "compose") and (asked or files):
+    if kind not in ("unit", "services") and (asked or files):
         words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
         words += [f"--from-env-file={name.removeprefix('-')}" for name in files]
         return {f"Make the secret {store} that the pods take variables from": (
@@ -390,9 +390,9 @@ def _take_into_service(document: Any, service: Any, item: SourceItem, order: Ser
         case "project":
             _merge(document.setdefault(item.key, {}), {k: v or {} for k, v in (item.value or {}).items()})
         case "replicas":
-            return _NO_PLACE.format(to="compose")
+            return _NO_PLACE.format(to="this platform")
         case _:
-            return _NO_PLACE.format(to="compose")
+            return _NO_PLACE.format(to="this platform")
     return ""
 
 
@@ -448,7 +448,7 @@ def _carry_into_unit(text: str, order: ServiceOrder, items: Sequence[SourceItem]
                 lines = [line for line in lines if not line.startswith(f"{item.key}=")]
             added[section].append(f"{item.key}={value}")
         elif item.part != "env" and not reason:
-            reason = _SET if item.key in _QUIET else _NO_PLACE.format(to="systemd")
+            reason = _SET if item.key in _QUIET else _NO_PLACE.format(to="this platform")
         if reason:
             refused[item.where] = reason
     result: list[str] = []

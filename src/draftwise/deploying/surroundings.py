@@ -51,7 +51,7 @@ class Surroundings:
     image: str = ""
     """Image that the source starts, where it runs `vllm serve`; empty for none."""
     form: str = ""
-    """How the source is written: object, values, compose, unit or command; empty for a setup of its own."""
+    """How the source is written: object, values, services, unit or command; empty for a setup of its own."""
     kind: str = ""
     """Kind of the object that holds the server."""
 
@@ -438,7 +438,7 @@ def _read_command(place: Place) -> Iterator[SourceItem]:
             yield SourceItem(part="other", key=option, value=value, where=where)
 
 
-_READERS = {"object": _read_object, "values": _read_values, "compose": _read_compose, "unit": _read_unit,
+_READERS = {"object": _read_object, "values": _read_values, "services": _read_compose, "unit": _read_unit,
             "command": _read_command}  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 __all__ = ["Form", "Place"]
 
-Form = Literal["object", "values", "compose", "unit", "command"]
+Form = Literal["object", "values", "services", "unit", "command"]
 """An object of Kubernetes, values of a chart, a compose file, a unit of systemd, or the options of `docker run`."""
 
 

@@ -67,7 +67,7 @@ class _Project:
             num_gpus=_count_gpus(service) or launch.num_gpus,
             where=f"line {self.document.line(path)} {get_text(path)}",
             findings=(*found, *launch.findings),
-            place=Place(form="compose", value=self.document.value, path=path, folder=self.folder),
+            place=Place(form="services", value=self.document.value, path=path, folder=self.folder),
         )
 
     def _read_words(self, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
