@@ -1,8 +1,8 @@
-"""What does a step cost where a vocabulary or a width is no multiple of 64?
+"""What does a step cost where a vocabulary or a width is not aligned?
 
     python benchmarks/h200/alignment.py --out OUT/alignment.json
 
-Each odd shape is measured next to its neighbor whose sizes are the next multiples of 64, in the same process and run:
+Each odd shape is measured next to its neighbor of the next aligned size (`MULTIPLES`), in the same process and run:
 eight layers of Llama-3.1-8B with dummy weights. `ratio` is the odd shape's ms/step over the neighbor's.
 """
 
@@ -26,10 +26,12 @@ from draftwise import __version__
 
 ODD = {
     "vocab_size": (128257, 32001, 49159),
-    "intermediate_size": (14340, 14344, 14377),
+    "intermediate_size": (14340, 14377, 14400, 13696),
     "draft_vocab_size": (32001,),
 }
-"""Sizes of fine-tunes with a few tokens more, and multiples of 4, 8 and of nothing."""
+"""Sizes of fine-tunes with a few tokens more, and multiples of 4, of nothing, of 64 and of 128."""
+
+MULTIPLES = {"vocab_size": 64, "intermediate_size": 256, "draft_vocab_size": 64}
 
 
 def make_scale(key: str, size: int) -> Scale:
@@ -71,7 +73,7 @@ def main() -> None:
     found = []
     for key, sizes in ODD.items():
         for size in sizes:
-            neighbor = -(-size // 64) * 64
+            neighbor = -(-size // MULTIPLES[key]) * MULTIPLES[key]
             for odd, even in zip(rows_of(key, size), rows_of(key, neighbor), strict=True):
                 ratio = round(odd["ms_step"] / even["ms_step"], 4)
                 found.append(

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "ALIGNMENT",
     "CudaLinear",
     "Linear",
     "PackedLinear",
-    "align_outputs",
+    "align",
     "can_pack",
     "make_linear",
     "pack",
@@ -26,7 +27,7 @@ __all__ = [
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """Outputs of a product on a GPU come in multiples of this: cuBLAS takes 15 to 18 % longer for a step with an odd
 vocabulary (benchmarks/h200/NOTES.md). vLLM pads its vocabularies to 64 as well."""
 
@@ -109,17 +110,17 @@ def quantize(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
     return scaled_OK.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scale_O
 
 
-def align_outputs(num_out: int) -> int:
-    """Return the outputs that a GPU computes for `num_out` of them."""
-    return -(-num_out // _ALIGNMENT) * _ALIGNMENT
+def align(size: int, multiple: int = ALIGNMENT) -> int:
+    """Return the next multiple of a size."""
+    return -(-size // multiple) * multiple
 
 
 def _with_aligned_outputs(weight_OK: Tensor) -> Tensor:
-    """Return a matrix with as many rows as `align_outputs` says; what products with further rows give is cut off.
+    """Return a matrix with a multiple of `ALIGNMENT` rows; what products with further rows give is cut off.
 
     The rows are those behind the matrix in its memory, where `WeightReader` made room for them, else those of a copy.
     """
-    (rows, width), wanted = weight_OK.shape, align_outputs(len(weight_OK))
+    (rows, width), wanted = weight_OK.shape, align(len(weight_OK))
     if rows == wanted:
         return weight_OK
     room = weight_OK.untyped_storage().nbytes() // weight_OK.itemsize - weight_OK.storage_offset()
