@@ -25,8 +25,8 @@ __all__ = ["FAMILIES", "Family", "WeightReader", "get_family", "load_model"]
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 _WHOLE_COLUMNS = 256
-"""Columns of a row of weights, folded in four, that our kernels read in whole tiles. An MLP of 14,400 takes a sixth longer
-than one of 14,592 on an H200 (benchmarks/h200/results/alignment.json)."""
+"""Columns of a row of weights, folded in four, that our kernels read in whole tiles. An MLP of 14,400 takes a sixth
+longer than one of 14,592 on an H200 (benchmarks/h200/results/alignment.json)."""
 
 _MOST_DUPLICATED = 512 * 2**20
 """Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
