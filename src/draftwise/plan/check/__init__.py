@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.added import MissingFacts
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
+from draftwise.plan.check.known_defects import contradicts, find_defects, find_met
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
 
@@ -56,6 +58,7 @@ def check_context(context: Context) -> Report:
 
     tell(*find_remarks(release), *find_doubts(release), *context.rulings)
     resolved: Resolved | None = None
+    met: tuple[Defect, ...] = ()
     is_judged = True
     try:
         context, resolved = run(configure(context), tell)
@@ -64,11 +67,13 @@ def check_context(context: Context) -> Report:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
-            tell(*find_serving(context, resolved))
+            met = tuple(find_met(context, resolved))
+            tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
+            tell(*find_defects(context, met, findings))
     except MissingFacts as gap:
         tell(*gap.findings)
         is_judged = False
-    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
+    return replace(_report(release, context.setup, findings, resolved, is_judged=is_judged), defects=met)
 
 
 def _report(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup, Severity
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.methods import Method, get_method
 
 __all__ = ["Report", "Resolved"]
@@ -52,6 +53,8 @@ class Report:
     findings: tuple[Finding, ...]
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
+    defects: tuple[Defect, ...] = ()
+    """Known defects whose condition the setup meets, those that only a service's counters can tell among them."""
     is_judged: bool = True
     """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
     something open."""
