@@ -59,7 +59,7 @@ def test_a_name_is_judged_by_its_architecture_and_the_rest_is_said_to_be_unknown
     assert not codes(report, Effect.REJECTED)
     head = {"method": "mtp", "num_speculative_tokens": 1}
     assert "drafter-fits-no-method" in codes(judge("Qwen/Qwen2.5-Math-7B-Instruct", head), Effect.REJECTED)
-    assert "target-class-unknown" in codes(judge("zai-org/GLM-5.1", version="0.10.0"), Effect.REJECTED)
+    assert "target-class-unknown" in codes(judge("inclusionAI/Ling-3.0-flash-VL", version="0.11.0"), Effect.REJECTED)
 
 
 def test_nothing_that_depends_on_more_than_the_architecture_is_said_of_a_name() -> None:

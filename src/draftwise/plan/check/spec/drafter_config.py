@@ -46,7 +46,6 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
     if spec.model is None or not spec.known("model"):
         return spec
     spec = yield from _read_drafter(context, spec)
-    yield from _find_lost_modules(context, spec)
     if not spec.known("draft"):
         # vLLM raised while it read the drafter, so that nothing after it can be said.
         told = "method" in spec.fields.given and spec.known("method")
@@ -54,6 +53,7 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
     spec = yield from detect_method(context, spec)
     if not spec.known("draft"):
         return spec
+    yield from _find_lost_modules(context, spec)
     spec = yield from name_class(context, spec)
     always = spec.facts is not None and spec.facts.parallel == "always"
     spec = replace(spec, parallel_drafting=always or bool(spec.get("parallel_drafting")))
@@ -93,7 +93,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
 def _find_lost_modules(context: Context, spec: Spec) -> Iterator[Ruling]:
     """Yield that a copy may lack the modules of its base, if these are to draft."""
     copy = None if context.target is None else context.target.copy
-    drafts_itself = spec.facts is not None and spec.facts.weights == "target" and spec.known("draft")
+    drafts_itself = spec.facts is not None and spec.facts.weights == "target"
     if copy is not None and not copy.keeps_modules and drafts_itself:
         yield from context.rules.ruling("copy-modules-unknown", name=copy.name, base=copy.base_name)
 
