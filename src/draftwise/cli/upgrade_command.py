@@ -63,6 +63,8 @@ def _show(console: Console, upgrade: UpgradedSetup) -> None:
     is_all = not upgrade.still and not upgrade.unknown
     _section(console, "Breaks", "bold red", upgrade.breaks, empty="nothing" if is_all else "nothing more")
     _section(console, "Fails on both", "bold red", upgrade.still)
+    _section(console, "Known defects that appear", "bold yellow", upgrade.appearing)
+    _section(console, "Known defects that disappear", "bold green", upgrade.disappearing)
     _changes(console, upgrade.changes)
     _section(console, "New to know", "bold yellow", upgrade.other)
     _section(console, "No longer a problem", "bold green", upgrade.gone)
