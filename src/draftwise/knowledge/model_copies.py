@@ -34,7 +34,7 @@ class ModelCopy:
     base_name: str
     """The one of the base's names that the copy's own name holds."""
     what: str
-    """With its article: `an FP8 copy`."""
+    """What kind of copy, such as `an FP8 copy`."""
     config: Mapping[str, Any]
     """The base's config.json with the copy's own quantization."""
     is_gguf: bool = False
