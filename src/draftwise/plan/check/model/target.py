@@ -67,7 +67,8 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
         yield from others
         return
-    yield from context.rules.ruling("target-not-here", name=name, near=near_models(name))
+    waiting = context.rules.count_waiting("target", method=context.keys.get("method"), drafts="model" in context.keys)
+    yield from context.rules.ruling("target-not-here", name=name, near=near_models(name), waiting=waiting)
 
 
 def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
