@@ -73,7 +73,8 @@ def test_what_a_ruling_says_is_kept(run):
     first, second, third, _ = (result["properties"] for result in run["results"])
     assert first == {"engineVersion": "0.19.1", "outcome": "rejected", "fix": "Mend it."}
     assert second == {
-        "engineVersion": "0.19.1", "outcome": "rejected", "source": "somewhere", "effect": "rejected", "stage": "command line",
+        "engineVersion": "0.19.1", "outcome": "rejected", "source": "somewhere", "effect": "rejected",
+        "stage": "command line",
         "exception": "SystemExit",
     }  # fmt: skip
     assert third["engineVersion"] == "0.33.0"

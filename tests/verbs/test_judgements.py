@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import draftwise
-from draftwise.core import Effect, Finding, Outcome, Ruling, Setup, Severity, Stage
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Severity, Stage
 from draftwise.plan.check import Report
 from draftwise.verbs.check import CheckResult
 from draftwise.verbs.judgements import Judgement
@@ -75,10 +75,10 @@ def test_headline_json_and_exit_code_say_the_same() -> None:
             assert str(judged.outcome) in judged.verdict
             assert judged.accepted is {"rejected": False, "not judged": None}.get(judged.outcome, True)
             assert never == 0
-            assert unknown == (judged.outcome is not Outcome.ACCEPTED)
+            assert unknown == (judged.outcome is not CheckOutcome.ACCEPTED)
             has_error = any(each.severity is Severity.ERROR for each in found)
             assert error == has_error
-            assert not (has_error and judged.outcome is Outcome.ACCEPTED)
+            assert not (has_error and judged.outcome is CheckOutcome.ACCEPTED)
 
 
 @pytest.mark.parametrize(

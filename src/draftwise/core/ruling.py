@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from draftwise.core.finding import Finding
 
-__all__ = ["Effect", "Outcome", "Ruling", "Stage"]
+__all__ = ["CheckOutcome", "Effect", "Ruling", "Stage"]
 
 
 class Effect(StrEnum):
@@ -28,7 +28,7 @@ class Effect(StrEnum):
     """Works as written, and something is worth knowing."""
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """What becomes of a configuration, as far as it can be judged: headline, JSON and exit code follow from it."""
 
     ACCEPTED = "accepted"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftwise.core import Effect, Finding, Outcome, Ruling, Setup, Stage
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Stage
 from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading
@@ -103,7 +103,7 @@ def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
     unknown = tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN)
-    goes_on = right.is_judged and right.outcome is not Outcome.REJECTED
+    goes_on = right.is_judged and right.outcome is not CheckOutcome.REJECTED
     return Upgrade(
         before=left,
         after=right,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Effect, Finding, Outcome, Ruling, SpecConfig
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.plan.check.check_report import FailOn, Report, Resolved
 from draftwise.verbs.verb import Result
@@ -31,7 +31,7 @@ class Judgement:
     speculative_config: SpecConfig | None
     args: Mapping[str, Any]
     """Engine flags by their long name with underscores."""
-    outcome: Outcome
+    outcome: CheckOutcome
     """What becomes of the setup, as far as it can be judged; the headline and the exit code follow from it."""
     accepted: bool | None
     """Whether the server would accept the configuration, which may still fail later; null if it is not judged."""
@@ -67,10 +67,10 @@ class Judgement:
 
 def _verdict(report: Report) -> str:
     """Return the outcome as a headline says it."""
-    if report.outcome is Outcome.FAILS_LATER:
-        return f"{Outcome.ACCEPTED}, {report.outcome}"
+    if report.outcome is CheckOutcome.FAILS_LATER:
+        return f"{CheckOutcome.ACCEPTED}, {report.outcome}"
     changes = any(isinstance(each, Ruling) and each.effect is Effect.CHANGED for each in report.findings)
-    return f"{report.outcome}, with changes" if report.outcome is Outcome.ACCEPTED and changes else report.outcome
+    return f"{report.outcome}, with changes" if report.outcome is CheckOutcome.ACCEPTED and changes else report.outcome
 
 
 class Judgements(Result):

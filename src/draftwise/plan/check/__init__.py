@@ -82,7 +82,7 @@ def check_context(context: Context) -> Report:
         is_judged = False
     report = _report(release, context.setup, findings, resolved, is_judged=is_judged)
     missing = [name for each in findings for name in _WAITS.get(each.code, ())]
-    method = None if context.spec is None else context.keys.get("method") or (resolved and resolved.method)
+    method = context.keys.get("method") if resolved is None else resolved.method
     count = partial(context.rules.count_waiting, method=method, drafts="model" in context.keys)
     return replace(report, unchecked={name: count(name) for name in missing})
 

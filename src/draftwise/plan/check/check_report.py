@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftwise.core import Effect, Finding, Outcome, Ruling, Setup, Severity
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Severity
 from draftwise.knowledge.methods import Method, get_method
 
 __all__ = ["FailOn", "Report", "Resolved"]
@@ -69,7 +69,7 @@ class Report:
         return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CheckOutcome:
         """What becomes of the setup: everything that is said of it as a whole is derived from this.
 
         An error of reading, such as a `--config` file that is missing, is one of the server too.
@@ -77,24 +77,24 @@ class Report:
         errors = [each for each in self.findings if each.severity is Severity.ERROR]
         effects = {each.effect if isinstance(each, Ruling) else Effect.REJECTED for each in errors}
         if not self.is_judged:
-            return Outcome.NOT_JUDGED
+            return CheckOutcome.NOT_JUDGED
         if Effect.REJECTED in effects:
-            return Outcome.REJECTED
+            return CheckOutcome.REJECTED
         if effects - {Effect.UNKNOWN}:
-            return Outcome.FAILS_LATER
+            return CheckOutcome.FAILS_LATER
         told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
-        return Outcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else Outcome.ACCEPTED
+        return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
 
     @property
     def accepted(self) -> bool | None:
         """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
-        return {Outcome.REJECTED: False, Outcome.NOT_JUDGED: None}.get(self.outcome, True)
+        return {CheckOutcome.REJECTED: False, CheckOutcome.NOT_JUDGED: None}.get(self.outcome, True)
 
     def fails(self, fail_on: FailOn) -> bool:
         """Say whether the setup fails a gate: `error` is also what nothing at all could be said of."""
         severities = {each.severity for each in self.findings}
-        is_wrong = self.outcome in (Outcome.REJECTED, Outcome.FAILS_LATER) or Severity.ERROR in severities
-        is_unknown = self.outcome is Outcome.NOT_JUDGED
+        is_wrong = self.outcome in (CheckOutcome.REJECTED, CheckOutcome.FAILS_LATER) or Severity.ERROR in severities
+        is_unknown = self.outcome is CheckOutcome.NOT_JUDGED
         return {
             "never": False,
             "error": is_wrong,
