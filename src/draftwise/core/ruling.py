@@ -23,6 +23,8 @@ class Effect(StrEnum):
     """Accepted and ignored."""
     UNKNOWN = "unknown"
     """It depends on what is not known here: a value that the text does not tell, or a release that nobody has read."""
+    DEFECT = "known defect"
+    """Accepted, and a fault of the release may show: in answers, in speed, or as a crash."""
     DEPRECATED = "deprecated"
     NOTE = "note"
     """Works as written, and something is worth knowing."""

@@ -9,10 +9,12 @@ from shlex import quote
 
 from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
 from draftwise.deploying.api_server import validate_text
+from draftwise.deploying.carry import carry, find_secret_commands, find_uncarried
 from draftwise.deploying.deployment_folder import (
     BASELINE,
     CANARY,
     DEPLOYMENT,
+    MEMO,
     SETUP,
     Folder,
     Record,
@@ -139,6 +141,8 @@ def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
         yield from ("", f"## {title}", "", *lines)
 
 
+_PROTECTING = ("VLLM_API_KEY",)
+"""Variables without which a server answers everybody."""
 THEN = " && "
 """Separator of the commands of one step."""
 
@@ -173,8 +177,10 @@ def deploy(
     twins: dict[Pool, ServiceOrder] = {"spec": order, "plain": order.without_speculation()}
     sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
     files: dict[str, str] = {}
+    refused_items: dict[str, str] = {}
     for side, each in sides.items():
-        name, text = f"{side}{target.suffix}", target.render(each)
+        name, (text, left) = f"{side}{target.suffix}", carry(target.render(each), each, target)
+        refused_items |= left
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
@@ -189,21 +195,25 @@ def deploy(
         **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
         **front.steps,
     }
-    files |= {name: step.text for name, step in more.items()}
+    for name, step in more.items():
+        files[name] = carry(step.text, sides["spec"], target)[0] if name == CANARY else step.text
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = (*warned, *target.code.find_limits(order), *front.limits)
+    _refuse_open(order, refused_items)
+    uncarried = tuple(find_uncarried(refused_items))
+    limits = (*warned, *target.code.find_limits(order), *front.limits, *_find_other_image(order), *uncarried)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides, is_scaled=SCALING in more)
     files[DEPLOYMENT] = write_record(record)
-    files["MEMO.md"] = _write_memo(
+    files[MEMO] = _write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
-            "Verify the files": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+            "Verify the files": "draftwise verify .  # or only: sha256sum -c --strict CHECKSUMS.sum CHECKSUMS",
+            **find_secret_commands(order, target),
             **{step.does: step.command for step in more.values()},
             **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
@@ -234,6 +244,19 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
         is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
         if path.is_absolute() or path.is_dir() or is_no_name:
             yield warning("weights-not-brought", name=name, bringing=bringing)
+
+
+def _refuse_open(order: ServiceOrder, refused: Mapping[str, str]) -> None:
+    """Raise where the source's server asks for a key and that of the files would not."""
+    for item in order.around.items:
+        if item.part == "env" and item.key in _PROTECTING and item.where in refused:
+            raise refusal("protection-lost", name=item.key, reason=refused[item.where])
+
+
+def _find_other_image(order: ServiceOrder) -> Iterator[Finding]:
+    """Yield that the source starts another image than the files."""
+    if order.around.image and order.around.image != order.image:
+        yield warning("not-carried", item=f"image {order.around.image}", reason=f"the files start {order.image}")
 
 
 def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], *, is_scaled: bool) -> Record:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.defects import Defect, all_defects
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
@@ -27,13 +28,15 @@ class Explanation:
     """What is known under one name."""
 
     kind: str
-    """`finding`, `rule`, `advice`, `method`, `key`, `flag`, `architecture` or `metric`; the first three are codes."""
+    """`finding`, `rule`, `advice`, `defect`, `method`, `key`, `flag`, `architecture` or `metric`; the first four are
+    codes."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
     """Its values by release, oldest first."""
     rule: VllmRule | None = None
     finding: FindingFact | None = None
+    defect: Defect | None = None
     link: str = ""
     """Link to a finding's code in the documentation."""
     related: tuple[VllmRule, ...] = ()
@@ -69,6 +72,8 @@ def _find(name: str) -> Iterator[Explanation]:
     if advice := all_advice().get(name):
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
+    if defect := all_defects().get(name):
+        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect)
     if spans := history("methods", name):
         yield _explain_method(name, find_method(name), spans)
     if spans := history("spec_fields", bare):
@@ -91,6 +96,13 @@ def _find(name: str) -> Iterator[Explanation]:
         instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
         text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
         yield Explanation(kind="metric", name=gone, text=text, link=f"{_PAGE}#metrics-v0")
+
+
+def _tell_defect(defect: Defect) -> str:
+    only = f" Only with {defect.requests}." if defect.requests else ""
+    ends = f" vLLM {defect.fixed_in} no longer has it." if defect.fixed_in else ""
+    mended = f" Pull requests: {', '.join(defect.fixes)}." if defect.fixes else ""
+    return f"Known defect, {defect.span}. {defect.what}{only} {defect.fix}{ends}{mended} Source: {defect.basis}."
 
 
 def _tell_old_flag(old: OldFlag) -> str:
@@ -126,7 +138,14 @@ def _words(text: str) -> set[str]:
 
 
 def _names() -> Iterable[str]:
-    names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *OLD_METRICS, *(each.name for each in METRICS)}
+    names: set[str] = {
+        *all_findings(),
+        *all_rules(),
+        *all_advice(),
+        *all_defects(),
+        *OLD_METRICS,
+        *(each.name for each in METRICS),
+    }
     for topic in ("methods", "spec_fields"):
         for release in releases(topic):
             names |= release.table(topic).keys()

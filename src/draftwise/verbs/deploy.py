@@ -15,6 +15,7 @@ from draftwise.deploying import deploy as write_files
 from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
+from draftwise.deploying.surroundings import read_surroundings
 from draftwise.deploying.targets import name_targets
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release, with_gpu
@@ -130,12 +131,13 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     What vLLM would refuse is not written. Nothing is applied: MEMO.md in the folder has the commands.
     """
     version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
-    run = _find_run(request)
+    run, around = _find_run(request), None
     if run is not None:
         setup, evidence = _read_run(run, request, version)
     else:
-        setup = find_sources(request).read(version).require_one()
-        evidence = RunEvidence()
+        reading = find_sources(request).read(version).require_one()
+        setup, evidence = reading.setup, RunEvidence()
+        around = read_surroundings(reading)
     if request.edit is not None:
         if request.to is not None or request.out is not None:
             refuse("--edit changes a file that is there; --to and --out write new ones.")
@@ -145,7 +147,12 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     if request.to not in TARGETS:
         refuse(f"There is no platform {request.to!r}: give one of {', '.join(TARGETS)}.", where="--to")
     order = make_order(
-        setup, name=request.name, image=request.image, cold_start_s=_find_start(request), evidence=evidence
+        setup,
+        name=request.name,
+        image=request.image,
+        cold_start_s=_find_start(request),
+        evidence=evidence,
+        around=around,
     )
     folder = _make_folder(request, request.to, order)
     if request.probe is not None:

@@ -110,8 +110,8 @@ class FoundSetups:
                 fix="Name the file that does, or add --skip-other-files where that is right.",
             )
 
-    def require_one(self) -> Setup:
-        """Return the only setup.
+    def require_one(self) -> SetupReading:
+        """Return the only setup as it was read.
 
         Raises:
             InvalidSetup: there is none, there are several, or something is wrong with its text.
@@ -124,7 +124,8 @@ class FoundSetups:
                 f"The source starts {len(self.readings)} servers, and one is deployed at a time.",
                 fix="Give the file or the command line of one server.",
             )
-        return self.readings[0].require()
+        self.readings[0].require()
+        return self.readings[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

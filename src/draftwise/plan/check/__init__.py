@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
 from draftwise.knowledge.rules import find_doubts, get_rule, of_release
@@ -23,6 +24,7 @@ from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.engine.step_budget import find_gpu
+from draftwise.plan.check.known_defects import contradicts, find_defects, find_met
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
 
@@ -67,6 +69,7 @@ def check_context(context: Context) -> Report:
 
     tell(*find_remarks(release), *find_doubts(release), *context.rulings)
     resolved: Resolved | None = None
+    met: tuple[Defect, ...] = ()
     is_judged = True
     try:
         context, resolved = run(configure(context), tell)
@@ -76,7 +79,9 @@ def check_context(context: Context) -> Report:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
-            tell(*find_serving(context, resolved))
+            met = tuple(find_met(context, resolved))
+            tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
+            tell(*find_defects(context, met, findings))
     except MissingFacts as gap:
         tell(*gap.findings)
         is_judged = False
@@ -84,7 +89,7 @@ def check_context(context: Context) -> Report:
     missing = [name for each in findings for name in _WAITS.get(each.code, ())]
     method = context.keys.get("method") if resolved is None else resolved.method
     count = partial(context.rules.count_waiting, method=method, drafts="model" in context.keys)
-    return replace(report, unchecked={name: count(name) for name in missing})
+    return replace(report, unchecked={name: count(name) for name in missing}, defects=met)
 
 
 def _find_stages(findings: Iterable[Finding]) -> Set[Stage]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Severity
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.methods import Method, get_method
 
 __all__ = ["FailOn", "Report", "Resolved"]
@@ -57,6 +58,8 @@ class Report:
     """None where the config is rejected, or there is no speculation."""
     unchecked: Mapping[str, int] = field(default_factory=dict)
     """How many rules wait for what was not given: `target`, `drafter`, `weights` or `gpu` -> rules."""
+    defects: tuple[Defect, ...] = ()
+    """Known defects whose condition the setup meets, those that only a service's counters can tell among them."""
     is_judged: bool = True
     """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
     something open."""
