@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
-from draftwise.core import Finding, Ruling, Severity
+from draftwise.core import Effect, Finding, Ruling, Severity
 
 if TYPE_CHECKING:
     from draftwise.verbs.judgements import Judgement, Judgements, Resolved
@@ -140,6 +140,12 @@ def render_findings(findings: Iterable[Finding]) -> RenderableType:
     return Group(*(_block(finding) for finding in sorted(findings, key=lambda each: order.index(each.severity))))
 
 
+def _is_minor_defect(finding: Finding) -> bool:
+    """Say whether a finding is a known defect that is a note: a slight one, or one that nobody has seen lately."""
+    is_note = finding.severity is Severity.INFO
+    return is_note and isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
+
+
 def _block(finding: Finding) -> RenderableType:
     mark, style = MARKS[finding.severity]
     head = Text.assemble((f"{mark} ", style), (finding.code, style))
@@ -149,6 +155,8 @@ def _block(finding: Finding) -> RenderableType:
     if finding.where:
         head.append(f"  {finding.where}", "bold")
     lines: list[RenderableType] = [head, Padding(Text(finding.message), (0, 0, 0, 4), expand=False)]
+    if _is_minor_defect(finding):  # `explain` has the rest
+        return Padding(Group(*lines), (0, 0, 0, 2), expand=False)
     if isinstance(finding, Ruling) and finding.becomes:
         lines.append(Padding(Text(f"becomes: {finding.becomes}"), (0, 0, 0, 4), expand=False))
     if finding.fix:

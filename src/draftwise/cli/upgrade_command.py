@@ -64,6 +64,8 @@ def _show(console: Console, upgrade: UpgradedSetup) -> None:
     breaks = "nothing of what could be checked" if upgrade.unknown else "nothing more" if upgrade.still else "nothing"
     _section(console, "Breaks", "bold red", upgrade.breaks, empty=breaks)
     _section(console, "Fails on both", "bold red", upgrade.still)
+    _section(console, "Known defects that appear", "bold yellow", upgrade.appearing)
+    _section(console, "Known defects that disappear", "bold green", upgrade.disappearing)
     _changes(console, upgrade.changes)
     _section(console, "New to know", "bold yellow", upgrade.other)
     _section(console, "No longer a problem", "bold green", upgrade.gone)

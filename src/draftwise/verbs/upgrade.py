@@ -65,6 +65,10 @@ class UpgradedSetup:
     """New findings that do not stop the server."""
     gone: tuple[Ruling | Finding, ...]
     """Findings of the old release that no longer hold."""
+    appearing: tuple[Ruling, ...]
+    """Known defects that the setup meets on the new release only."""
+    disappearing: tuple[Ruling, ...]
+    """Known defects that it meets on the old release only."""
     changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
     possible: tuple[AcceptedChoice, ...]
@@ -156,6 +160,8 @@ def _describe(where: str, found: Upgrade) -> UpgradedSetup:
         unknown=found.unknown,
         other=found.other,
         gone=found.gone,
+        appearing=found.appearing,
+        disappearing=found.disappearing,
         changes=found.changes,
         possible=found.possible,
         removed=found.removed,
