@@ -51,8 +51,8 @@ def read_target(context: Context) -> Step[Model | None]:
         yield from _find_copy(context, context.target.copy)
     if context.target.is_partial:
         yield from find_class_faults(context, HfConfig(context.target.config), "target")
-        names = ", ".join(context.target.architectures)
-        yield from context.rules.ruling("target-partly-known", name=context.target.name, names=names)
+        known = {"name": context.target.name, "names": ", ".join(context.target.architectures)}
+        yield from context.rules.ruling("target-partly-known", **known, waiting=_count_waiting(context))
         return None
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
@@ -83,7 +83,13 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
         yield from others
         return
-    yield from context.rules.ruling("target-not-here", name=name, near=near_models(name))
+    near = near_models(name)
+    yield from context.rules.ruling("target-not-here", name=name, near=near, waiting=_count_waiting(context))
+
+
+def _count_waiting(context: Context) -> int:
+    """Return how many rules need the target's config.json."""
+    return context.rules.count_waiting("target", method=context.keys.get("method"), drafts="model" in context.keys)
 
 
 def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:

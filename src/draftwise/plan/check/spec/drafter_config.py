@@ -126,13 +126,16 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     )
 
     published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
-    known = "is neither a directory here nor in the table of known models; it is judged by its name alone"
+    known = "is neither a directory here nor in the table of known models"
     if published is not None:
         made_for = f"{published.method} for {', '.join(published.targets)}"
         known = f"is published as {published.model}, {made_for}; its config.json is not here"
     elif context.drafter is not None:
         known = f"is of the architecture {', '.join(context.drafter.architectures)}; its config.json is not here"
-    yield from context.rules.ruling("drafter-not-here", model=spec.model, known=known)
+    waiting, weights = (
+        context.rules.count_waiting(missing, method=spec.method, drafts=True) for missing in ("drafter", "weights")
+    )
+    yield from context.rules.ruling("drafter-not-here", model=spec.model, known=known, waiting=waiting, weights=weights)
     stages = context.flags.get("pipeline_parallel_size", 1)
     if isinstance(stages, int) and stages > 1:
         yield from context.rules.ruling("drafter-stages-unknown", model=spec.model, stages=stages)
