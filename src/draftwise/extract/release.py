@@ -14,7 +14,7 @@ from draftwise.extract import (
     config_checks,
     config_fields,
     engine,
-    messages,
+    message_texts,
     model_registry,
     mtp_remap,
     probes,
@@ -63,7 +63,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         server_surface.metrics,
         server_surface.sampling_params,
         server_surface.env,
-        messages.messages,
+        message_texts.messages,
         probes.probes,
     )
 }

@@ -22,7 +22,7 @@ from draftwise.knowledge.vllm import Release, releases
 __all__ = ["Certainty", "Defect", "State", "all_defects", "find_open", "find_said"]
 
 _REPORTED = "~"
-"""Before a release that only reports name."""
+"""Mark of a release that only reports name."""
 _SURE = frozenset({"wheel", "merged"})
 
 State = Literal["present", "later"]

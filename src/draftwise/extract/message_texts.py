@@ -29,7 +29,7 @@ _ABOUT = re.compile(r"specul|draft|eagle|mtp|medusa|ngram|suffix|dflash|dspark|a
 """What a line for information must speak of to be kept."""
 _VALUE = re.compile(r"%(\(\w+\))?[-+ #0]*[\d.*]*[sdrfgexi%]|\{[^{}]*\}")
 _SHORTEST = 16
-"""Letters that a message has beside its values: a shorter one fits too much."""
+"""Least letters of a message without its values: a shorter one fits too much."""
 
 
 def messages(tree: Tree) -> Facts:
@@ -99,7 +99,7 @@ def _find_told(nodes: Iterable[ast.AST], inside: str, condition: int) -> Iterato
 
 
 def _spell(node: ast.expr) -> str:
-    """Return a text with `{}` for its values; empty where it is none."""
+    """Return a text with `{}` for its values; empty for another expression."""
     match node:
         case ast.Constant(value=str() as text):
             spelled = _VALUE.sub("{}", text)

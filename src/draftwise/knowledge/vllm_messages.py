@@ -1,4 +1,4 @@
-"""The messages of vLLM's releases, found again in what an operator pastes: an error, a log line or a whole log."""
+"""The messages of vLLM's releases, found again in a pasted error, log line or whole log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KnownMessage:
     """One message of vLLM."""
 
     template: str
-    """With `{}` where a value stands."""
+    """Text of the message, `{}` for a value."""
     level: str
     """Class of the exception, or level of the line."""
     rules: tuple[str, ...]
@@ -61,7 +61,7 @@ def _describe(template: str) -> KnownMessage:
 
 
 def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Return spans by level alone: which rules were seen beside a message is not for the reader."""
+    """Return spans by level alone: rules at the same place are told apart from them."""
     return tuple(replace(each, value=each.value["level"]) for each in spans)
 
 
