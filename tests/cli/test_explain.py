@@ -7,10 +7,10 @@ from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import all_findings
-from draftwise.knowledge.vllm_messages import find_messages
 from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.terms import read_terms
 from draftwise.knowledge.vllm import all_keys
+from draftwise.knowledge.vllm_messages import find_messages
 from draftwise.plan.explanations import explain
 
 

@@ -61,7 +61,7 @@ def _describe(template: str) -> KnownMessage:
 
 
 def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Return spans by level alone: rules at the same place are told apart from them."""
+    """Return spans by level alone, without the rules at the same place."""
     return tuple(replace(each, value=each.value["level"]) for each in spans)
 
 

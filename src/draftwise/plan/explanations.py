@@ -12,13 +12,13 @@ from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import Defect, all_defects, find_said
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
-from draftwise.knowledge.vllm_messages import find_messages
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.terms import find_term, read_terms
 from draftwise.knowledge.vllm import Span, all_keys, history, releases
+from draftwise.knowledge.vllm_messages import find_messages
 
 __all__ = ["Explanation", "explain", "list_names"]
 
