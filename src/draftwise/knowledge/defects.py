@@ -87,8 +87,8 @@ class Defect:
     """Rules that tell the same fault: where one of them speaks, the row is silent."""
     symptoms: tuple[str, ...] = ()
     """Diagnoses of `watch` whose cause it can be."""
-    keep_from: str = ""
-    """Class of requests that a proxy can keep from the speculative pool: a key of `knowledge.spec_requests`."""
+    keep_from: tuple[str, ...] = ()
+    """Requests that a proxy can keep from the speculative pool: fields of a body, `structured` or `tools`."""
     probe: Probe | None = None
     """Pattern that is found in exactly the releases that have the fault."""
     gpu: str = ""
