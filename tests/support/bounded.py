@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import partial
 from itertools import combinations, cycle
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import draftwise
 from draftwise.core import InvalidSetup
@@ -22,7 +22,7 @@ from draftwise.verbs import load_verb
 
 MEMORY = 3 << 29
 STEPS = 600_000
-"""Of one judgement, which takes some 30,000; `pick` takes twenty times as many."""
+"""A judgement may take so many, and takes some 30,000; `pick` takes twenty times as many."""
 NUMBERS: tuple[Any, ...] = (10**10, 10**18, -1, 0, 1.5, -(10**10), 10**400)
 TEXTS = ("10000000000", "1000000000000000000", "-1", "0", "1.5", "1e400", "nan", "9" * 400, "9" * 5000)
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -94,7 +94,7 @@ def requests() -> Iterator[Case]:
     for name in ("size", "pick"):
         verb = load_verb(name)
         values = cycle((*NUMBERS, float("inf"), float("nan")))
-        for each in fields(verb.request):
+        for each in fields(cast(Any, verb.request)):
             if {"int", "float"} & {*str(each.type).replace("[", " ").replace(",", " ").split()}:
                 for value in (next(values), next(values), next(values)):
                     yield f"{name} {each.name} {str(value)[:40]}", partial(verb, **{**base, each.name: value})

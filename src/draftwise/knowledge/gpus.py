@@ -15,7 +15,7 @@ __all__ = ["Gpu", "get_gpu", "read_gpus"]
 
 _GIB = 1 << 30
 _LEAST_GIB = 1
-"""Of memory, for what may be a GPU that models are served on."""
+"""Least memory of a GPU that models are served on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

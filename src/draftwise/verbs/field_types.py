@@ -71,7 +71,7 @@ _SCALARS: Mapping[Any, Callable[[Any], bool]] = {
 }
 _LONGEST = 60
 _LARGEST = 10**15
-"""Of any number: beyond it nothing is counted here, and not every integer is a float."""
+"""Largest number: beyond it nothing is counted here, and not every integer is a float."""
 
 
 def find_wrong_types(request: Any, *, of: Any = None) -> Iterator[Finding]:

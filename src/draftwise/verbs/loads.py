@@ -24,7 +24,7 @@ def read_numbers(
 
     Args:
         given: text with commas between the numbers, or the numbers.
-        of: the field that holds them; empty where whoever calls names it.
+        of: field that holds them; empty where whoever calls names it.
         least: smallest number allowed.
         whole: takes whole numbers only.
         open_end: does not allow `least` itself.
