@@ -100,17 +100,19 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
     async def stream() -> None:
         body = {"prompt": "Once", "stream": True, "max_tokens": 100_000, "ignore_eos": True, "temperature": 0}
         while not ends.is_set():
-            async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-                async with client.stream("POST", "/v1/completions", json=body) as answer:
-                    last = None
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data: {"):
-                            now = time.perf_counter()
-                            if last is not None:
-                                gaps.append(1000 * (now - last))
-                            last = now
-                        if ends.is_set():
-                            return
+            async with (
+                httpx.AsyncClient(base_url=url, timeout=None) as client,
+                client.stream("POST", "/v1/completions", json=body) as answer,
+            ):
+                last = None
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        now = time.perf_counter()
+                        if last is not None:
+                            gaps.append(1000 * (now - last))
+                        last = now
+                    if ends.is_set():
+                        return
 
     async def probe() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=None) as client:

@@ -57,7 +57,7 @@ def serving_launched(launched, tokenizer, *, max_waiting=8, defaults=None, tool_
         tokenizer=tokenizer,
         max_model_len=config.max_model_len,
         defaults=defaults or Defaults(),
-        most_sequences=config.max_num_seqs + max_waiting,
+        most_sequences=config.num_slots + max_waiting,
         tool_call_parser=tool_call_parser,
     )
     app = create_app(

@@ -147,7 +147,7 @@ class EngineWorker:
     def _check_room(self, requests: Sequence[PackedRequest]) -> None:
         """Refuse requests for which the queue has no room."""
         wanted = sum(request.n for request in requests)
-        places = self.about.config.max_num_seqs
+        places = self.about.config.num_slots
         most = places + self._max_waiting
         if wanted > most:
             raise RequestError(

@@ -34,7 +34,7 @@ class AnswerFormat(Protocol):
         """Return the fields about the prompt in a stream's first chunks."""
 
     def describe_answer(self) -> dict[str, Any]:
-        """Return the fields of a whole answer beside its choices, once these are made."""
+        """Return the fields of a whole answer around its choices, once these are made."""
 
     def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index."""

@@ -114,7 +114,7 @@ def serve(
         worker.wait_until_built(name, on_phase=on_phase)
         about = worker.about.config
         assert about.max_model_len is not None, "the engine resolves it"
-        most = about.max_num_seqs + options.max_waiting
+        most = about.num_slots + options.max_waiting
         pool = ReaderPool(readers, max_model_len=about.max_model_len, most_sequences=most)
         app = create_app(
             worker,

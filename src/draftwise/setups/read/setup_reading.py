@@ -45,6 +45,8 @@ class SetupReading:
     says so: nobody can say what the setup does."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
+    launch: Launch | None = field(default=None, compare=False, repr=False)
+    """The server as the text starts it; None for a setup that no text starts."""
 
     def with_fields(self, *about: Finding, **changes: Any) -> SetupReading:
         """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
@@ -126,6 +128,7 @@ def read_launch(
         findings=tuple(findings),
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
+        launch=launch,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.words import Script, ShellCommand, Word
 
@@ -137,6 +138,8 @@ class Launch:
     volumes: tuple[str, ...] | None = None
     """Directories in the container that come from outside of its image; None where that is not known."""
     findings: tuple[Finding, ...] = ()
+    place: Place | None = None
+    """What stands around it; None where that is a command line alone."""
 
 
 def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
@@ -181,7 +184,7 @@ def _set_before(script: Script) -> Environment:
     words = (
         Word(f"{name}={''.join(value)}", unknown=script.unknown.get(name, ()))
         for name, value in script.variables.items()
-        if name.startswith("VLLM_")
+        if name.startswith("VLLM_") or name in script.exported
     )
     return _get_assigned(words)
 
@@ -275,6 +278,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     env = NOTHING_SET
     entrypoint: list[Word] = []
     num_gpus: int | None = None
+    options: list[tuple[str, str]] = []
     index = 0
     while index < len(words) and words[index].text.startswith("-") and words[index].text != "-":
         option, separator, value = words[index].text.partition("=")
@@ -285,6 +289,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
             index += 1
             word = words[index] if index < len(words) else word
         index += 1
+        options.append((option, word.text))
         if option in ("-e", "--env"):
             env |= _get_passed(word)
         elif option == "--env-file":
@@ -298,7 +303,8 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     launch = run_image(words[index], entrypoint, words[index + 1 :], env=env, depth=depth)
     if launch is None:
         return None
-    return replace(launch, num_gpus=launch.num_gpus or num_gpus)
+    place = Place(form="command", value=tuple(options))
+    return replace(launch, num_gpus=launch.num_gpus or num_gpus, place=place)
 
 
 def _get_passed(word: Word) -> Environment:

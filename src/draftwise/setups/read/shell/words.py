@@ -123,6 +123,8 @@ class Script:
     """What has been assigned so far: one text, or the items of an array."""
     unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What is not known of the values that have been assigned."""
+    exported: set[str] = field(default_factory=set)
+    """Names that programs find in their environment."""
     pos: int = 0
     start: int = 0
     """Where the word that is being read began."""
@@ -164,6 +166,8 @@ class Script:
     def _finish(self, words: list[Word]) -> Iterator[ShellCommand]:
         """Remember what a command assigns if it does nothing else, else yield it."""
         rest = words[1:] if words[0].text in _DECLARING else words
+        if words[0].text == "export":
+            self.exported.update(word.text.partition("=")[0].removesuffix("+") for word in rest)
         found = [_ASSIGNMENT.fullmatch(word.text) for word in rest]
         if all(found):
             for match, word in zip(found, rest, strict=True):
