@@ -55,7 +55,7 @@ def serving_launched(launched, tokenizer, *, max_waiting=8, defaults=None, tool_
     model = ServedModel(
         name="m",
         tokenizer=tokenizer,
-        max_model_len=config.max_model_len,
+        max_model_len=config.max_model_len or 1,
         defaults=defaults or Defaults(),
         most_sequences=config.num_slots + max_waiting,
         tool_call_parser=tool_call_parser,
