@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig, SpecStats
 from draftwise.engine.assembly import build
@@ -203,6 +204,8 @@ class Engine:
             end=end,
         )
         emitted = emitted[: stop.num_tokens] if stop else emitted
+        if stop is not None and stop.finish_reason == "abort" and sequence.grammar is not None:
+            stop = replace(stop, stop_reason=sequence.grammar.explain_abort())
         first = sequence.num_output == 0
         scheduler.advance(sequence, emitted, bound=bound)
         self._generation_tokens += len(emitted)

@@ -26,6 +26,7 @@ from draftwise.serve.entrance import AccessRules, Entrance
 from draftwise.serve.errors import EXCEPTION_HANDLERS, RequestError
 from draftwise.serve.generation import make_answer
 from draftwise.serve.in_flight import InFlight
+from draftwise.serve.openapi import make_document
 from draftwise.serve.reading import Outcome, PlannedCall, Reader, ReadError
 from draftwise.version import __version__
 
@@ -75,6 +76,7 @@ def create_app(
             Route("/load", endpoints.load),
             Route("/version", endpoints.version),
             Route("/metrics", endpoints.metrics),
+            Route("/openapi.json", endpoints.openapi),
         ],
         middleware=[
             *([for_pages] if access.allowed_origins else []),
@@ -167,6 +169,9 @@ class _Endpoints:
             about |= {"engine": "draftwise", "dtype": config.dtype, "device": config.device}
             about["speculative_config"] = self._about.spec
         return JSONResponse(about)
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(make_document())
 
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(self._worker.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -180,6 +180,12 @@ class EngineWorker:
         if live is None:
             return  # aborted while the step ran
         live.timeline.note_delta(delta, began=step.began, now=step.ended)
+        if delta.finish_reason == "abort":  # no client takes half of a structured output for an answer
+            message = f"The structured output could not be completed: {delta.stop_reason}. Change or simplify it."
+            live.generation.fail(RequestError(400, message, param="structured_outputs"))
+            self._forget(live.generation)
+            self._channel.send(Abort([request.request_id for request in live.generation.requests]))
+            return
         live.generation.push(live.prompt_index, delta)
         live.num_unfinished -= delta.finish_reason is not None
         if not live.num_unfinished:

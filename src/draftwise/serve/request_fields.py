@@ -15,6 +15,8 @@ __all__ = [
     "DETOKENIZE_FIELDS",
     "SAMPLING_FIELDS",
     "TOKENIZE_FIELDS",
+    "Check",
+    "describe_field",
     "parse_body",
     "read_fields",
 ]
@@ -78,6 +80,18 @@ _KINDS: dict[Check, str] = {
     _strings: "a string or a list of strings",
     _integers: "a list of integers",
     _bias: "an object from token ids to numbers",
+}
+
+_SCHEMAS: dict[Check, dict[str, Any]] = {
+    _boolean: {"type": "boolean"},
+    _number: {"type": "number"},
+    _integer: {"type": "integer"},
+    _string: {"type": "string"},
+    _object: {"type": "object"},
+    _list: {"type": "array"},
+    _strings: {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    _integers: {"type": "array", "items": {"type": "integer"}},
+    _bias: {"type": "object", "additionalProperties": {"type": "number"}},
 }
 
 SAMPLING_FIELDS: dict[str, Check] = {
@@ -192,6 +206,13 @@ _IGNORED = frozenset(
     )
 )
 """Known fields without effect here."""
+
+
+def describe_field(name: str, check: Check) -> dict[str, Any]:
+    """Return the JSON schema of a field."""
+    schema = _SCHEMAS.get(check, {})
+    most = {} if name not in _MOST else {"maximum" if schema.get("type") == "integer" else "maxItems": _MOST[name]}
+    return schema | most
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
