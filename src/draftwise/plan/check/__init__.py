@@ -6,13 +6,14 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.knowledge.added import MissingFacts
-from draftwise.knowledge.rules import find_doubts, of_release
+from draftwise.knowledge.rules import find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
@@ -94,8 +95,63 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
     Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
-    here, so that it hides no other setup of the same text.
+    here, so that it hides no other setup of the same text. Where the text starts the server in several ways, the report
+    is that of one that works, and names the others: only a server that fails on every way is rejected.
     """
+    ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
+    shown, report = max(ways, key=lambda way: _rank(way[1]))
+    if len(ways) == 1:
+        return report
+    told = (finding for way, judged in ways if way is not shown for finding in _tell_way(way, judged, report))
+    return replace(report, findings=(*report.findings, *islice(told, _MOST_WAYS)))
+
+
+_MOST_WAYS = 8
+
+
+def _rank(report: Report) -> int:
+    """Return how much of a setup works: nothing, nobody can say, its configuration, or all that is known."""
+    if not report.accepted:
+        return 0 if report.accepted is False else 1
+    return 2 if _find_failures(report) else 3
+
+
+def _find_failures(report: Report) -> list[Finding]:
+    later = [each for each in report.findings if isinstance(each, Ruling) and each.effect is Effect.FAILS_LATER]
+    return [each for each in report.findings if each.severity is Severity.ERROR] or [*later]
+
+
+def _tell_way(way: SetupReading, judged: Report, shown: Report) -> Iterator[Finding]:
+    """Yield what a reader must know of another way than the one that is shown."""
+    path = way.path or "no other variable is set"
+    failures = _find_failures(judged)
+    if judged.accepted is None:
+        if shown.accepted is not None and failures:
+            yield get_rule("unknown-on-a-way").ruling(path=path, why=failures[0].message, where=failures[0].where)
+    elif failures and _rank(judged) < _rank(shown):
+        yield get_rule("fails-on-a-way").ruling(path=path, why=failures[0].message, where=failures[0].where)
+    elif not failures:
+        yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown.setup), where=way.where)
+
+
+def _compare(setup: Setup, shown: Setup) -> list[str]:
+    """Return what a setup has otherwise than the one that is shown."""
+    fields: list[tuple[str, object, object]] = [
+        ("the target", setup.target, shown.target),
+        ("vLLM", setup.engine_version, shown.engine_version),
+        *_pair("", setup.args, shown.args),
+        *_pair("", setup.spec.to_dict() if setup.spec else {}, shown.spec.to_dict() if shown.spec else {}),
+        *_pair("", setup.env, shown.env),
+    ]
+    changed = [f"{name} is {'not set' if one is None else one}" for name, one, other in fields if one != other]
+    return changed or ["other words of the command"]
+
+
+def _pair(head: str, one: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    return [(head + name, one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))]
+
+
+def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, nearest: bool) -> Report:
     setup = reading.setup
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)
