@@ -27,6 +27,8 @@ __all__ = ["Stub", "break_law", "draw_script", "draw_settings"]
 
 FREE = ("MODE", "DEBUG", "N", "EXTRA", "MODEL", "TAG")
 VALUES = ("", "spec", "plain", "1", "0", "4", "a b", "--seed 3", "x-y.z/w")
+NUMBERS = ("", "0", "1", "4", "12")
+"""Of a variable that is reckoned with: bash drops a command in which something else is."""
 NAMES = ("k", "m", "n", "o", "p")
 LITERALS = ("spec", "plain", "4", "1", "a-b", "x/y.z", "--seed")
 RESULTS = Path(__file__).parent / "scripts_result.json"
@@ -252,7 +254,9 @@ class _Writer:
 def draw_script(rng: random.Random, *, closed: bool = False) -> str:
     """Return a script that serves a model, one way or another; a closed one sets all variables that it reads."""
     names = (*FREE, *NAMES) if closed else ()
-    given = [f"{name}='{rng.choice(VALUES)}'\n" for name in names] + ["set -- a 'b c'\n"] * closed
+    given = [f"{name}='{rng.choice(NUMBERS if name == 'N' else VALUES)}'\n" for name in names] + [
+        "set -- a 'b c'\n"
+    ] * closed
     return "".join(given) + _Writer(rng).write()
 
 
@@ -260,7 +264,7 @@ def draw_settings(rng: random.Random, count: int) -> Iterator[dict[str, str]]:
     """Yield values of free variables, nothing set first."""
     yield {}
     for _ in range(count - 1):
-        yield {name: rng.choice(VALUES) for name in FREE if rng.random() < 0.5}
+        yield {name: rng.choice(NUMBERS if name == "N" else VALUES) for name in FREE if rng.random() < 0.5}
 
 
 @dataclass(slots=True)

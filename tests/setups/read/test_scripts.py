@@ -13,7 +13,7 @@ from draftwise.setups.read import read_setups
 from draftwise.setups.read.shell.script import run_script
 
 SPEC = r'"{\"method\":\"ngram\",\"num_speculative_tokens\":$K}"'
-SERVE = f"vllm serve m --speculative-config {SPEC}"
+SERVE = f"vllm serve Qwen/Qwen3-8B --speculative-config {SPEC}"
 
 
 def ways(text: str) -> dict[str, str]:

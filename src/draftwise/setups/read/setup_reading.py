@@ -50,6 +50,8 @@ class SetupReading:
     """What the text decides to come to this setup, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
     others: tuple[SetupReading, ...] = ()
     """The same server as other ways through the text start it."""
+    launch: Launch | None = field(default=None, compare=False, repr=False)
+    """The server as the text starts it; None for a setup that no text starts."""
 
     def with_fields(self, *about: Finding, **changes: Any) -> SetupReading:
         """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
@@ -179,6 +181,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
         path=launch.path,
+        launch=launch,
     )
 
 

@@ -23,6 +23,7 @@ from draftwise.setups.read.manifests.containers import (
 )
 from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.script import evaluate_words
@@ -233,6 +234,7 @@ def _read_model(
         volumes=_get_model_volumes(model, runtime),
         where=where,
         findings=(*found, *launch.findings),
+        place=Place(form="object", value=document.value, path=path),
     )
 
 
@@ -310,4 +312,5 @@ def _read_llm_container(
         num_gpus=get_gpus(container),
         where=f"line {document.line(path)} {get_text(path)}",
         findings=tuple(found),
+        place=Place(form="object", value=document.value, path=path),
     )

@@ -375,7 +375,7 @@ class Expansion:
             text = None
         if text is None or (is_known(text) and not text and by_length):
             is_set: bool | None = False
-        elif any(is_known(char) for char in text) or (not text) or (not by_length and not self.is_free(text)):
+        elif any(is_known(char) for char in text) or (not text) or not (by_length or self._is_of_caller(part, state)):
             is_set = True
         else:
             is_set = state.facts.get(("-n", text))
@@ -415,13 +415,18 @@ class Expansion:
             marks.append((self.holes.mark(hole), True))
         return marks
 
+    def _is_of_caller(self, part: Parameter, state: PathState) -> bool:
+        """Say whether only the caller can set a variable."""
+        known = part.name in state.variables or part.name in self.env.values
+        return not (known or part.prefix or part.index)
+
     def _may_be_unset(self, part: Parameter, state: PathState) -> bool:
         """Say whether an empty variable of the caller is not set at all.
 
         Raises:
             OpenQuestion: it is not known on this way.
         """
-        if part.name in state.variables or part.name in self.env.values or part.prefix or part.index:
+        if not self._is_of_caller(part, state):
             return False
         shown = f"{part.name} is set to nothing"
         return not state.ask(OpenQuestion(("set", part.name), shown, f"{part.name} is not set", usual=False))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
 from draftwise.setups.read.shell.script_runner import PINNED
@@ -138,6 +139,8 @@ class Launch:
     volumes: tuple[str, ...] | None = None
     """Directories in the container that come from outside of its image; None where that is not known."""
     findings: tuple[Finding, ...] = ()
+    place: Place | None = None
+    """What stands around it; None where that is a command line alone."""
     path: str = ""
     """What the text decides to come to it, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
     assumed: tuple[str, ...] = ()
@@ -207,8 +210,8 @@ def get_exported(way: Way) -> Environment:
 
 
 def _set_before(way: Way) -> Environment:
-    """Return what a script has set for vLLM up to here."""
-    names = [name for name in way.variables if name.startswith("VLLM_")]
+    """Return what a script has set up to here, for vLLM or for all programs."""
+    names = [name for name in way.variables if name.startswith("VLLM_") or name in way.exported]
     return _get_assigned(replace(way.variables[name], text=f"{name}={way.variables[name].text}") for name in names)
 
 
@@ -301,6 +304,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     env = NOTHING_SET
     entrypoint: list[Word] = []
     num_gpus: int | None = None
+    options: list[tuple[str, str]] = []
     index = 0
     while index < len(words) and words[index].text.startswith("-") and words[index].text != "-":
         option, separator, value = words[index].text.partition("=")
@@ -311,6 +315,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
             index += 1
             word = words[index] if index < len(words) else word
         index += 1
+        options.append((option, word.text))
         if option in ("-e", "--env"):
             env |= _get_passed(word)
         elif option == "--env-file":
@@ -324,7 +329,8 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     launch = run_image(words[index], entrypoint, words[index + 1 :], env=env, depth=depth)
     if launch is None:
         return None
-    return launch.each(lambda one: replace(one, num_gpus=one.num_gpus or num_gpus))
+    place = Place(form="command", value=tuple(options))
+    return launch.each(lambda one: replace(one, num_gpus=one.num_gpus or num_gpus, place=place))
 
 
 def _get_passed(word: Word) -> Environment:
