@@ -13,7 +13,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
@@ -21,7 +21,7 @@ from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
 from draftwise.knowledge.rules import find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
-from draftwise.plan.check.check_report import CheckOutcome, Report, Resolved
+from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.engine.step_budget import find_gpu
