@@ -219,7 +219,7 @@ class Grammars:
         return matcher
 
     def _try(self, matcher: LLMatcher) -> Iterator[LLMatcher]:
-        """Yield a copy after each of a few tokens: only then does the library find that a grammar exceeds its limits."""
+        """Yield a copy after each of a few tokens: only then is it known whether it exceeds limits."""
         tried = matcher.deep_copy()
         for _ in range(_TRIED):
             if tried.is_error() or tried.is_stopped():
