@@ -488,7 +488,7 @@ def _call(
 def _encode_bad_words(
     words: Sequence[str], model: ServedModel, num_sequences: int
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Return the tokens of bad words; 400 if there are so many that they would hold up every step."""
+    """Return the tokens of bad words; refuses a number that would hold up every step with 400."""
     if not words:
         return None
     encoded = encode_bad_words(words, lambda text: model.tokenizer.encode(text, False))
