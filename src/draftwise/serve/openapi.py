@@ -109,7 +109,7 @@ def _responses(media_type: str | None) -> dict[str, Any]:
     text = {"type": "string"}
     of_error = _OBJECT | {"required": ["message", "type", "param", "code"], "properties": {"message": text}}
     error = _OBJECT | {"required": ["error"], "properties": {"error": of_error}}
-    content = {} if media_type is None else {"content": {media_type: {"schema": {}}}}
+    content: dict[str, Any] = {} if media_type is None else {"content": {media_type: {"schema": {}}}}
     refusals = {
         str(status): {"description": words, "content": {"application/json": {"schema": error}}}
         for status, words in _REFUSALS.items()
