@@ -144,7 +144,7 @@ def _get(client: httpx.Client, url: str, *, where: str, optional: bool = False) 
     return bytes(read)
 
 
-def _unreachable(where: str, what: str, fix: str = "Check the name, HF_ENDPOINT and the network") -> UnreadableSource:
+def _unreachable(where: str, what: str, fix: str = "Check the name, HF_ENDPOINT and the network") -> InvalidSetup:
     return UnreadableSource.because(
         "config-not-fetched", f"{what}.", where=where, fix=f"{fix}, or give --config-from DIR with its config.json."
     )
