@@ -21,7 +21,7 @@ from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, 
 from draftwise.plan.pick.proposals import Proposal, Refusal, list_methods, propose
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, PickCase, Requirements, open_case
 from draftwise.plan.pick.speedup_estimates import (
-    Bound,
+    PairEvidence,
     SpeedupEstimate,
     choose_k,
     choose_schedule,
@@ -388,7 +388,7 @@ def _lower(candidate: RankedMethod, most: float) -> RankedMethod:
         return candidate
     reason = give_advice("not-above-the-read", most=most)
     low, high = own.gain_range
-    bound = Bound(expected=most, low=min(low, most), high=high, reason=reason)
+    bound = PairEvidence(expected=most, low=min(low, most), high=high, reason=reason)
     return replace(candidate, estimate=replace(own, bound=bound), caveats=(*candidate.caveats, reason))
 
 
@@ -400,7 +400,7 @@ def _keep_below_successor(candidate: RankedMethod, ranked: Sequence[RankedMethod
     if own is None or better is None or own.gain is None or better.gain is None or own.gain <= better.gain:
         return candidate
     reason = give_advice("not-above-successor", method=candidate.method, other=successor)
-    limit = Bound.at_most(better.gain, own.gain_range or (own.gain, own.gain), reason)
+    limit = PairEvidence.at_most(better.gain, own.gain_range or (own.gain, own.gain), reason)
     return replace(candidate, estimate=replace(own, bound=limit), caveats=(*candidate.caveats, reason))
 
 

@@ -25,8 +25,8 @@ from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
 
 __all__ = [
-    "Bound",
     "ExpectedAcceptance",
+    "PairEvidence",
     "SpeedupEstimate",
     "choose_k",
     "choose_schedule",
@@ -133,7 +133,7 @@ _PRIOR_WIDTH = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class PairEvidence:
     """What was measured or published of a target and a method, as far as it stands for the estimate or limits it."""
 
     expected: float
@@ -142,7 +142,7 @@ class Bound:
     reason: Finding
 
     @classmethod
-    def at_most(cls, most: float, span: tuple[float, float], reason: Finding) -> Bound:
+    def at_most(cls, most: float, span: tuple[float, float], reason: Finding) -> PairEvidence:
         """Return the bound of an estimate that a reading exceeds in no load."""
         high = min(span[1], most * _PRIOR_WIDTH)
         return cls(expected=most, low=min(span[0], most / _PRIOR_WIDTH), high=max(most, high), reason=reason)
@@ -159,7 +159,7 @@ class SpeedupEstimate:
     """Tokens per step and sequence at which drafting is as fast as the baseline; None if it cannot be estimated."""
     baseline_s: float | None
     """Seconds of a step without drafting: the baseline's time per output token."""
-    bound: Bound | None = None
+    bound: PairEvidence | None = None
     """What was read of the pair, which counts instead; None where nothing was, or it is no limit."""
 
     @property
@@ -224,7 +224,7 @@ def estimate(case: PickCase, proposal: Proposal, drafting: Drafting, k: int) -> 
     return replace(made, bound=_bind(case, proposal, drafting, made))
 
 
-def _bind(case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate) -> Bound | None:
+def _bind(case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate) -> PairEvidence | None:
     """Return what readings of this very pair make of an estimate.
 
     Readings taken here on the same GPUs stand for it. All others are the most that is expected: those of the same GPU
@@ -248,12 +248,12 @@ def _bind(case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupE
     if made.gain <= most:
         return None
     reason = give_advice("pair-published", most=most, conditions=row.conditions)
-    return Bound.at_most(most, made.gain_range, replace(reason, source=row.source))
+    return PairEvidence.at_most(most, made.gain_range, replace(reason, source=row.source))
 
 
 def _measured(
     case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate, rows: list[SeenSpeedup]
-) -> Bound:
+) -> PairEvidence:
     """Return the middle and the span of readings at a load, with the decline that the estimate has beyond them.
 
     On predictable traffic more is accepted than was simulated: there the readings tell the break-even only.
@@ -274,7 +274,7 @@ def _measured(
     shown = {"low": low, "high": high, "conditions": "; ".join(row.conditions for row in rows)}
     reason = give_advice("pair-measured", sequences=made.sequences, **shown)
     source = "; ".join(dict.fromkeys(row.source for row in rows))
-    return Bound(expected=_middle(readings) * decline, low=low, high=high, reason=replace(reason, source=source))
+    return PairEvidence(expected=_middle(readings) * decline, low=low, high=high, reason=replace(reason, source=source))
 
 
 _PREDICTABLE = 0.5
