@@ -110,7 +110,7 @@ def test_options_cut_a_trace_before_its_texts_are_made(tmp_path: Path) -> None:
     [
         (AZURE + "soon,1,1\n", "trace.csv:4 has 'soon' as TIMESTAMP, which is no time."),
         (AZURE + "2023-11-16 18:17:05,many,1\n", "trace.csv:4 has 'many' as ContextTokens, which must be a whole"),
-        (AZURE + "2023-11-16 18:17:05,1\n", "trace.csv:4 has no GeneratedTokens. A row of this trace has TIMESTAMP"),
+        (AZURE + "2023-11-16 18:17:05,1\n", "trace.csv:4 has 2 cells where the header has 3."),
         (AZURE + "2023-11-16 18:17:05,-1,1\n", "has '-1' as ContextTokens, which must be a whole number"),
         ("a,b\n1,2\n", "trace.csv:2 is no row of a known trace. Columns of the traces that are known: Azure"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace.csv is no row of a known trace."),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, Prompt, Workload
-from draftwise.workloads.logged_answers import SHAPES, find_logged
+from draftwise.workloads.log_formats import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
 from draftwise.workloads.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
 from draftwise.workloads.text_lengths import (

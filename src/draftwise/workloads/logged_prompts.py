@@ -10,15 +10,8 @@ from typing import Any
 
 from draftwise.core import Prompt
 from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
-from draftwise.workloads.logged_answers import (
-    LIMITS,
-    SHAPES,
-    Logged,
-    find_logged,
-    read_answer_tokens,
-    read_recorded,
-    token_ids_of,
-)
+from draftwise.workloads.log_formats import SHAPES, Logged, find_logged, join_batches
+from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_recorded, token_ids_of
 from draftwise.workloads.text_lengths import Tokens
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
@@ -57,13 +50,19 @@ class LogReader:
         self._takes_ids = takes_ids
         self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
         self.passed_over: Counter[str] = Counter()
+        self._bodiless: tuple[str, Logged] | None = None
 
     def read(self, rows: Sequence[FileRow], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
         """Return the prompts of all rows, in order of arrival where every row says when it came.
 
         `rebase`: count arrivals from the first one.
         """
-        drafts = [draft for row in rows for draft in self._drafts(row)]
+        values = join_batches([row.value for row in rows])
+        joined = [replace(row, value=value) for row, value in zip(rows, values, strict=True) if value is not None]
+        drafts = [draft for row in joined for draft in self._drafts(row)]
+        if not drafts and self._bodiless is not None:
+            where, logged = self._bodiless
+            self._faults.add("no-request", f"{where} {logged.lacks}", where, logged.fix)
         self._refuse_duplicates(drafts, file)
         times = from_begin([draft.time for draft in drafts]) if rebase else [draft.time for draft in drafts]
         seen: Counter[str] = Counter()
@@ -92,6 +91,10 @@ class LogReader:
         logged = find_logged(row.value) if isinstance(row.value, Mapping) else None
         if logged is not None and logged.skipped:
             self.passed_over[logged.skipped] += 1
+            return
+        if logged is not None and logged.lacks:
+            self.passed_over["without its request"] += 1
+            self._bodiless = self._bodiless or (row.where, logged)
             return
         if faults := list(_find_faults(row.value, logged, takes_ids=self._takes_ids)):
             for fault in faults:
@@ -165,7 +168,7 @@ def _find_faults(value: Any, logged: Logged | None, *, takes_ids: bool) -> Itera
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             yield f"has {limit!r} as {key}, which must be a positive whole number."
     if logged is None or logged.bare:
-        yield from _find_slips(value)
+        yield from _find_slips(body)
 
 
 def _find_slips(row: Mapping[str, Any]) -> Iterator[str]:

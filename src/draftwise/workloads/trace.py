@@ -69,7 +69,7 @@ FORMATS = (
 
 def find_format(row: Any) -> TraceFormat | None:
     """Return the format whose columns a row has; None when it is no trace."""
-    if not isinstance(row, Mapping):
+    if not isinstance(row, Mapping) or any(row.get(key) for key in ("prompt", "messages")):
         return None
     groups = ((each, (each.time, each.prompt, each.output)) for each in FORMATS)
     return next((each for each, columns in groups if all(_column(row, names) for names in columns)), None)

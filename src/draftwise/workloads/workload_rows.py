@@ -19,6 +19,8 @@ from itertools import islice
 from typing import IO, Any, cast
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.workloads.engine_log import is_engine_log, read_engine_log
+from draftwise.workloads.log_formats import open_page
 
 __all__ = [
     "MAX_ROWS",
@@ -39,6 +41,8 @@ _LONGEST_FIELD = 1 << 27
 """Characters of a CSV field; Python's own limit of 131,072 is less than a long prompt has."""
 _GAP = re.compile(r"[,\s]*")
 _JSON_FIX = "One JSON object a line, or one JSON array of objects."
+_CSV_FIX = 'Quote each text that contains a comma, a quote or a line end ("a, b"), and double the quotes in it.'
+_PEEKED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +143,52 @@ def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
 
 
 def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
+    begin = stream.peek(_PEEKED).removeprefix(codecs.BOM_UTF8).lstrip()
     if name.removesuffix(".gz").endswith(".csv"):
-        yield from _csv_rows(stream, name)
-    elif stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
-        yield from _array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults)
+        yield from _csv_rows(stream, name, faults)
+    elif begin[:1] == b"[" and not _is_text_log(begin):
+        yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults))
+    elif begin[:1] == b"{" and _is_spread(begin):
+        yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults, bare=True))
+    elif begin[:1] != b"{" and _is_text_log(begin):
+        lines = TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
+        yield from (_parsed(number, f"{name}:{number}", row) for number, row in read_engine_log(lines))
     else:
-        yield from _line_rows(stream, name, faults)
+        yield from _pages(_line_rows(stream, name, faults))
+
+
+def _is_text_log(begin: bytes) -> bool:
+    return is_engine_log(begin.decode(errors="replace"))
+
+
+_SPREAD = re.compile(rb'\{[ \t]*\r?\n\s*(?:"|\})')
+
+
+def _is_spread(begin: bytes) -> bool:
+    """Whether a file begins with an object over several lines, as APIs, `jq` and console exporters write them."""
+    return _SPREAD.match(begin) is not None
+
+
+def _pages(rows: Iterator[_Raw]) -> Iterator[_Raw]:
+    """Yield the rows in the pages of a file whose first row is one; the rows of any other file as they are."""
+    first = next(rows, None)
+    if first is None:
+        return
+    page = first.parse()
+    if page is None or _is_row(page.value):
+        yield _Raw(first.number, lambda: page)
+        yield from rows
+        return
+    number = 0
+    for row in (page, *(raw.parse() for raw in rows)):
+        for place, value in enumerate(open_page(row.value) if row is not None else ()):
+            assert row is not None
+            number += 1
+            yield _parsed(number, f"{row.where}#{place + 1}", value)
+
+
+def _is_row(value: Any) -> bool:
+    return next(open_page(value), None) is value
 
 
 def _line_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
@@ -165,29 +209,47 @@ def _parse_line(line: bytes, where: str, faults: Faults) -> FileRow | None:
     return None
 
 
-def _csv_rows(stream: IO[bytes], name: str) -> Iterator[_Raw]:
+def _csv_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
     csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.DictReader(TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline=""))
-    for row in reader:
-        yield _parsed(reader.line_num, f"{name}:{reader.line_num}", row)
+    text = TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+    reader = csv.reader(text, strict=True)
+    columns: list[str] | None = None
+    for cells in reader:
+        if not cells:
+            continue
+        if columns is None:
+            columns = cells
+            continue
+        where = f"{name}:{reader.line_num}"
+        if len(cells) == len(columns):
+            yield _parsed(reader.line_num, where, dict(zip(columns, cells, strict=True)))
+        else:
+            message = f"{where} has {len(cells)} cells where the header has {len(columns)}."
+            faults.add("bad-cells", message, where, _CSV_FIX)
 
 
-def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults) -> Iterator[_Raw]:
-    """Yield the elements of a JSON array as they are read: ShareGPT's file has 640 MB."""
+def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults, *, bare: bool = False) -> Iterator[_Raw]:
+    """Yield the elements of a JSON array as they are read: ShareGPT's file has 640 MB. `bare`: without its bracket."""
     decoder = json.JSONDecoder()
     text, number, line, size = reader.read(_CHUNK), 0, 1, _CHUNK
-    begin = text.index("[") + 1
+    begin = text.index("{") if bare else text.index("[") + 1
     while True:
         gap = cast(re.Match[str], _GAP.match(text, begin)).end()
         line, begin = line + text.count("\n", 0 if number == 0 else begin, gap), gap
         try:
             value, end = decoder.raw_decode(text, begin)
+        except RecursionError:
+            where = f"{name}:{line}"
+            faults.add("not-json", f"{where} is nested too deeply.", where, _JSON_FIX)
+            return
         except json.JSONDecodeError as error:
-            if text.startswith("]", begin):
+            if text.startswith("]", begin) and not bare:
                 return
             if more := reader.read(size):
                 text, begin, size = text[begin:] + more, 0, min(2 * size, 64 * _CHUNK)
                 continue
+            if bare and begin == len(text):
+                return
             where = f"{name}:{line}"
             faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
             return
@@ -219,6 +281,8 @@ def to_seconds(value: Any, per_s: float = 1.0) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return _from_iso(value)
+    except OverflowError:
+        return None
     if not math.isfinite(number):
         return None
     return number / next((each for least, each in _UNITS if abs(number) >= least), per_s)

@@ -1,0 +1,434 @@
+"""What the logs of gateways, observers and engines look like: each known by a few keys, as a row of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.workloads.answer_streams import assemble, is_stream
+from draftwise.workloads.conversation import from_json_text, to_messages
+from draftwise.workloads.logged_spans import read_span
+
+__all__ = ["FORMATS", "SHAPES", "Line", "LogFormat", "Logged", "find_logged", "join_batches", "open_page"]
+
+Line = Mapping[str, Any]
+
+_BODY_KEYS = ("messages", "prompt", "input")
+_ANSWERS = ("answer", "response", "completion", "output", "generated_text", "generation", "output_text")
+"""Columns in which files of prompts have the answer."""
+_NUMBERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "arrival_s", "output_tokens", "temperature")
+_BODIES = {"choices": list, "output": list, "usage": Mapping, "error": Mapping, "status_code": int, "role": str}
+"""Keys that the bodies of answers have, and what they hold there."""
+_PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "data")
+"""Lists that hold the rows: pages of APIs (Langfuse, Phoenix), a Langfuse trace, OTLP and Jaeger files."""
+_MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "from", "value")
+_LOST = {
+    "litellm_truncated": "cut by LiteLLM",
+    "redacted-by-litellm": "redacted",
+    "__REDACTED__": "redacted",
+}
+"""Marks of texts that are not what was sent: LiteLLM (litellm/constants.py), OpenInference (configuration)."""
+_MEDIA = ("blob", "file", "uri", "image")
+"""Types of parts that spans only refer to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """One logged request."""
+
+    body: Mapping[str, Any]
+    """As it was sent to the server: `messages`, `prompt` or `input`, and parameters."""
+    bare: bool = False
+    """Whether the line is nothing but the body, so that its keys are the user's own."""
+    response: Any = None
+    """What was answered: as the server sent it, one message, or text. Streams are put together."""
+    id: str | None = None
+    time: Any = None
+    output_tokens: Any = None
+    conversation: bool = False
+    """Whether `messages` is a whole conversation rather than what was sent at once."""
+    skipped: str = ""
+    """Why it is no prompt to send again, e.g. `failed`; empty where it is one."""
+    lacks: str = ""
+    """What the line is and does not hold, as a predicate, where the request is missing; empty where it is there."""
+    fix: str = ""
+    """How to have it logged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """A shape of a line: what it is known by, and where things are. A place is a dotted path of keys."""
+
+    name: str
+    source: str
+    """Where the shape is documented."""
+    known_by: tuple[str, ...]
+    """Places that a line must all have; `a|b`: one of them."""
+    request: tuple[str, ...]
+    """Places of the request, the first that has one: a body, or its messages or text."""
+    texts: bool = False
+    """Whether a request may be text."""
+    parameters: tuple[str, ...] = ()
+    response: tuple[str, ...] = ()
+    id: tuple[str, ...] = ()
+    time: tuple[str, ...] = ()
+    output_tokens: tuple[str, ...] = ()
+    kind: str = ""
+    """Place that says what was asked for."""
+    kinds: tuple[str, ...] = ()
+    """Words of which one is in it where that is a completion."""
+    failed: tuple[str, ...] = ()
+    """Places of errors (`...error`), which say so by being there, and of statuses, which say so by what they are."""
+    conversation: bool = False
+    lacks: str = ""
+    """What is said of a line without a request, as a predicate; empty: the line is then of another format."""
+    fix: str = ""
+    convert: Callable[[Line], Line | None] | None = None
+    """Makes the row that the places are in."""
+
+
+_TIMES = ("arrival_s", "timestamp", "time", "created_at", "created", "startTime", "start_time", "ts", "@timestamp")
+_STATUS = ("error", "status", "status_code")
+
+FORMATS: tuple[LogFormat, ...] = (
+    LogFormat(
+        name="vLLM's log",
+        source="vllm/entrypoints/serve/utils/request_logger.py, 0.33.0",
+        known_by=("vllm_request",),
+        request=("body",),
+        response=("response",),
+        id=("vllm_request",),
+        time=("time",),
+        kind="kind",
+        kinds=("completion",),
+        lacks="is a request in vLLM's log, which holds no prompts.",
+        fix="Start vLLM with --enable-log-requests --enable-log-outputs, and from 0.12 on with "
+        "VLLM_LOGGING_LEVEL=DEBUG; or log at your gateway.",
+    ),
+    LogFormat(
+        name="ShareGPT",
+        source="vllm bench serve --dataset-name sharegpt",
+        known_by=("conversations",),
+        request=("conversations",),
+        id=("id",),
+        conversation=True,
+    ),
+    LogFormat(
+        name="WildChat and LMSYS-Chat",
+        source="huggingface.co/datasets/allenai/WildChat-1M and lmsys/lmsys-chat-1m, dataset cards",
+        known_by=("conversation",),
+        request=("conversation",),
+        id=("conversation_hash", "conversation_id"),
+        conversation=True,
+    ),
+    LogFormat(
+        name="OpenAI batch lines",
+        source="platform.openai.com/docs/guides/batch; vllm run-batch",
+        known_by=("body",),
+        request=("body",),
+        response=("response",),
+        id=("custom_id",),
+        time=(*_TIMES, *(f"body.{key}" for key in _TIMES)),
+        kind="url",
+        kinds=("completions", "responses", "/messages"),
+        failed=_STATUS,
+    ),
+    LogFormat(
+        name="{request, response}",
+        source="access logs of proxies",
+        known_by=("request",),
+        request=("request.body", "request"),
+        response=("response",),
+        id=("id", "request_id"),
+        time=(*_TIMES, *(f"request.{key}" for key in _TIMES)),
+        failed=_STATUS,
+    ),
+    LogFormat(
+        name="OpenAI batch output",
+        source="platform.openai.com/docs/api-reference/batch/request-output",
+        known_by=("custom_id", "response|error"),
+        request=("batch_input",),
+        response=("response",),
+        id=("custom_id",),
+        failed=_STATUS,
+        lacks="is a line of a batch's output, which holds answers without their requests.",
+        fix="Put the batch's input and output into one file (cat input.jsonl output.jsonl > log.jsonl): "
+        "lines are joined by custom_id.",
+    ),
+    LogFormat(
+        name="Helicone",
+        source="docs.helicone.ai/tools/export",
+        known_by=("request_body",),
+        request=("request_body",),
+        response=("response_body",),
+        id=("request_id", "response_id"),
+        time=("request_created_at",),
+        output_tokens=("completion_tokens",),
+        failed=("response_status",),
+    ),
+    LogFormat(
+        name="LiteLLM",
+        source="docs.litellm.ai/docs/proxy/logging_spec; table LiteLLM_SpendLogs in BerriAI/litellm, schema.prisma",
+        known_by=("call_type",),
+        request=("proxy_server_request.body", "proxy_server_request", "messages"),
+        texts=True,
+        parameters=("model_parameters",),
+        response=("response",),
+        id=("id", "request_id"),
+        time=("startTime",),
+        output_tokens=("completion_tokens",),
+        kind="call_type",
+        kinds=("completion", "responses", "anthropic_messages"),
+        failed=_STATUS,
+        lacks="is a request that LiteLLM logged without its messages.",
+        fix="Set store_prompts_in_spend_logs: true in LiteLLM's general_settings, and log traffic again.",
+    ),
+    LogFormat(
+        name="Langfuse",
+        source="api.reference.langfuse.com, observations; langfuse.com/docs/query-traces, blob storage",
+        known_by=("type", "traceId|trace_id"),
+        request=("input",),
+        texts=True,
+        parameters=("modelParameters", "model_parameters"),
+        response=("output",),
+        id=("id",),
+        time=("startTime", "start_time"),
+        output_tokens=tuple(
+            f"{place}.{key}"
+            for place in ("usageDetails", "usage_details", "usage")
+            for key in ("output", "output_tokens", "completion_tokens")
+        ),
+        kind="type",
+        kinds=("GENERATION",),
+        failed=("level",),
+        lacks="is a generation that Langfuse exported without its input.",
+        fix="Export input and output too (fields=core,basic,io of the observations API).",
+    ),
+    LogFormat(
+        name="OpenTelemetry GenAI and OpenInference spans",
+        source="opentelemetry.io/docs/specs/semconv/gen-ai; arize-ai.github.io/openinference/spec",
+        known_by=("body|kind",),
+        request=("body",),
+        response=("response",),
+        id=("id",),
+        time=("time",),
+        kind="kind",
+        kinds=("chat",),
+        failed=("failed",),
+        lacks="is a span without its messages, which instrumentations leave out by default.",
+        fix="Set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true (OpenInference: leave OPENINFERENCE_HIDE_* "
+        "unset), and record traffic again. vLLM's own spans never hold messages.",
+        convert=read_span,
+    ),
+    LogFormat(
+        name="Alpaca",
+        source="github.com/tatsu-lab/stanford_alpaca, data release",
+        known_by=("instruction", "output|response"),
+        request=("joined",),
+        lacks="has an instruction and its input apart, as no server was sent them.",
+        fix='Put them together as your application does, into "prompt" or "messages".',
+    ),
+)  # fmt: skip
+SHAPES = (
+    'Accepted: a request body ("messages", "prompt" or "input"), also with its answer; '
+    '{"request": ..., "response": ...}; ' + "; ".join(each.name for each in FORMATS if not each.name.startswith("{"))
+    + "."
+)  # fmt: skip
+
+
+def find_logged(row: Line) -> Logged | None:
+    """Return the request in a line of a log; None in a shape that is not known."""
+    for each in FORMATS:
+        line = each.convert(row) if each.convert else row
+        if line is not None and (logged := _read(line, each)) is not None:
+            return logged
+    return _read_bare(row)
+
+
+def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the rows of a page, such as an API sends or a tracer writes; a value that is none as it is."""
+    pages = [value.get(key) for key in _PAGES] if isinstance(value, Mapping) and depth < 8 else []
+    if pages and any(key in value for key in (*_BODY_KEYS, "request", "body")):
+        pages.pop()  # "data" is then the user's own
+    lists = [each for each in pages if isinstance(each, list) and all(isinstance(one, Mapping) for one in each)]
+    if not lists:
+        yield value
+    for each in lists:
+        for row in each:
+            yield from open_page(row, depth + 1)
+
+
+def join_batches(rows: list[Any]) -> list[Any]:
+    """Return the rows with each line of a batch's output put into its input's line, and None in its own place.
+
+    The two files of a batch have `custom_id` in common.
+    """
+    asked: dict[str, int] = {}
+    for place, row in enumerate(rows):
+        if isinstance(row, Mapping) and "body" in row and row.get("custom_id") is not None:
+            asked.setdefault(str(row["custom_id"]), place)
+    joined = list(rows)
+    for place, row in enumerate(rows):
+        if isinstance(row, Mapping) and "body" not in row and ("response" in row or "error" in row):
+            of = asked.get(str(row.get("custom_id")))
+            if of is not None:
+                answer = {key: row[key] for key in ("response", "error") if key in row}
+                joined[of], joined[place] = {**joined[of], **answer}, None
+    return joined
+
+
+def _read(row: Line, form: LogFormat) -> Logged | None:
+    if not all(any(_at(row, place) is not None for place in group.split("|")) for group in form.known_by):
+        return None
+    given = next((each for place in form.request if (each := _request(_at(row, place), form)) is not None), None)
+    if given is None and not form.lacks:
+        return None
+    response = _response(_first(row, form.response))
+    skipped = _skipped(row, form, given, response)
+    if given is None:
+        return Logged(body={}, skipped=skipped, id=_text(_first(row, form.id)), lacks=form.lacks, fix=form.fix)
+    body = given if isinstance(given, Mapping) else {"prompt" if isinstance(given, str) else "messages": given}
+    parameters = [each for place in form.parameters if isinstance(each := from_json_text(_at(row, place)), Mapping)]
+    return Logged(
+        body={key: value for each in (*parameters, body) for key, value in each.items()},
+        response=response,
+        id=_text(_first(row, form.id)),
+        time=_first(row, form.time),
+        output_tokens=_first(row, form.output_tokens),
+        conversation=form.conversation,
+        skipped=skipped,
+    )
+
+
+def _request(value: Any, form: LogFormat) -> Any:
+    """Return the request where a place holds one."""
+    value = from_json_text(value)
+    if form.conversation:
+        return [_message(each) for each in value] if isinstance(value, list) else None
+    if isinstance(value, str):
+        return value if form.texts and value else None
+    return value if isinstance(value, Mapping | list) and value else None
+
+
+def _message(value: Any) -> Any:
+    """Return a message of a data set without the columns that no server takes."""
+    return {key: value[key] for key in _MESSAGE_KEYS if key in value} if isinstance(value, Mapping) else value
+
+
+def _skipped(row: Line, form: LogFormat, given: Any, response: Any) -> str:
+    kind = _text(_at(row, form.kind)) if form.kind else None
+    if kind and not any(word in kind for word in form.kinds):
+        return "no completion"
+    places = ((place, _at(row, place)) for place in form.failed)
+    if any(_says_failed(place, value) for place, value in (*places, *_statuses(response))):
+        return "failed"
+    if form.conversation:
+        # Real dumps hold conversations that are empty, or of which only an answer is left.
+        messages = to_messages(given)
+        asked = messages is None or any(message["role"] != "assistant" for message in messages)
+        return "" if given and asked else "without a question"
+    if row.get("cut") is True:
+        return "cut by --max-log-len"
+    return _lost(given)
+
+
+def _lost(value: Any, depth: int = 0) -> str:
+    """Return why a request is not what was sent, where marks in it say so."""
+    if isinstance(value, str):
+        return next((why for mark, why in _LOST.items() if mark in value), "")
+    if depth > 6 or not isinstance(value, Mapping | list):
+        return ""
+    if isinstance(value, Mapping):
+        if "litellm_truncated" in value:
+            return _LOST["litellm_truncated"]
+        if value.get("type") in _MEDIA and "image_url" not in value:
+            return "with images or files that are not in the log"
+    below = value.values() if isinstance(value, Mapping) else value
+    return next(filter(None, (_lost(each, depth + 1) for each in below)), "")
+
+
+def _statuses(response: Any) -> Iterator[tuple[str, Any]]:
+    for key in ("error", "status_code", "body.error"):
+        if isinstance(response, Mapping):
+            yield key, _at(response, key)
+
+
+def _says_failed(place: str, value: Any) -> bool:
+    text = str(value).strip().lower()
+    if place.endswith("error") or isinstance(value, bool):
+        return bool(value) and text not in ("none", "null", "false", "{}")
+    number = text.partition(" ")[0]
+    if number.isdecimal():
+        return len(number) == 3 and int(number) >= 400
+    return text in ("failure", "error", "failed")
+
+
+def _response(value: Any) -> Any:
+    """Return an answer with streams put together and bodies that are kept as text read; other text as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        read = from_json_text(value)
+        value = read if not read or _is_body(read) or is_stream(read) else value
+    if is_stream(value):
+        return assemble(value)
+    if isinstance(value, Mapping) and "body" in value:
+        return {**value, "body": _response(value["body"])}
+    return value
+
+
+def _is_body(value: Any) -> bool:
+    """Whether JSON is what a server sent, and not an answer that happens to be JSON."""
+    return isinstance(value, Mapping) and any(
+        isinstance(value.get(key), kind) and (key != "role" or "content" in value) for key, kind in _BODIES.items()
+    )
+
+
+def _read_bare(row: Line) -> Logged | None:
+    """A request body alone, or a line of a file made for this program, which may have the answer too."""
+    if not any(key in row for key in _BODY_KEYS):
+        return None
+    if all(isinstance(value, str) for value in row.values()):
+        row = _typed(row)
+    return Logged(
+        body=row,
+        bare=True,
+        response=_response(next((row[key] for key in _ANSWERS if row.get(key)), None)),
+        id=_text(row.get("id")),
+        time=_first(row, _TIMES),
+        output_tokens=row.get("output_tokens"),
+    )
+
+
+def _typed(row: Line) -> Line:
+    """Return a row of a CSV file with empty cells left out, and numbers and messages read."""
+    typed: dict[str, Any] = {key: value for key, value in row.items() if value or key == "prompt"}
+    if "messages" in typed or "input" in typed:
+        typed = {key: value for key, value in typed.items() if value}
+    for key in _NUMBERS:
+        if key in typed:
+            typed[key] = _number(typed[key])
+    return typed | {key: from_json_text(typed[key]) for key in ("messages",) if key in typed}
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text) if text.isdecimal() and len(text) < 16 else float(text)
+    except ValueError:
+        return text
+
+
+def _at(row: Line, place: str) -> Any:
+    """Return what is at a dotted path; structured values may be kept as JSON texts."""
+    node: Any = row
+    for number, key in enumerate(place.split(".")):
+        node = from_json_text(node) if number else node
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _first(row: Line, places: tuple[str, ...]) -> Any:
+    return next((each for place in places if (each := _at(row, place)) is not None), None)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

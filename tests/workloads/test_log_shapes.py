@@ -1,0 +1,402 @@
+"""Laws of reading logs: one request and its answer, in every shape that a log writes them, is read as the same."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.combinations import tries
+from tests.support.loaded import load_workload
+
+from draftwise.core import InvalidSetup, Workload
+from draftwise.workloads.log_formats import FORMATS, find_logged
+
+ASKED, SAID = "Why is it so?", "Because, \u2028\n\n“it” is: data"
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": ASKED}]
+BODY = {"messages": MESSAGES, "max_tokens": 50, "temperature": 0.5, "model": "m"}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 17}
+ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": SAID}}], "usage": USAGE}
+
+
+def parts(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+GENAI = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.max_tokens": 50,
+    "gen_ai.request.temperature": 0.5,
+    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be short."}]),
+    "gen_ai.input.messages": json.dumps([parts("user", ASKED)]),
+    "gen_ai.output.messages": json.dumps([parts("assistant", SAID)]),
+    "gen_ai.usage.input_tokens": 9,
+    "gen_ai.usage.output_tokens": 17,
+}
+OPENINFERENCE = {
+    "openinference.span.kind": "LLM",
+    "llm.invocation_parameters": json.dumps({"max_tokens": 50, "temperature": 0.5}),
+    "llm.input_messages.0.message.role": "system",
+    "llm.input_messages.0.message.content": "Be short.",
+    "llm.input_messages.1.message.role": "user",
+    "llm.input_messages.1.message.contents.0.message_content.type": "text",
+    "llm.input_messages.1.message.contents.0.message_content.text": ASKED,
+    "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": SAID,
+    "llm.token_count.prompt": 9,
+    "llm.token_count.completion": 17,
+}
+NESTED = {
+    "openinference": {"span": {"kind": "LLM"}},
+    "llm": {
+        "invocation_parameters": json.dumps({"max_tokens": 50, "temperature": 0.5}),
+        "input_messages": [{"message": message} for message in MESSAGES],
+        "output_messages": [{"message.role": "assistant", "message.content": SAID}],
+        "token_count": {"prompt": 9, "completion": 17},
+    },
+}
+OPENLLMETRY = {
+    "llm.request.type": "chat",
+    "gen_ai.request.max_tokens": 50,
+    "gen_ai.request.temperature": 0.5,
+    **{f"gen_ai.prompt.{place}.{key}": each[key] for place, each in enumerate(MESSAGES) for key in each},
+    "gen_ai.completion.0.role": "assistant",
+    "gen_ai.completion.0.content": SAID,
+    "gen_ai.usage.prompt_tokens": 9,
+    "gen_ai.usage.completion_tokens": 17,
+}
+EVENTS = [
+    {"name": "gen_ai.system.message", "attributes": {"content": "Be short."}},
+    {"name": "gen_ai.user.message", "attributes": {"content": ASKED}},
+    {"name": "gen_ai.choice", "attributes": {"index": 0, "message": json.dumps({"content": SAID})}},
+]
+PLAIN = {key: GENAI[key] for key in GENAI if "messages" not in key and "instructions" not in key}
+LANGFUSE = {
+    "id": "x",
+    "traceId": "t",
+    "type": "GENERATION",
+    "input": MESSAGES,
+    "output": {"role": "assistant", "content": SAID},
+    "modelParameters": {"max_tokens": 50, "temperature": 0.5},
+    "usageDetails": {"input": 9, "output": 17},
+}
+SPEND = {"request_id": "x", "call_type": "acompletion", "startTime": "2026-01-01 00:00:00", "messages": "{}"}
+
+
+def otlp(attributes: dict[str, Any]) -> dict[str, Any]:
+    kinds = {str: "stringValue", int: "intValue", float: "doubleValue"}
+    values = [
+        {"key": key, "value": {kinds[type(value)]: str(value) if type(value) is int else value}}
+        for key, value in attributes.items()
+    ]
+    span = {"traceId": "t", "spanId": "s", "name": "chat m", "startTimeUnixNano": "1544712660000000000",
+            "attributes": values}  # fmt: skip
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": [span]}]}]}
+
+
+def chunk(delta: dict[str, Any], end: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": end}
+    return {"object": "chat.completion.chunk", "choices": [choice], "usage": None}
+
+
+def chunks(text: str, size: int = 5) -> list[dict[str, Any]]:
+    texts = [text[place : place + size] for place in range(0, len(text), size)]
+    return [
+        chunk({"role": "assistant", "content": ""}),
+        *(chunk({"content": each}) for each in texts),
+        chunk({}, "stop"),
+        {"object": "chat.completion.chunk", "choices": [], "usage": USAGE},
+    ]
+
+
+def sse(events: list[Any], newline: str = "\n", gap: int = 2) -> str:
+    texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in events]
+    return "".join(f"data: {text}{newline * gap}" for text in texts)
+
+
+STREAM = sse([*chunks(SAID), "[DONE]"])
+
+SHAPES: dict[str, Any] = {
+    "bare with response": {**BODY, "response": SAID, "output_tokens": 17},
+    "pair with a stream": {"request": BODY, "response": STREAM},
+    "pair with a stream as body": {"request": {"body": BODY}, "response": {"status": 200, "body": STREAM}},
+    "pair with lines without gaps": {"request": BODY, "response": sse([*chunks(SAID), "[DONE]"], gap=1)},
+    "pair with CRLF and comments": {"request": BODY, "response": ": ping\r\n\r\n" + sse(chunks(SAID), "\r\n")},
+    "pair with chunks": {"request": BODY, "response": chunks(SAID)},
+    "pair with chunks as text": {"request": BODY, "response": json.dumps(chunks(SAID))},
+    "helicone with a stream": {"request_body": BODY, "response_body": STREAM, "response_status": 200},
+    "batch": {"custom_id": "1", "url": "/v1/chat/completions", "body": BODY,
+              "response": {"status_code": 200, "body": ANSWER}},
+    "spend logs": {**SPEND, "proxy_server_request": json.dumps(BODY), "response": json.dumps(ANSWER)},
+    "spend logs with url": {**SPEND, "proxy_server_request": {"url": "u", "body": BODY}, "response": ANSWER},
+    "langfuse page": {"data": [LANGFUSE], "meta": {"page": 1, "totalPages": 1}},
+    "langfuse trace": {"id": "t", "input": "app", "observations": [{**LANGFUSE, "type": "SPAN"}, LANGFUSE]},
+    "otlp genai": otlp(GENAI),
+    "otlp openinference": otlp(OPENINFERENCE),
+    "console genai": {"name": "chat", "context": {"span_id": "s"}, "attributes": GENAI},
+    "genai events": {"name": "chat", "attributes": PLAIN, "events": EVENTS},
+    "genai details": {"attributes": PLAIN,
+                      "events": [{"name": "gen_ai.client.inference.operation.details", "attributes": GENAI}]},
+    "openllmetry": {"attributes": OPENLLMETRY},
+    "clickhouse": {"SpanId": "s", "SpanAttributes": GENAI},
+    "jaeger": {"data": [{"traceID": "t", "spans": [
+        {"spanID": "s", "startTime": 1700000000000000,
+         "tags": [{"key": key, "type": "string", "value": value} for key, value in GENAI.items()]}]}]},
+    "phoenix page": {"data": [{"context": {"span_id": "s"}, "span_kind": "LLM", "attributes": NESTED}]},
+    "phoenix columns": {f"attributes.{key}": value for key, value in OPENINFERENCE.items()},
+}  # fmt: skip
+
+
+def load(text: str, name: str = "log.jsonl", options: str = "") -> Workload:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8", newline="")
+        return load_workload(f"log:{path}{options}")
+
+
+def read(row: Any, **how: Any) -> tuple[Any, ...]:
+    (prompt,) = load(json.dumps(row, **how)).prompts
+    said = prompt.recorded
+    messages = [{key: each[key] for key in ("role", "content")} for each in prompt.messages]
+    return messages, prompt.max_tokens, said.temperature, said.answer, said.num_tokens, said.reasoned, said.called_tools
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_holds_the_same_request_and_answer(shape: str) -> None:
+    row = SHAPES[shape]
+    assert read(row) == (MESSAGES, 50, 0.5, SAID, 17, False, False)
+    assert read(row, indent=2) == read([row]) == read(row)
+
+
+@pytest.mark.parametrize("column", ["answer", "response", "completion", "output", "generated_text"])
+def test_a_csv_file_of_prompts_and_answers_is_read(column: str) -> None:
+    text = f'prompt,{column},max_tokens,route\n"Why, ""then""?","It, is.\nSo.",7,a\nb,,,\n'
+    first, second = load(text, "own.csv").prompts
+    assert (first.text, first.max_tokens) == ('Why, "then"?', 7)
+    assert (first.recorded.answer, first.recorded.route) == ("It, is.\nSo.", "a")
+    assert (second.text, second.max_tokens, second.recorded.answer) == ("b", 128, None)
+
+
+@pytest.mark.parametrize("row", ["a, b,c", "a", '"a'])
+def test_a_csv_row_of_another_width_is_named(row: str) -> None:
+    with pytest.raises(InvalidSetup, match=r"cells where the header has 2|cannot be read"):
+        load(f"prompt,response\nok,ok\n{row}\n", "own.csv")
+
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=30)
+
+
+@settings(max_examples=tries(120))
+@given(
+    text=TEXT,
+    thought=TEXT | st.none(),
+    arguments=TEXT | st.none(),
+    size=st.integers(1, 9),
+    newline=st.sampled_from(["\n", "\r\n", "\r"]),
+    gap=st.integers(1, 2),
+    kept=st.floats(0, 1),
+)
+def test_a_stream_is_its_answer_or_none_when_cut(
+    text: str, thought: str | None, arguments: str | None, size: int, newline: str, gap: int, kept: float
+) -> None:
+    deltas = chunks(text, size)
+    for place, each in enumerate(thought or ""):
+        deltas.insert(1 + place, chunk({"reasoning_content": each}))
+    for each in (arguments and [arguments[:size], arguments[size:]]) or ():
+        call = {"index": 0, "function": {"arguments": each}}
+        deltas.insert(-2, chunk({"tool_calls": [call]}))
+    whole = sse([*deltas, "[DONE]"], newline, gap)
+    logged = find_logged({"request": BODY, "response": whole})
+    assert logged is not None
+    assert logged.response["choices"][0]["message"]["content"] == text
+    assert logged.response["choices"][0]["message"].get("reasoning_content") == thought
+    if arguments:
+        assert logged.response["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+    (prompt,) = load(json.dumps({"request": BODY, "response": whole[: int(kept * len(whole))]})).prompts
+    assert prompt.recorded.answer in (None, text) or not whole[: int(kept * len(whole))].startswith("data: {")
+
+
+def test_streams_of_other_apis_and_errors() -> None:
+    done = {"type": "response.completed", "response": {"output": [
+        {"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "b"}]}]}}  # fmt: skip
+    events = [{"type": "response.created", "response": {}}, {"type": "response.output_text.delta", "delta": "b"}]
+    message = [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 3}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "b"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+    ]
+    text = [{"choices": [{"index": 0, "text": each, "token_ids": [ord(each)]}]} for each in "ab"]
+    streams = [sse([*events, done]), sse([*message, {"type": "message_stop"}]), sse([*text, "[DONE]"]),
+               sse(events), sse(message), sse(text), sse([*text, {"error": {"message": "m"}}, "[DONE]"])]  # fmt: skip
+    rows = [{"request": {**BODY, "n": n}, "response": each} for n, each in enumerate(streams)]
+    workload = load("".join(json.dumps(row) + "\n" for row in rows))
+    said = [prompt.recorded for prompt in workload.prompts]
+    assert [each.answer for each in said] == ["b", "b", "ab", None, None, None]
+    assert [each.reasoned for each in said[:3]] == [True, True, False]
+    assert (said[1].num_tokens, said[2].token_ids) == (5, (97, 98))
+    assert "1 row failed" in workload.description
+
+
+def test_answers_that_look_like_json_or_streams_stay_text() -> None:
+    for text in ('{"name": "x"}', "[1, 2]", "data: the new oil", "data: none\n\ndata: more", ": " * 99):
+        assert read({"request": BODY, "response": text})[3] == text
+
+
+BATCH = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
+OUTPUT = {"id": "b", "custom_id": "a", "response": {"status_code": 200, "body": ANSWER}, "error": None}
+
+
+def test_a_batch_input_and_output_in_one_file_are_joined() -> None:
+    failed = [{**BATCH, "custom_id": "f"}, {**OUTPUT, "custom_id": "f", "response": None, "error": {"code": "x"}}]
+    workload = load("".join(json.dumps(row) + "\n" for row in (OUTPUT, BATCH, *failed, {**OUTPUT, "custom_id": "z"})))
+    (prompt,) = workload.prompts
+    assert (prompt.id, prompt.recorded.answer, prompt.recorded.num_tokens) == ("a", SAID, 17)
+    assert "1 row failed; 1 row without its request" in workload.description
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (OUTPUT, "a batch's output, which holds answers without their requests"),
+        ({**SPEND, "proxy_server_request": "{}", "response": "{}"}, "LiteLLM logged without its messages"),
+        ({**LANGFUSE, "input": None}, "Langfuse exported without its input"),
+        ({"name": "llm_request", "attributes": PLAIN}, "a span without its messages"),
+        ({"instruction": "Translate.", "input": "Hello", "output": "Hallo"}, "an instruction and its input apart"),
+    ],
+)
+def test_a_log_without_its_requests_is_refused_with_what_is_missing(row: Any, words: str) -> None:
+    with pytest.raises(InvalidSetup) as caught:
+        load(json.dumps(row) + "\n")
+    (finding,) = caught.value.findings
+    assert words in finding.message
+    assert finding.code == "no-request"
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({**SPEND, "proxy_server_request": {"litellm_truncated": True}}, "1 row cut by LiteLLM"),
+        ({**SPEND, "messages": [{"role": "user", "content": "redacted-by-litellm"}]}, "1 row redacted"),
+        ({"attributes": {**GENAI, "gen_ai.operation.name": "execute_tool"}}, "1 row no completion"),
+        ({"attributes": {"http.method": "GET"}, "name": "GET", "spanId": "s"}, "1 row no completion"),
+        ({"attributes": GENAI, "status": {"code": 2}}, "1 row failed"),
+        ({"attributes": {**GENAI, "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "blob"}]}]}},
+         "1 row with images or files that are not in the log"),
+    ],
+)  # fmt: skip
+def test_what_is_not_what_was_sent_is_passed_over(row: Any, words: str) -> None:
+    with pytest.raises(InvalidSetup) as caught:
+        load(json.dumps(row) + "\n")
+    assert words in str(caught.value)
+
+
+def test_conversations_of_wildchat_are_read_without_its_columns() -> None:
+    turns = [{"role": role, "content": role, "toxic": False, "hashed_ip": "x"} for role in ("user", "assistant")] * 2
+    row = {"conversation_hash": "h", "model": "m", "timestamp": "2023-04-09T00:00:00", "conversation": turns}
+    prompts = load(json.dumps(row), options="#turns=all").prompts
+    assert [len(prompt.messages) for prompt in prompts] == [1, 3]
+    assert (prompts[0].messages, prompts[0].recorded.answer) == (({"role": "user", "content": "user"},), "assistant")
+    assert prompts[0].arrival_s is None
+
+
+def test_tool_calls_of_spans_become_chat_messages() -> None:
+    call = {"type": "tool_call", "id": "1", "name": "f", "arguments": {"a.b": 1}}
+    asked = [parts("user", "q"), {"role": "assistant", "parts": [call]},
+             {"role": "tool", "parts": [{"type": "tool_call_response", "id": "1", "response": {"c": 2}}]}]  # fmt: skip
+    said = [{"role": "assistant", "parts": [{"type": "reasoning", "content": "r"}, call]}]
+    row = {"attributes": {"gen_ai.input.messages": asked, "gen_ai.output.messages": said}}
+    (prompt,) = load(json.dumps(row)).prompts
+    assert prompt.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a.b": 1}'}
+    assert prompt.messages[2] == {"role": "tool", "tool_call_id": "1", "content": '{"c": 2}'}
+    assert prompt.recorded.reasoned
+    assert prompt.recorded.called_tools
+
+
+def engine_log(release: str, prompt: str, said: str) -> str:
+    head = "(APIServer pid=7) {} 02-13 11:33:{} [logger.py:49] "
+    params = "SamplingParams(n=1, temperature=0.5, stop=[], max_tokens=50, min_tokens=0)"
+    if release < "0.12":
+        asked = f"Received request cmpl-a-0: prompt: {prompt!r}, params: {params}, prompt_token_ids: [5, 7], "
+        asked += "prompt_embeds shape: None, lora_request: None."
+        done = f"Generated response cmpl-a: output: {said!r}, output_token_ids: [8, 9], finish_reason: stop"
+        return "\n".join((head.format("INFO", 33) + asked, head.format("INFO", 35) + done, ""))
+    lines = [
+        (
+            "DEBUG",
+            f"Request chatcmpl-a details: prompt: {prompt!r}, prompt_token_ids: [5, 7], prompt_embeds shape: None.",
+        ),
+        ("INFO", f"Received request chatcmpl-a: params: {params}, lora_request: None."),
+        ("DEBUG", "Generated response chatcmpl-a details: output_token_ids: (8, 9)"),
+        ("INFO", f"Generated response chatcmpl-a: output: {said!r}, finish_reason: stop"),
+    ]
+    return "\n".join(head.format(level, 33) + line for level, line in lines) + "\n"
+
+
+@settings(max_examples=tries(90))
+@given(prompt=TEXT, said=TEXT, release=st.sampled_from(["0.11", "0.33"]), gone=st.booleans())
+def test_vllms_log_is_read(prompt: str, said: str, release: str, gone: bool) -> None:
+    text = "INFO 02-13 11:33:30 [api_server.py:1] vLLM API server version\n" + engine_log(release, prompt, said)
+    if gone:
+        text = "".join(line for line in text.splitlines(keepends=True) if "Generated" not in line)
+    (read_back,) = load(text, "vllm.log").prompts
+    assert (read_back.text, read_back.max_tokens, read_back.recorded.temperature) == (prompt, 50, 0.5)
+    assert read_back.recorded.prompt_token_ids == (5, 7)
+    answer = (None, ()) if gone else (said, (8, 9))
+    assert (read_back.recorded.answer, read_back.recorded.token_ids) == answer
+
+
+def test_vllms_log_without_prompts_or_with_cut_ones_is_refused() -> None:
+    lines = [line for line in engine_log("0.33", "p", "s").splitlines() if " DEBUG " not in line]
+    with pytest.raises(InvalidSetup, match="vLLM's log, which holds no prompts"):
+        load("\n".join(lines), "vllm.log")
+    with pytest.raises(InvalidSetup, match="1 row cut by --max-log-len"):
+        load("INFO 02-13 11:33:30 args: {'max_log_len': 4}\n" + engine_log("0.33", "What", "s"), "vllm.log")
+
+
+SMALL = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "{}", "[", "data: {", "²", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["role", "content", "0", "a.b"]), inner)
+    ),
+    max_leaves=3,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, each in below for found in ((*path, key), *places(each, (*path, key)))]
+
+
+def put(value: Any, path: tuple[Any, ...], new: Callable[[Any], Any]) -> Any:
+    if not path:
+        return new(value)
+    copied = value.copy()
+    copied[path[0]] = put(copied[path[0]], path[1:], new)
+    return copied
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "batch output"])
+@settings(max_examples=tries(30))
+@given(data=st.data())
+def test_no_damage_to_a_row_is_a_traceback(shape: str, data: st.DataObject) -> None:
+    row = {**SHAPES, "batch output": OUTPUT}[shape]
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(places(row)))
+        new = data.draw(SMALL | st.just("cut"))
+        row = put(row, path, lambda old, new=new: str(old)[:9] if new == "cut" else new)  # type: ignore[misc]
+    try:
+        workload = load(json.dumps(row) + "\n")
+    except InvalidSetup:
+        return  # said, as it should be
+    assert all(prompt.text or prompt.messages for prompt in workload.prompts)
+
+
+def test_every_format_names_its_source() -> None:
+    assert all(each.source and each.name for each in FORMATS)
+    assert all(bool(each.lacks) == bool(each.fix) for each in FORMATS)
