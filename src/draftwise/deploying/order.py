@@ -172,6 +172,8 @@ class ServiceOrder:
     platform: Platform = field(default_factory=Platform)
     around: Surroundings = field(default_factory=Surroundings)
     """What stands around the server in the source."""
+    twin_of: str = ""
+    """Name of the service that it is the twin of; empty for the service itself."""
 
     @property
     def port(self) -> int:
@@ -192,20 +194,30 @@ class ServiceOrder:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """By which the service is found; `draftwise.dev/pool` tells the twins apart."""
-        return {"app.kubernetes.io/name": self.service, "draftwise.dev/pool": self.pool}
+        """Labels of its objects: service, instance, pool and revision, by which rules tell its metrics from others'."""
+        return {**self.selector, "draftwise.dev/pool": self.pool, "draftwise.dev/revision": self.revision}
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """Labels that stay while the service changes between speculating and not: objects select by them."""
+        return {"app.kubernetes.io/name": self.service, "app.kubernetes.io/instance": self.name}
+
+    @property
+    def revision(self) -> str:
+        """Start of the sum of its setup."""
+        return sha256(write_json(self.setup).encode()).hexdigest()[:16]
 
     @property
     def service(self) -> str:
         """The name that both twins share."""
-        return self.name.removesuffix("-plain") if self.pool == "plain" else self.name
+        return self.twin_of or self.name
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """What a reader of the running object should know of it."""
         evidence = self.evidence
         known = {
-            "setup": sha256(write_json(self.setup).encode()).hexdigest()[:16],
+            "setup": self.revision,
             "run": evidence.run,
             "found": evidence.headline,
             "owner": self.owner,
@@ -214,9 +226,13 @@ class ServiceOrder:
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
 
     def without_speculation(self) -> ServiceOrder:
-        """Return the twin: the same server, without speculation."""
+        """Return the twin: the same server without speculation, under a name of its own."""
+        return replace(self.go_back(), name=f"{self.name}-plain", twin_of=self.service)
+
+    def go_back(self) -> ServiceOrder:
+        """Return the next revision of the service: the same server under its name, without speculation."""
         plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
-        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
+        return replace(self, pool="plain", setup=plain, placement=placement)
 
 
 def find_lull_s(order: ServiceOrder) -> int:

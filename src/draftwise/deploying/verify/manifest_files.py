@@ -35,7 +35,7 @@ def find_ordered(path: Path) -> Setup | None:
     setup = read_setup(folder / SETUP)
     if not (folder / DEPLOYMENT).is_file():
         return setup
-    is_plain = read_record(folder).sides["plain"].file == path.name
+    is_plain = path.name in {side.file for pool, side in read_record(folder).files if pool == "plain"}
     return without_speculation(setup) if is_plain else setup
 
 
@@ -63,7 +63,7 @@ def report_of(*findings: Finding, setup: Setup | None = None) -> Report:
 
 def prove_deployment(folder: Path, record: Record) -> Iterator[Finding]:
     """Yield each way in which the folder of a deployment is not what `deploy` wrote."""
-    return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for side in record.sides.values())))
+    return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for _, side in record.files)))
 
 
 def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
@@ -79,7 +79,7 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
     record, setup = read_record(folder), read_setup(folder / SETUP)
     yield str(folder), report_of(*prove_deployment(folder, record))
     ordered: dict[Pool, Setup] = {"spec": setup, "plain": without_speculation(setup)}
-    for pool, side in record.sides.items():
+    for pool, side in record.files:
         path = folder / side.file
         if path.is_file() and not path.is_symlink():
             (source,) = find_texts(path)
