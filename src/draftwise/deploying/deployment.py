@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from shlex import quote
 
-from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Effect, Expected, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.deploying.api_server import validate_text
 from draftwise.deploying.carry import carry, find_secret_commands, find_uncarried
 from draftwise.deploying.deployment_folder import (
@@ -33,6 +33,7 @@ from draftwise.deploying.scaling import SCALING, scale, settle
 from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
 from draftwise.deploying.twin import Pool, count_hosts, without_speculation
 from draftwise.deploying.weights_layout import name_leftovers
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
 from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
@@ -50,6 +51,7 @@ def _write_memo(
     apply: Mapping[str, str],
     weights: Sequence[str] = (),
     limits: Sequence[Finding] = (),
+    defects: Sequence[str] = (),
     leave_off: Sequence[str] = (),
     leaves: str = "",
     unwatched: Sequence[str] = (),
@@ -62,6 +64,7 @@ def _write_memo(
         apply: the commands by what they do.
         weights: where the server finds its weights, and where else they could lie, a sentence each.
         limits: what the platform does not grant.
+        defects: known defects of the release that the setup meets, a sentence each.
         leave_off: where speculation does not belong, a sentence each.
         leaves: what stays behind after going back, a sentence.
         unwatched: what no rule watches, a sentence each.
@@ -72,7 +75,8 @@ def _write_memo(
             _list_files(files),
             _list_points("Where the weights lie", weights),
             _list_memo_commands(apply),
-            _list_points("Limits", map(str, limits)),
+            _list_points("Limits", (str(each) for each in limits if not _is_defect(each))),
+            _list_points("Known defects of the release", defects),
             _list_points("Where to leave it off", leave_off),
             _list_points("What to expect", _tell_expected(order.evidence.expected)),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
@@ -223,6 +227,7 @@ def deploy(
         },
         weights=tuple(target.code.describe(order)),
         limits=limits,
+        defects=tuple(_tell_defects(order.setup)),
         leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
         leaves=record.leaves,
         unwatched=watched.missing,
@@ -245,6 +250,21 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
         is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
         if path.is_absolute() or path.is_dir() or is_no_name:
             yield warning("weights-not-brought", name=name, bringing=bringing)
+
+
+def _is_defect(finding: Finding) -> bool:
+    return isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
+
+
+def _tell_defects(setup: Setup) -> Iterator[str]:
+    """Yield the known defects that a setup meets, those that only a service's counters tell among them."""
+    report = check(setup)
+    release = get_release(report.version)
+    for finding in filter(_is_defect, report.findings):
+        yield f"`{finding.code}`: {finding} Source: {finding.source}."
+    for row in report.defects:
+        if row.told_by == "watch" and row.state_in(release.version) == "present":
+            yield f"`{row.code}`, to be watched for: {row.ruling(release)}"
 
 
 def _refuse_open(order: ServiceOrder, refused: Mapping[str, str]) -> None:
