@@ -164,7 +164,7 @@ CASES: Sequence[Case] = (
         said=_said("several-behind-url prod spec0"),
     ),
     Case(name="restarted once", parts=(Part(servers=(SPEC,), start="1000x59 5000x59"),)),
-    Case(name="nothing is scraped", parts=(Part(labels={"service": "other"}),), said=_said("nothing-read")),
+    Case(name="nothing is scraped", parts=(Part(labels={"service": "other"}),), said=_said("server-unread")),
     Case(
         name="an old revision that was ill",
         parts=(Part(), Part(servers=(DEAD,), labels={"revision": OTHER_REVISION, "instance": "old"})),

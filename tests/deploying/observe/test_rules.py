@@ -140,7 +140,7 @@ def test_another_model_or_exporter_does_not_change_what_is_said(prefix: str, tmp
     write_rules(tmp_path, prefix)
     scenario = next(each for each in SCENARIOS if "zero-acceptance" in each.findings)
     minutes = count_minutes(scenario)
-    nothing = frozenset({"nothing-read"})
+    nothing = frozenset({"server-unread"})
     others = list(write_series(scenario, LABELS | {"service": "other"}, prefix))
     judge(tmp_path, others, promql_expr_test=expect(nothing, minutes))
     foreign = VLLM if prefix != VLLM else "ray_vllm_"
