@@ -54,6 +54,10 @@ _SHM_BYTES = 2 * _GIB
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
+_IMAGE = re.compile(
+    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 _SHORTEST_LULL_S, _LONGEST_LULL_S = 300, 3600
 """Kubernetes' own bound, and the longest that its autoscalers and Knative's take."""
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
@@ -272,6 +276,11 @@ def make_order(
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
+    if image and not _IMAGE.fullmatch(image):
+        raise InvalidSetup.because(
+            "no-such-image", f"{image[:80]!r} is no name of an image.", where="--image",
+            fix="Write it as docker pull takes it: REGISTRY/NAME:TAG, perhaps with @sha256:DIGEST.",
+        )  # fmt: skip
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
