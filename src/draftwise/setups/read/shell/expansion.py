@@ -230,7 +230,7 @@ class Expansion:
             OpenQuestion: it hangs on something that is not decided.
         """
         parts = (" ".join(value for value, _ in self._get_values(part, state)) for part in word.parts)
-        text = "".join(parts)
+        text = "".join(self._as_one(part) for part in parts)
         self.grow([text])
         return text
 
@@ -250,6 +250,14 @@ class Expansion:
                 fields.add(value)
             elif value:
                 fields.split(self._split_marks(value))
+
+    def _as_one(self, text: str) -> str:
+        """Return a text in which nothing that is open is several words."""
+        if is_known(text):
+            return text
+        return "".join(
+            char if is_known(char) else self.holes.mark(replace(self.holes[char], splits=False)) for char in text
+        )
 
     def _split_marks(self, text: str) -> str:
         """Return a text outside of quotes: what is open in it may be several words."""
