@@ -1,4 +1,4 @@
-"""Which vLLM is in a container image: by its own tags, or by what its product ships under a tag.
+"""The vLLM release in a container image: from its own tags, or from the releases of its product.
 
 The rows of `data/images.json` are written by `python -m catalogue.images`; the list of names whose tags are vLLM's own
 releases is kept by hand. What is in neither is not known.
@@ -20,7 +20,7 @@ _RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 
 
 def split_image(image: str) -> tuple[str, str]:
-    """Return name and tag of an image, without its digest; the tag is empty where there is none."""
+    """Return name and tag of an image, without its digest; an image without a tag has an empty one."""
     name = image.partition("@")[0]
     head, separator, tag = name.rpartition(":")
     return (head, tag) if separator and "/" not in tag else (name, "")

@@ -366,7 +366,7 @@ def _read_ray(document: YamlDocument, engine_version: str | None) -> list[SetupR
 _CALLED_CONFIG = re.compile(r"(?:^|[._-])(?:vllm|config|args)(?:[._-]|$)", re.IGNORECASE)
 """Names of files that are meant for `vllm serve --config`."""
 _EVIDENT = 3
-"""Flags that make a mapping a config although another of its keys is none."""
+"""How many flags make a mapping a config although one other key is not a flag."""
 
 
 def _read_config_file(document: YamlDocument, engine_version: str | None, source: SourceText) -> list[SetupReading]:
