@@ -100,6 +100,8 @@ def is_modelservice(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
 
 
+_OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama-server")
+"""What every text of another engine holds."""
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
@@ -160,6 +162,12 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
     if len(text) > MAX_CHARS:
         raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
+    if _OTHER_ENGINE.search(text):
+        from draftwise.setups.read.other_engines import find_other_engine
+
+        other = find_other_engine(text)
+        if other is not None:
+            raise NoServer.because("other-engine", other.describe(), where=name, fix=other.to_vllm())
     try:
         readings = _read(source, asked)
     except InvalidSetup as error:
