@@ -158,10 +158,12 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
     words: list[Word] = []
     gone: list[str] = []
     for text, line, mistake in zip(first.words, first.lines, first.mistakes, strict=True):
-        if _is_left_out(shell, text):
+        if _is_left_out(shell, text) and (shell.holes.show(text) not in _ALL_ARGUMENTS or _names_model(words)):
             gone += shell.holes.name([text])
             continue
         told, unknown, assumed = shell.holes.tell(text)
+        if shell.holes.show(text) in _ALL_ARGUMENTS:
+            told, unknown, assumed = shell.holes.show(text), assumed, ()
         source = None if is_known(text) else OpenText(text, shell.holes)
         words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
     variables = _Variables(shell, state)
@@ -175,6 +177,15 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         deviations=state.deviations,
         open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
+
+
+_ALL_ARGUMENTS = ("$@", "$*")
+
+
+def _names_model(words: Sequence[Word]) -> bool:
+    """Say whether a command serves a model without the arguments of the script that follow."""
+    texts = [word.text for word in words]
+    return "--model" in texts[:-1] or "serve" in texts[:-1]
 
 
 def _is_left_out(shell: Shell, text: str) -> bool:

@@ -124,7 +124,8 @@ class Shell(Conditions):
                 trial.status = action(trial)
                 done.append((trial, trial.status))
             except OpenQuestion as question:
-                ways = [state.decide(question, holds=True), state.decide(question, holds=False)]
+                doubted = self.doubt(question.fact)
+                ways = [state.decide(question, holds, doubted) for holds in (True, False)]
                 ways.sort(key=lambda each: each.deviations)
                 if self.steps > _MAX_STEPS or len(waiting) + len(done) > 4 * _MAX_TURNS:
                     ways = ways[:1]
