@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.expansion import NAME
 from draftwise.setups.read.shell.open_texts import Holes, OpenText, find_holes, is_known, without_marks
@@ -112,7 +113,10 @@ def run_script(
     if arguments is not None:
         name, *rest = [each.text if isinstance(each, OpenText) else without_marks(each) for each in arguments] or [""]
         state.variables["0"], state.arguments = name, tuple(rest)
-    shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
+    try:
+        shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
+    except RecursionError:
+        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.") from None
     return _tell_run(shell)
 
 
@@ -133,7 +137,11 @@ def evaluate_words(text: str, *, line: int = 1, env: Environment = NOTHING_SET) 
 
 def _tell_run(shell: Shell) -> ScriptRun:
     """Return what was reached."""
-    commands = tuple(_get_command(shell, each) for each in shell.reached.values())
+    found: dict[object, ScriptCommand] = {}
+    for (node, _), reached in shell.reached.items():
+        command = _get_command(shell, reached)
+        found.setdefault((node, *(way.words for way in command.ways)), command)  # turns of a loop may start the same
+    commands = tuple(found.values())
     documents = tuple(_get_document(shell, *each) for each in shell.documents.values())
     return ScriptRun(commands, documents)
 
