@@ -18,7 +18,7 @@ from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
-from draftwise.plan.size.memory_budget import CachedLayer, lay_out
+from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, lay_out
 from draftwise.plan.size.view import contexts_of, describe_memory, items
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -104,7 +104,7 @@ def test_hybrid_groups_hold_every_layer(full: int, sliding: int, draft: int) -> 
 def test_one_drafter_layer_beside_gpt_oss_no_longer_doubles_the_groups() -> None:
     layers = [CachedLayer(2048, 128)] * 12 + [CachedLayer(2048)] * 12 + [CachedLayer(2048, None, True)]
     assert len(lay_out(layers).groups) == 2
-    assert len(lay_out(layers, pads_to_larger=False).groups) == 3
+    assert len(lay_out(layers, rules=LayoutRules(pads_to_larger=False)).groups) == 3
 
 
 def test_pages_that_do_not_divide_are_refused() -> None:

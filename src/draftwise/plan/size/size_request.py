@@ -38,6 +38,8 @@ class SizeRequest:
     config: Mapping[str, Any]
     """The target's text config."""
     shape: ModelShape
+    architecture: str = ""
+    """The class that vLLM takes for the target, as config.json names it."""
     precision: Precision
     spared: frozenset[str] = frozenset()
     """Roles that the checkpoint's quantization leaves in 16 bit."""
@@ -59,6 +61,9 @@ class SizeRequest:
     block_size: int = 16
     is_hybrid: bool = True
     """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
+    prefix_caching: bool = True
+    state_dtype: str | None = None
+    """Of the state that layers keep for each sequence; None as config.json has it."""
     enforce_eager: bool = False
     async_scheduling: bool = True
     cold_start: bool = True
@@ -107,6 +112,7 @@ def read_request(
         served=context.verifier or setup.target,
         config=config,
         shape=shape,
+        architecture=_read_architecture(target.config),
         precision=get_precision(quantization) if quantization else precision_of(target.config),
         spared=frozenset() if quantization else spared_roles(target.config),
         directory=None if quantization else target.file or target.directory,
@@ -123,8 +129,10 @@ def read_request(
         max_num_seqs=_count(context, "max_num_seqs", sizes["max_num_seqs"]),
         max_num_batched_tokens=_count(context, "max_num_batched_tokens", sizes["max_num_batched_tokens"]),
         kv_cache_dtype=str(context.flags.get("kv_cache_dtype") or "auto"),
-        block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
+        block_size=_count(context, "block_size", _default_block_size(context, found, config, shape)),
         is_hybrid=not context.flags.get("disable_hybrid_kv_cache_manager"),
+        prefix_caching=_has_prefix_caching(context, shape),
+        state_dtype=_read_state_dtype(context),
         enforce_eager=bool(context.flags.get("enforce_eager")),
         async_scheduling=_is_async(context, spec),
         cold_start=cold_start,
@@ -207,6 +215,38 @@ def _is_async(context: Context, spec: Resolved | None) -> bool:
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
     return context.flags.get("async_scheduling") is not False
+
+
+def _read_architecture(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list | tuple) and named else ""
+
+
+def _default_block_size(context: Context, gpu: Gpu, config: Mapping[str, Any], shape: ModelShape) -> int:
+    """Return the tokens of a block that suit the attention backend which the release takes on a GPU.
+
+    16, but for a latent: FlashMLA, which reads 8-bit and sparse latents on Hopper, wants 64, FlashInfer on Blackwell 32.
+    """
+    if not shape.latent_dim:
+        return 16
+    small = config.get("index_n_heads") or not Rulebook(context.release.version).holds("size-small-latent-blocks")
+    if small or (gpu.architecture == "hopper" and str(context.flags.get("kv_cache_dtype") or "auto").startswith("fp8")):
+        return 64
+    return 32 if gpu.architecture == "blackwell" else 16
+
+
+def _has_prefix_caching(context: Context, shape: ModelShape) -> bool:
+    """Say whether the server keeps prefixes: as given, else as the release has it for models with states."""
+    given = context.given.get("enable_prefix_caching")
+    rules = Rulebook(context.release.version)
+    supported = not shape.state_layers or rules.holds("size-states-cached")
+    default = supported and not (shape.state_layers and rules.holds("size-states-cached-on-request"))
+    return default if given is None else bool(given)
+
+
+def _read_state_dtype(context: Context) -> str | None:
+    given = context.given.get("mamba_ssm_cache_dtype")
+    return given if isinstance(given, str) and given != "auto" else None
 
 
 def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:
