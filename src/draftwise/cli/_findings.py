@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _VERDICTS = {
-    "cannot be judged": "bold red",
+    "not judged": "bold yellow",
     "rejected": "bold red",
     "accepted, fails later": "bold red",
     "accepted, with changes": "bold yellow",
@@ -52,8 +52,8 @@ shape_options = add_options(
     click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
 )  # fmt: skip
 fail_option = click.option(
-    "--fail-on", type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
-    help="Least severity that makes the exit code 1.",
+    "--fail-on", type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
+    help="What makes the exit code 1, each with those before it; unknown: what could not be judged in full.",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _render_one(console: Console, judged: Judgement, *, leave_out: Container[Fin
     for part in (judged.target, judged.where):
         head.append(f"  {part}" if part else "", "dim")
     console.print(head)
-    if judged.resolved is not None and judged.accepted:
+    if judged.resolved is not None:
         console.print(Padding(Text(_describe(judged.resolved), "dim"), (0, 0, 0, 2), expand=False))
     console.print(render_findings(each for each in judged.findings if replace(each, where="") not in leave_out))
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from draftwise.core.progress import Progress, Silent, Stopped
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.rollback import Relation, Rollback, RollbackBasis
-    from draftwise.core.ruling import Effect, Ruling, Stage
+    from draftwise.core.ruling import CheckOutcome, Effect, Ruling, Stage
     from draftwise.core.run import (
         Answer,
         Arm,
@@ -86,6 +86,7 @@ __all__ = [
     "Budget",
     "CalibratedSetting",
     "Calibration",
+    "CheckOutcome",
     "ClientHealth",
     "ClosedLoop",
     "Comparison",
@@ -183,7 +184,7 @@ _MODULES = {
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "progress": "Progress Silent Stopped",
     "reason": "Reason ReasonCode",
-    "ruling": "Effect Ruling Stage",
+    "ruling": "Effect CheckOutcome Ruling Stage",
     "rollback": "Relation Rollback RollbackBasis",
     "run": "Answer Arm ClientHealth Disturbance Divergence Estimate Expectation Omission Run RunPlan Settled "
     "TurnRecord",

@@ -19,10 +19,10 @@ from draftwise.knowledge.rules import Probe
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
-__all__ = ["Certainty", "Defect", "State", "all_defects", "find_open"]
+__all__ = ["Certainty", "Defect", "State", "all_defects", "find_open", "find_said"]
 
 _REPORTED = "~"
-"""Before a release that only reports name."""
+"""Mark of a release that only reports name."""
 _SURE = frozenset({"wheel", "merged"})
 
 State = Literal["present", "later"]
@@ -85,6 +85,8 @@ class Defect:
     """Who tells it: `watch` for what only counters or logs show, `size` for memory."""
     rules: tuple[str, ...] = ()
     """Rules that tell the same fault: where one of them speaks, the row is silent."""
+    says: tuple[str, ...] = ()
+    """Texts that a log or an error has where it strikes."""
     symptoms: tuple[str, ...] = ()
     """Diagnoses of `watch` whose cause it can be."""
     keep_from: tuple[str, ...] = ()
@@ -192,10 +194,16 @@ def all_defects() -> Mapping[str, Defect]:
 
 
 def find_open(version: Version, method: str | None) -> Iterator[Defect]:
-    """Yield the rows about a method that a release has or may have."""
+    """Yield the rows about a method that a release has or may have, whatever else they ask for."""
     for row in all_defects().values():
         if (not row.methods or method in row.methods) and row.state_in(version) is not None:
             yield row
+
+
+def find_said(text: str) -> Iterator[Defect]:
+    """Yield the rows of which a pasted text has something that they say."""
+    squeezed = " ".join(text.split()).lower()
+    return (row for row in all_defects().values() if any(said.lower() in squeezed for said in row.says))
 
 
 def _lower(sentence: str) -> str:

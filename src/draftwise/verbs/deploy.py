@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from draftwise.core import Baseline, Device, Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Baseline, Finding, InvalidSetup, Setup, Severity
 from draftwise.core.progress import Progress
 from draftwise.deploying import TARGETS, Mode, Platform, RunEvidence, make_order, read_layout
 from draftwise.deploying import deploy as write_files
@@ -17,9 +17,8 @@ from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.surroundings import read_surroundings
 from draftwise.deploying.targets import name_targets
-from draftwise.knowledge.gpus import get_gpu
 from draftwise.verbs.request_headers import Header, read_headers
-from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release
+from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ class DeployRequest(SetupRequest):
     """Who answers for the service."""
     image: str = ""
     """Server image; default: vLLM's own, by its tag."""
-    gpu: str | None = None
-    """Name such as H200; default: the source's."""
     cold_start_s: float | None = None
     """Seconds that a cold start took; the startup deadline is 1.5 times that."""
     start_log: str | PathLike[str] | None = None
@@ -139,7 +136,7 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
         setup, evidence = _read_run(run, request, version)
     else:
         reading = find_sources(request).read(version).require_one()
-        setup, evidence = _with_gpu(reading.setup, request.gpu), RunEvidence()
+        setup, evidence = reading.setup, RunEvidence()
         around = read_surroundings(reading)
     if request.edit is not None:
         if request.to is not None or request.out is not None:
@@ -263,7 +260,7 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
 
     (source,) = find_texts(path)
     wanted = setup if version is None else replace(setup, engine_version=version)
-    changed = edit_as(source, _with_gpu(wanted, request.gpu))
+    changed = edit_as(source, with_gpu(wanted, request.gpu))
     is_written = request.write and bool(changed.difference)
     if is_written:
         replace_text(path, changed.text)
@@ -290,7 +287,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
             "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
         )
     version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
-    setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
+    setup = with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
     evidence = RunEvidence(
         run=path.resolve().name,
@@ -350,11 +347,3 @@ def _list_gaps(run: Run, *, adopted: bool) -> list[str]:
     if any(arm.url for arm in run.plan.arms):
         gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
     return gaps
-
-
-def _with_gpu(setup: Setup, name: str | None) -> Setup:
-    if name is None:
-        return setup
-    count = setup.device.count if setup.device is not None else 1
-    gpu = get_gpu(name)
-    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))

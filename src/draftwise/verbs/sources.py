@@ -11,7 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
 from draftwise.knowledge.rules import find_doubts, get_rule
 from draftwise.knowledge.vllm import Release, find_remarks, get_release, releases
@@ -42,6 +43,7 @@ __all__ = [
     "join_command",
     "open_release",
     "remarks_on",
+    "with_gpu",
 ]
 
 Source = str | Path | Setup
@@ -73,6 +75,8 @@ class SetupRequest:
     """Model that replaces the target in the sources, e.g. where that is a mount."""
     speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """Config that replaces those in the sources: a value, its JSON, or a file that holds it."""
+    gpu: str | None = None
+    """GPU that serves, such as H200, or its memory, as 48GiB. Default: the one that a source names, else any."""
     engine_flags: Sequence[str] = ()
     """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
     env_files: Sequence[str | PathLike[str]] = ()
@@ -134,6 +138,7 @@ class Sources:
     engine_flags: tuple[str, ...]
     variables: Mapping[str, str]
     """Values of variables that texts take from elsewhere."""
+    gpu: str | None
     changes: Mapping[str, Any]
     """Fields of every setup that the request replaces."""
     about_changes: tuple[Finding, ...]
@@ -160,13 +165,19 @@ class Sources:
                 else:
                     skipped.append(text.name)
         found = FoundSetups(
-            readings=tuple(reading.with_fields(*self.about_changes, **self.changes) for reading in readings),
+            readings=tuple(
+                reading.with_fields(*self.about_changes, **self.changes, **self._place(reading.setup))
+                for reading in readings
+            ),
             unread=tuple(unread),
             skipped=tuple(skipped),
             may_be_empty=self.may_be_empty,
         )
         found.require_some()
         return found
+
+    def _place(self, setup: Setup) -> Mapping[str, Any]:
+        return {} if self.gpu is None else {"device": with_gpu(setup, self.gpu).device}
 
 
 def find_sources(request: SetupRequest) -> Sources:
@@ -196,6 +207,7 @@ def find_sources(request: SetupRequest) -> Sources:
         texts=tuple(replace(text, is_chosen=text.is_chosen and not skips) for text in texts),
         engine_flags=tuple(request.engine_flags),
         variables=_read_env_files(request.env_files),
+        gpu=request.gpu,
         changes=changes,
         about_changes=about,
         may_be_empty=skips,
@@ -212,6 +224,19 @@ def open_release(version: str, *, nearest: bool) -> Release:
         return get_release(version, nearest=nearest)
     except InvalidSetup as error:
         raise InvalidSetup(replace(finding, where="--vllm") for finding in error.findings) from None
+
+
+def with_gpu(setup: Setup, name: str | None) -> Setup:
+    """Return a setup on a GPU that a request names; a server for CPUs stays one.
+
+    Raises:
+        InvalidSetup: the GPU is not in the table.
+    """
+    device = setup.device
+    if name is None or (device is not None and device.kind == "cpu"):
+        return setup
+    gpu, count = get_gpu(name), 1 if device is None else device.count
+    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))
 
 
 def remarks_on(release: Release) -> tuple[Finding, ...]:

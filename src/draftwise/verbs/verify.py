@@ -54,7 +54,7 @@ class VerifyRequest:
     gpu: str | None = None
     """Name such as H200, where the source does not name it."""
     fail_on: FailOn = "error"
-    """Least severity that makes the exit code 1."""
+    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class TestText:
         ("version", "nearest"), [("0.6.0", "0.9.2"), ("0.34.0", "0.33.0"), ("0.33.1rc0", "0.33.0")]
     )
     def test_an_unknown_release_is_kept_and_its_words_read_by_the_nearest(self, version, nearest):
-        (reading,) = read_setups(f"docker run vllm/vllm-openai:v{version} --model m")
+        (reading,) = read_setups(f"docker run vllm/vllm-openai:v{version} --model gpt2")
         assert (reading.setup.engine_version, codes(reading)) == (version, [])
         assert judge(reading).accepted is None
         assert [finding.code for finding in judge(reading).findings] == ["unknown-release"]

@@ -6,18 +6,24 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
-from draftwise.knowledge.rules import find_doubts, of_release
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.memory_overheads import list_tiers
+from draftwise.knowledge.rules import find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
+from draftwise.plan.check.engine.step_budget import find_gpu
 from draftwise.plan.check.known_defects import contradicts, find_defects, find_met
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
@@ -27,11 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
 
+_WAITS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "target-not-here": ("target",), "drafter-not-here": ("drafter", "weights"), "depends-on-gpu": ("gpu",),
+})  # fmt: skip
+"""Findings that say what was not given, and the inputs that rules then wait for."""
+
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return what the setup's vLLM release makes of it.
 
-    A target or drafter that is neither a directory here nor in the table of known models is judged by its name alone.
+    Of a target or drafter that is neither a directory here nor in the table of known models only the name is judged.
 
     Args:
         setup: what the operator wrote.
@@ -62,8 +73,9 @@ def check_context(context: Context) -> Report:
     is_judged = True
     try:
         context, resolved = run(configure(context), tell)
-        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
-        if rejected:
+        if not _find_stages(findings):
+            tell(*_judge_tiers(context))
+        if rejected := _find_stages(findings):
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
@@ -73,7 +85,48 @@ def check_context(context: Context) -> Report:
     except MissingFacts as gap:
         tell(*gap.findings)
         is_judged = False
-    return replace(_report(release, context.setup, findings, resolved, is_judged=is_judged), defects=met)
+    report = _report(release, context.setup, findings, resolved, is_judged=is_judged)
+    missing = [name for each in findings for name in _WAITS.get(each.code, ())]
+    method = context.keys.get("method") if resolved is None else resolved.method
+    count = partial(context.rules.count_waiting, method=method, drafts="model" in context.keys)
+    return replace(report, unchecked={name: count(name) for name in missing}, defects=met)
+
+
+def _find_stages(findings: Iterable[Finding]) -> Set[Stage]:
+    """Return the stages that reject the setup."""
+    return {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+
+
+def _judge_tiers(context: Context) -> Iterator[Ruling]:
+    """Yield what stops a server whose GPU is not known: on every GPU, or on those that default to certain batches."""
+    open_sizes = not {"max_num_batched_tokens", "max_num_seqs"} <= context.given.keys()
+    if context.platform == "cpu" or context.runs_on_v0 or not open_sizes or find_gpu(context) is not None:
+        return
+    tiers = list_tiers(context.release)
+    stops = {words: [*_find_stops(_on_gpu(context, gpu))] for words, gpu in tiers.items()}
+    refused = [words for words, found in stops.items() if found]
+    if not refused:
+        return
+    last = stops[refused[-1]]
+    if len(refused) == len(tiers):
+        yield from (replace(each, message=f"On every GPU. On {refused[-1]}: {each.message}") for each in last)
+    else:
+        fine = join_names(words for words in tiers if words not in refused)
+        fault = " ".join(dict.fromkeys(each.message for each in last))
+        yield from context.rules.ruling("depends-on-gpu", fine=fine, refused=join_names(refused), fault=fault)
+
+
+def _on_gpu(context: Context, gpu: Gpu) -> Context:
+    count = 1 if context.setup.device is None else context.setup.device.count
+    device = Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes)
+    return replace(context, setup=replace(context.setup, device=device))
+
+
+def _find_stops(context: Context) -> Iterator[Ruling]:
+    """Yield what stops a server, of what depends on its batch sizes."""
+    found: list[Ruling] = []
+    run(configure(context), found.append)
+    yield from (each for each in found if "gpu" in get_rule(each.code).reads and each.severity is Severity.ERROR)
 
 
 def _report(
