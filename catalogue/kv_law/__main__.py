@@ -11,6 +11,7 @@ from typing import Any
 
 from catalogue.kv_law.cases import write_cases
 from catalogue.kv_law.compare import compare
+from draftwise.core.layer_kinds import STATE_ALONE
 
 PROOFS = Path("src/draftwise/knowledge/data/kv_proofs.json")
 RECORDS = Path("tests/plan/size/kv_law")
@@ -49,7 +50,8 @@ def _prove(folder: Path, answers: list[Path], release: str) -> None:
             count["vLLM gives no number"] += 1
             continue
         config = json.loads((models / case["target"] / "config.json").read_text())
-        found = compare(case, answer, models, release)
+        alone = config.get("model_type") in STATE_ALONE  # what decides on their prefix caching is not in the case
+        found = None if alone else compare(case, answer, models, release)
         count["no number here" if found is None else "differ" if found else "agree"] += 1
         if found:
             print(answer["id"], *found[:3], sep="  ")
@@ -95,7 +97,9 @@ def _write_proofs(release: str, proofs: dict[str, str]) -> None:
     table[release] = proofs
     order = sorted(table, key=lambda name: [int(part) for part in name.split(".")])
     blocks = [
-        f'    "{name}": {{\n' + ",\n".join(f'      "{key}": "{table[name][key]}"' for key in sorted(table[name])) + "\n    }"
+        f'    "{name}": {{\n'
+        + ",\n".join(f'      "{key}": "{table[name][key]}"' for key in sorted(table[name]))
+        + "\n    }"
         for name in order
     ]
     text = '{\n  "about": ' + json.dumps(ABOUT) + ',\n  "releases": {\n' + ",\n".join(blocks) + "\n  }\n}\n"

@@ -7,11 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from catalogue.kv_law.shapes import SHAPES
 from draftwise.knowledge.stored import read_rows
 
 __all__ = ["write_cases"]
 
+SHAPES: dict[str, dict[str, Any]] = {
+    row["name"]: row["config"]
+    for row in map(json.loads, Path(__file__).with_name("shapes.jsonl").read_text().splitlines())
+}
+"""Configs of published models, by kind of cache, that the table of known models does not hold: as far as their layers
+depend on them, with vocabularies and counts of experts cut down."""
 HEADS: dict[str, dict[str, Any]] = {
     "head-8x128": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
     "head-2x64": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
@@ -71,7 +76,7 @@ def write_cases(folder: Path, defaults: Path | None) -> int:
     further = json.loads(defaults.read_text()) if defaults else {}
     shown = {arch for config in configs.values() for arch in config["architectures"]}
     rows = []
-    for name, config in configs.items():
+    for name in configs:
         rows += [{"id": f"{name}:{key}", "target": name, **row} for key, row in FULL.items()]
     for arch, config in further.items():
         if arch not in shown:

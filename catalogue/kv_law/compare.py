@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
-from draftwise.plan.size.memory_budget import kv_cache
+from draftwise.plan.size.memory_budget import in_flight, kv_cache
 from draftwise.plan.size.size_request import read_request
 from draftwise.plan.size.weight_parts import stages
 
@@ -40,19 +40,13 @@ def sized(case: Mapping[str, Any], target: str, version: str, drafter: str | Non
     caches = [kv_cache(request, stage) for stage in stages(request.shape.num_layers, request.pipeline_parallel_size)]
     blocks = min(MEMORY // cache.bytes_per_block for cache in caches)
     fullest = max(caches, key=lambda cache: cache.bytes_per_block)
-    in_flight = case_in_flight(request)
+    ahead = in_flight(request)
     lengths = sorted({length for length in (1024, 8192) if length <= request.max_model_len} | {request.max_model_len})
-    held = {str(length): fullest.blocks_per_sequence(length, in_flight) for length in lengths}
+    held = {str(length): fullest.blocks_per_sequence(length, ahead) for length in lengths}
     return {
-        "blocks": blocks, "max_model_len": request.max_model_len, "per_sequence": held, "in_flight": in_flight,
+        "blocks": blocks, "max_model_len": request.max_model_len, "per_sequence": held, "in_flight": ahead,
         "least": held[str(request.max_model_len)] + fullest.null_blocks, "max_num_seqs": request.max_num_seqs,
     }  # fmt: skip
-
-
-def case_in_flight(request: Any) -> int:
-    from draftwise.plan.size.memory_budget import in_flight
-
-    return in_flight(request)
 
 
 def differences(answer: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

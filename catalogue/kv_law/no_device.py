@@ -5,6 +5,7 @@ Modules get shapes and no memory; compiled kernels, streams and Triton are names
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -122,10 +123,8 @@ def prepare() -> None:
     torch.cuda.Stream = torch.cuda.Event = Nothing
     torch.cuda.current_stream = lambda *_: Nothing()
     for module in ("vllm._custom_ops", "vllm._aiter_ops"):
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module(module)
-        except ImportError:
-            pass
     from torch._ops import _OpNamespace
 
     known = _OpNamespace.__getattr__

@@ -1,6 +1,6 @@
 """Writes the config.json that transformers' classes make by themselves, for each architecture that vLLM registers.
 
-    VLLM_PYTHON transformers_defaults.py ARCHITECTURES.json OUT.json
+VLLM_PYTHON transformers_defaults.py ARCHITECTURES.json OUT.json
 """
 
 from __future__ import annotations

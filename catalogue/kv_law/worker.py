@@ -24,7 +24,7 @@ from typing import Any
 
 MEMORY = 1 << 40
 """Bytes that the planner is given on each GPU: enough for every case, so that blocks tell the bytes of a block."""
-PATIENCE = 60
+PATIENCE = 120
 """Seconds for a case."""
 LENGTHS = (1024, 8192)
 """Lengths, besides the longest, at which the blocks of a sequence are recorded."""
@@ -88,7 +88,7 @@ def answer_all(options: argparse.Namespace) -> None:
 
 
 def know_types(models: Path) -> None:
-    """Register the model types that come with code of their own as what their configuration classes are: bare values."""
+    """Register the model types that come with code of their own as bare values, which their classes add little to."""
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
@@ -104,7 +104,7 @@ def judge(case: dict[str, Any]) -> dict[str, Any]:
     signal.alarm(PATIENCE)
     try:
         return plan(case)
-    except Exception as error:
+    except (Exception, LateError) as error:
         if os.environ.get("KV_LAW_TRACE"):
             traceback.print_exc()
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/vllm/" in frame.filename]
@@ -115,8 +115,12 @@ def judge(case: dict[str, Any]) -> dict[str, Any]:
         signal.alarm(0)
 
 
+class LateError(BaseException):
+    """A case took too long; vLLM, which goes on after exceptions of model classes, shall not catch it."""
+
+
 def give_up(*_: object) -> None:
-    raise TimeoutError("no answer in time")
+    raise LateError("no answer in time")
 
 
 def plan(case: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +195,13 @@ def planned(config: Any, specs: list[dict[str, Any]], memory: int) -> Any:
         module: Any = importlib.import_module("vllm.v1.core.kv_cache_planning")
     except ModuleNotFoundError:
         module = kv_cache_utils
-    further = [module.get_global_kv_cache_groups(config, specs)] if hasattr(module, "get_global_kv_cache_groups") else []
+    further = (
+        [module.get_global_kv_cache_groups(config, specs)] if hasattr(module, "get_global_kv_cache_groups") else []
+    )
     configs = module.get_kv_cache_configs(config, specs, [memory] * len(specs), *further)
-    make = getattr(kv_cache_utils, "generate_scheduler_kv_cache_config", None) or module.generate_scheduler_kv_cache_config
+    make = (
+        getattr(kv_cache_utils, "generate_scheduler_kv_cache_config", None) or module.generate_scheduler_kv_cache_config
+    )
     return make(configs)
 
 

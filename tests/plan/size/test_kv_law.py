@@ -1,4 +1,4 @@
-"""The law of the KV cache: what `size` says of every architecture is what vLLM's own planner said (catalogue/kv_law)."""
+"""What `size` says of the cache of every architecture is what vLLM's own planner said (catalogue/kv_law)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from catalogue.kv_law.compare import differences, sized
 
 RECORDS = Path(__file__).with_name("kv_law")

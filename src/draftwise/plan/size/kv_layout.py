@@ -14,7 +14,7 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.core.budget import KVCache, KVGroup
 from draftwise.knowledge.rules import Rulebook
 
-__all__ = ["CachedLayer", "LayoutRules", "States", "align_block_size", "lay_out"]
+__all__ = ["CachedLayer", "LayoutRules", "StateBlocks", "align_block_size", "lay_out"]
 
 _PADDING_LIMIT = 1.5
 """Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
@@ -72,8 +72,8 @@ class LayoutRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """How the states of a sequence are kept."""
+class StateBlocks:
+    """How many blocks the states of a sequence take, and of what size."""
 
     blocks: int = 1
     """Blocks of a sequence in each group of states."""
@@ -91,7 +91,7 @@ class _Page:
 
 
 def align_block_size(
-    layers: Iterable[CachedLayer], block_size: int, states: States, *, aligns_latents: bool
+    layers: Iterable[CachedLayer], block_size: int, states: StateBlocks, *, aligns_latents: bool
 ) -> int:
     """Return the tokens of a block that is at least as large as a state's page (platforms/interface.py).
 
@@ -119,7 +119,7 @@ def lay_out(
     *,
     block_size: int = 16,
     rules: LayoutRules = LayoutRules(),
-    states: States = States(),
+    states: StateBlocks = StateBlocks(),
     stage: range | None = None,
 ) -> KVCache:
     """Return the blocks of a model and its drafter on one GPU.
@@ -153,12 +153,16 @@ def _pages(layers: Sequence[CachedLayer], block_size: int) -> list[_Page]:
     tokens = [layer for layer in layers if not layer.state_bytes and not layer.is_draft]
     padded = tokens[0].bytes_per_token * block_size if tokens else 0
     return [
-        _Page(layer, block_size, max(padded, layer.state_bytes) if layer.state_bytes else layer.bytes_per_token * block_size)
+        _Page(
+            layer,
+            block_size,
+            max(padded, layer.state_bytes) if layer.state_bytes else layer.bytes_per_token * block_size,
+        )
         for layer in layers
     ]
 
 
-def _describe(whole: Sequence[_Page], part: Sequence[_Page], states: States) -> KVGroup:
+def _describe(whole: Sequence[_Page], part: Sequence[_Page], states: StateBlocks) -> KVGroup:
     first = whole[0]
     return KVGroup(
         num_layers=len(part), block_size=first.block_size, window=first.layer.window, chunked=first.layer.chunked,
@@ -173,7 +177,9 @@ def _group(pages: list[_Page], rules: LayoutRules) -> list[list[_Page]]:
     kinds: dict[tuple[object, ...], list[_Page]] = {}
     for page in _unify(pages, rules):
         layer = page.layer
-        kinds.setdefault((layer.kind, page.block_size, layer.latent, layer.bytes_per_token, layer.heads), []).append(page)
+        kinds.setdefault((layer.kind, page.block_size, layer.latent, layer.bytes_per_token, layer.heads), []).append(
+            page
+        )
     counts = sorted(len(kind) for kind in kinds.values())
     size = counts[-1] if rules.pads_to_larger and counts[-1] < counts[0] * _PADDING_LIMIT else counts[0]
     split = [(kind, -(-len(kind) // size)) for kind in kinds.values()]
@@ -195,8 +201,8 @@ def _unify(pages: Sequence[_Page], rules: LayoutRules) -> list[_Page]:
             raise InvalidSetup(
                 Finding.error(
                     "kv-pages-do-not-divide",
-                    f"Layers keep pages of {largest} and {page.num_bytes} bytes, which do not divide: vLLM cannot share "
-                    "its blocks.",
+                    f"Layers keep pages of {largest} and {page.num_bytes} bytes, which do not divide: vLLM cannot "
+                    "share its blocks.",
                     fix="Choose a drafter with the target's head size and number of key-value heads.",
                 )
             )

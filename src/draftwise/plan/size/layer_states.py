@@ -1,4 +1,4 @@
-"""The state that a layer keeps for each sequence instead of keys and values: Mamba, linear attention, short convolution.
+"""The state that a layer keeps for each sequence instead of keys and values: Mamba, linear attention, convolutions.
 
 The numbers are those of vLLM's MambaStateShapeCalculator; which keys of config.json hold them is data.
 """
@@ -36,7 +36,7 @@ def state_kind(config: Row) -> str:
 
 def _row(config: Row) -> Row:
     model_type = config.get("model_type")
-    found = read_state_layers().get(str(model_type))
+    found: Row | None = read_state_layers().get(str(model_type))
     if found is None:
         raise InvalidSetup.because(
             "memory-unknown",
@@ -70,13 +70,13 @@ def state_bytes(
 
     def number(name: str) -> int:
         wanted = keys[name] if isinstance(keys[name], tuple | list) else (keys[name],)
-        values = [inside.get(key) for key in wanted]
-        if not all(isinstance(value, int | float) and value > 0 for value in values):
+        values = [value for key in wanted if isinstance(value := inside.get(key), int | float) and value > 0]
+        if len(values) < len(wanted):
             raise InvalidSetup.because(
                 "config-incomplete", f"config.json lacks {', '.join(wanted)}.", where="config.json",
                 fix="Restore the config.json that came with the checkpoint.",
             )  # fmt: skip
-        return int(math.prod(values))
+        return int(math.prod(map(float, values)))
 
     taps = number("kernel") - 1
     match row["kind"]:

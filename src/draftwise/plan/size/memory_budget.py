@@ -14,7 +14,7 @@ from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
 from draftwise.plan.size.activations import ProfiledStep, activations, buffers
-from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, States, align_block_size, lay_out
+from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, StateBlocks, align_block_size, lay_out
 from draftwise.plan.size.layer_states import EXPORTS_CHECKPOINTS, state_bytes, state_kind
 from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest
 from draftwise.plan.size.weight_bytes import drafter_bytes, target_bytes
@@ -49,6 +49,7 @@ _CHUNK = 2048
 """Tokens of a chunk where config.json has none (config/model.py, get_mamba_chunk_size)."""
 _DS_MLA_BYTES = 656
 """Bytes of a token in DeepSeek's own 8-bit layout of the latent (v1/kv_cache_interface.py, MLAAttentionSpec)."""
+
 
 def kv_value_bytes(name: str, shape: ModelShape) -> float:
     """Return the bytes of one cached value of a model, scales included.
@@ -209,22 +210,22 @@ def _indexers(config: Mapping[str, Any], layers: Iterable[CachedLayer]) -> list[
     return [replace(layer, bytes_per_token=dim + _SCALE_BYTES * dim // _INDEXER_GROUP) for layer in layers]
 
 
-def find_states(request: SizeRequest) -> States:
+def find_states(request: SizeRequest) -> StateBlocks:
     """Return how the release keeps the states of a sequence."""
     k, shape, rules = request.num_speculative_tokens, request.shape, request.rules
     if not shape.state_layers:
-        return States()
+        return StateBlocks()
     if not request.prefix_caching or len(shape.stateful_layers) == len(shape.state_layers) == shape.num_layers:
-        return States(blocks=1 + k)
+        return StateBlocks(blocks=1 + k)
     kind = state_kind(request.config)
     classes = request.release.table("architectures").get(request.architecture) or {}
     if rules.holds("size-state-each-block") and "SupportsMambaPrefixCaching" in classes.get("interfaces", ()):
         added = k if rules.holds("size-state-each-block-and-draft") else 0
-        return States(blocks=added, alignment=chunk_of(request.config), every_block=True)
+        return StateBlocks(blocks=added, alignment=chunk_of(request.config), every_block=True)
     code = EXPORTS_CHECKPOINTS.get(kind)
     checkpoint = code is not None and rules.holds(code) and (kind != "gdn" or exports_from_kernel(request))
     aligned = kind == "gdn" and checkpoint
-    return States(blocks=2 + k + checkpoint, alignment=_CHECKPOINT_TOKENS if aligned else 1)
+    return StateBlocks(blocks=2 + k + checkpoint, alignment=_CHECKPOINT_TOKENS if aligned else 1)
 
 
 def chunk_of(config: Mapping[str, Any]) -> int:
@@ -247,8 +248,12 @@ def _min_blocks(request: SizeRequest) -> int:
 
 
 def in_flight(request: SizeRequest) -> int:
-    both = request.async_scheduling and request.rules.holds("size-in-flight-tokens")
-    return request.max_num_batched_tokens * (1 + both)
+    """Return the tokens that may be scheduled and not yet settled: of each batch that is under way."""
+    stages_filled = request.pipeline_parallel_size
+    if not request.rules.holds("size-in-flight-tokens"):
+        return request.max_num_batched_tokens
+    ahead = request.async_scheduling and (request.runner == "V2" or stages_filled == 1)
+    return request.max_num_batched_tokens * (stages_filled + ahead)
 
 
 def _graphs(request: SizeRequest, stage: PipelineStage, overheads: Overheads) -> tuple[int, int]:

@@ -226,7 +226,7 @@ def _read_architecture(config: Mapping[str, Any]) -> str:
 def _default_block_size(context: Context, gpu: Gpu, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Return the tokens of a block that suit the attention backend which the release takes on a GPU.
 
-    16, but for a latent: FlashMLA, which reads 8-bit and sparse latents on Hopper, wants 64, FlashInfer on Blackwell 32.
+    16, but for a latent: FlashMLA, which reads 8-bit and sparse latents on Hopper, wants 64, FlashInfer 32.
     """
     if not shape.latent_dim:
         return 16
