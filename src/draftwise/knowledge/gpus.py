@@ -14,6 +14,8 @@ from draftwise.knowledge.stored import read_data
 __all__ = ["Gpu", "get_gpu", "read_gpus"]
 
 _GIB = 1 << 30
+_LEAST_GIB = 1
+"""Least memory of a GPU that models are served on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +49,6 @@ def read_gpus() -> tuple[Gpu, ...]:
     return tuple(_read(row) for row in _rows())
 
 
-_MOST = 10_000 * _GIB
-"""More memory than any one GPU has."""
-
-
 def get_gpu(name: str) -> Gpu:
     """Return a GPU by its name (`H200`, `NVIDIA L40S`, `a100-80gb`) or by its memory alone (`24GiB`, `80GB`).
 
@@ -60,14 +58,10 @@ def get_gpu(name: str) -> Gpu:
     key = _normalize(name)
     if (found := _by_name().get(key)) is not None:
         return found
-    if memory := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gi?b)", name.strip().lower()):
-        num_bytes = float(memory[1]) * (_GIB if memory[2] == "gib" else 10**9)
-        if not _GIB <= num_bytes <= _MOST:
-            raise InvalidSetup.because(
-                "unknown-gpu", f"A GPU has from 1 to {_MOST // _GIB:,} GiB of memory, got {name.strip()}.",
-                where="--gpu", fix="Give the memory of one GPU, for instance 48GiB.",
-            )  # fmt: skip
-        return Gpu(name=name.strip(), architecture="other", memory_bytes=int(num_bytes))
+    memory = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(gi?b)", name.strip().lower())
+    if memory and float(memory[1]) >= _LEAST_GIB:
+        unit = _GIB if memory[2] == "gib" else 10**9
+        return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     raise InvalidSetup.because(
         "unknown-gpu", f"{name!r} is not in the table.", where="--gpu",
         fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",

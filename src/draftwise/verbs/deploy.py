@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from draftwise.core import Baseline, Finding, InvalidSetup, Setup, Severity
 from draftwise.core.progress import Progress
@@ -17,6 +17,7 @@ from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.surroundings import read_surroundings
 from draftwise.deploying.targets import name_targets
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
@@ -52,7 +53,7 @@ class DeployRequest(SetupRequest):
     """Who answers for the service."""
     image: str = ""
     """Server image; default: vLLM's own, by its tag."""
-    cold_start_s: float | None = None
+    cold_start_s: Annotated[float, Range(above=0)] | None = None
     """Seconds that a cold start took; the startup deadline is 1.5 times that."""
     start_log: str | PathLike[str] | None = None
     """vLLM's log of a cold start, instead of `cold_start_s`."""
@@ -64,9 +65,9 @@ class DeployRequest(SetupRequest):
     """Where the weights are on KServe: one, storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM."""
     service_account: str = ""
     """KServe service account whose secrets give access to the weights."""
-    max_replicas: int | None = None
+    max_replicas: Annotated[int, Range(2)] | None = None
     """Scale both twins up to this many replicas, by requests in flight."""
-    requests_per_replica: int | None = None
+    requests_per_replica: Annotated[int, Range(1)] | None = None
     """Requests in flight per replica; default: the highest load at which the run measured a gain."""
     observe: bool = True
     """Whether to write rules, alerts, a dashboard and the analysis of a canary."""
@@ -76,7 +77,7 @@ class DeployRequest(SetupRequest):
     """Image with draftwise: the analysis of a canary runs `draftwise verify` in it."""
     proxy: ProxyKind | None = None
     """Proxy in front of both twins, which keeps from each what it must not get."""
-    share: int = 10
+    share: Annotated[int, Range(0, 100)] = 10
     """Percent of the proxy's requests for the pool that speculates."""
     spec_address: str = ""
     """HOST:PORT where the proxy reaches that pool."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
@@ -18,6 +18,7 @@ from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.vllm import Release, releases
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class FactsRequest:
     """List the known releases; or add one; or remove one that was added."""
 
     _: KW_ONLY
-    older_than_months: float = 6.0
+    older_than_months: Annotated[float, Range(0)] = 6.0
     """Age from which a release is marked as old."""
     add: str | None = None
     """Release to add: vllm==X (fetched as pip is configured to), a wheel, or a folder with sources."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from draftwise.core import SpecConfig
 from draftwise.core.progress import Progress
 from draftwise.verbs.engine import make_config, parse_spec
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["TOOL_CALL_PARSERS", "ServeRequest", "ServeResult", "serve"]
@@ -28,7 +29,7 @@ class ServeRequest:
     speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
     """vLLM's JSON; None for plain decoding."""
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Range(0, 65535)] = 8000
     """0 takes a free port."""
     served_model_name: str | None = None
     """Name in the API and in metrics; default: the model."""
@@ -45,9 +46,9 @@ class ServeRequest:
     can reach takes any unless one is given."""
     allowed_origins: Sequence[str] = ()
     """Web pages that may use the server, such as `https://example.com`; `*` allows all."""
-    drain_seconds: float = 10
+    drain_seconds: Annotated[float, Range(0, 86400)] = 10
     """Time for running requests to end after SIGTERM or SIGINT; what is left then ends with an error."""
-    max_waiting: int = 1024
+    max_waiting: Annotated[int, Range(0)] = 1024
     """Longest queue; 503 beyond."""
     kernel_cache: str | None = None
     """Folder of compiled kernels: taken from there, new ones kept there."""

@@ -42,6 +42,7 @@ __all__ = [
     "flags_of_vllm",
     "join_command",
     "open_release",
+    "read_spec",
     "remarks_on",
     "with_gpu",
 ]

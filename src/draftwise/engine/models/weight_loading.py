@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.families import Family, get_family
 from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
@@ -20,7 +20,7 @@ from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, Ex
 from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["FAMILIES", "Family", "WeightReader", "get_family", "load_model"]
+__all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -56,13 +56,6 @@ def load_model(
     checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
     config, where = checkpoint.config, str(Path(path) / "config.json")
     family = get_family(config, where=where)
-    if config.get("quantization_config"):
-        raise InvalidSetup.because(
-            "quantized",
-            "Quantized checkpoints are not supported.",
-            where=where,
-            fix="Use the bfloat16 checkpoint of the model.",
-        )
     shape = ModelShape.from_hf_config(config, where=where)
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
@@ -294,53 +287,3 @@ class WeightReader:
     def _room(self, size: int, multiple: int = ALIGNMENT) -> int:
         """Return the size with what is added on a GPU."""
         return align(size, multiple) if self.device.type == "cuda" else size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
-
-    architecture: str
-    qkv_bias: bool | None = False
-    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
-    mlp_bias_key: str | None = None
-    qk_norm: bool = False
-    """RMS norm over each head of q and k before the rotation."""
-    window_switch: str | None = None
-    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
-    has_experts: bool = False
-    """Whether layers have a mixture of experts (`MixtureShape`)."""
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
-    "mistral": Family(architecture="MistralForCausalLM"),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
-    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
-    "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
-    "qwen3_moe": Family(
-        architecture="Qwen3MoeForCausalLM",
-        qkv_bias=None,
-        qk_norm=True,
-        window_switch="use_sliding_window",
-        has_experts=True,
-    ),
-}
-
-
-def get_family(config: Mapping[str, Any], *, where: str) -> Family:
-    """Return the family of a config.json, by `architectures` or else by `model_type`.
-
-    Raises:
-        InvalidSetup: it is not one of the families.
-    """
-    named = config.get("architectures") or []
-    for model_type, family in FAMILIES.items():
-        if family.architecture in named or (not named and config.get("model_type") == model_type):
-            return family
-    raise InvalidSetup.because(
-        "unsupported-architecture",
-        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
-        where=where,
-        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
-    )

@@ -161,9 +161,12 @@ def _describe_model(model: ModelConfig | None, name: str) -> Any:
         "dense": not count_experts(model.config),
         "mla": "kv_lora_rank" in text,
         "dsa": "index_topk" in text,
-        "mrope": any("mrope_section" in (text.get(key) or ()) for key in ("rope_scaling", "rope_parameters")),
+        "mrope": any(
+            isinstance(rope := text.get(key), Mapping) and "mrope_section" in rope
+            for key in ("rope_scaling", "rope_parameters")
+        ),
         "sliding": bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False,
-        "mixed_layers": len(set(text.get("layer_types") or ())) > 1,
+        "mixed_layers": isinstance(kinds := text.get("layer_types"), list) and len(set(map(str, kinds))) > 1,
     }
     return [*words, *model.architectures, *filter(None, types), *(name for name, has in traits.items() if has)]
 
@@ -177,13 +180,14 @@ def _find_quantization(context: Context, model: ModelConfig | None, *, own: bool
     """Return method and format of a model's weights in lower case, empty for plain ones; UNKNOWN where nobody says."""
     asked = context.keys.get("quantization") if own else context.given.get("quantization")
     name = str(context.keys.get("model") or "") if own else context.setup.target
-    named = " ".join(re.findall(r"nvfp4|fp8|fp4|awq|gptq|int4|int8|w8a8|w4a16|mxfp4", name.lower()))
+    named = " ".join(re.findall(r"nvfp4|fp8|mxfp4|fp4|awq|gptq|int4|int8|w\d+a\d+", name.lower()))
     if model is None:
         return " ".join(filter(None, (str(asked or ""), named))).lower() or UNKNOWN
-    declared = model.config.get("quantization_config") or model.config.get("compression_config") or {}
+    declared = model.config.get("quantization_config") or model.config.get("compression_config")
+    declared = declared if isinstance(declared, Mapping) else {}
     said = HfConfig(model.config).quantization or ""
     form = " ".join(str(declared.get(key) or "") for key in ("format", "quant_algo", "fmt"))
-    return " ".join(filter(None, (str(asked or ""), said, form, named))).lower()
+    return " ".join(f"{asked or ''} {said} {form} {named}".lower().split())
 
 
 def _length_of(model: ModelConfig | None) -> Any:
