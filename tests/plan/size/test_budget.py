@@ -289,7 +289,8 @@ def test_a_plan_that_leaves_nothing_for_what_it_does_not_count_is_warned_of() ->
     ("flags", "code"),
     [
         ({"target": "nobody/nothing"}, "unknown-target"), ({"gpu": "Voodoo2"}, "unknown-gpu"),
-        ({"gpu": "0GiB"}, "unknown-gpu"), ({"gpu": "0.001GiB"}, "unknown-gpu"), ({"gpu": f"{10**30}GiB"}, "unknown-gpu"),
+        ({"gpu": "0GiB"}, "unknown-gpu"), ({"gpu": "0.001GiB"}, "unknown-gpu"),
+        ({"gpu": f"{10**30}GiB"}, "unknown-gpu"),
         ({"gpu_memory_utilization": 1.5}, "config-value"), ({"max_num_seqs": 0}, "config-value"),
         ({"gpu_memory_utilization": 1.5, "version": "0.15.0"}, "bad-utilization"),
         ({"max_num_seqs": 0, "version": "0.15.0"}, "bad-number"),
@@ -359,14 +360,17 @@ def test_a_directory_without_weights_is_sized_by_its_shape(tmp_path: Path) -> No
 
 
 def test_a_server_with_more_sequences_than_blocks_of_states_does_not_fit() -> None:
-    flags = {"gpu": "L4", "version": "0.33.0", "max_model_len": 4096, "max_num_seqs": 1024}
-    crowded = sized("nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags)
+    target = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+    flags: dict[str, Any] = {"gpu": "L4", "version": "0.33.0", "max_model_len": 4096, "max_num_seqs": 1024}
+    crowded = sized(target, **flags)
     assert not crowded.budget.fits
     lack = next(each for each in crowded.findings if each.code == "does-not-fit")
     assert lack.fix == f"Set --max-num-seqs to {crowded.budget.num_blocks} or less."
     flags["max_num_seqs"] = crowded.budget.num_blocks
     assert sized("nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags).budget.fits
-    assert sized("nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags | {"max_num_seqs": 1024, "enforce_eager": True}).budget.fits
+    assert sized(
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags | {"max_num_seqs": 1024, "enforce_eager": True}
+    ).budget.fits
 
 
 def test_speculation_adds_states_to_every_sequence() -> None:

@@ -69,3 +69,15 @@ def test_weights_of_an_unknown_family_have_no_number(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidSetup, match="Memory unknown: the weights of opt"):
         size(Setup(target=str(tmp_path), engine="vllm", engine_version="0.33.0"), gpu="H200")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 8}, {"kv_cache_memory_bytes": 1 << 30},
+        {"num_gpu_blocks_override": 100}, {"dtype": "float32"}, {"cpu_offload_gb": 10},
+    ],
+)  # fmt: skip
+def test_flags_whose_memory_is_not_counted_give_no_number(flags: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetup, match="Memory unknown: what --"):
+        size(Setup(target=LLAMA, engine="vllm", engine_version="0.33.0", args=flags), gpu="H200")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class SizeRequest:
     cold_start: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     probabilistic: bool = False
+    uncounted: tuple[str, ...] = ()
+    """Flags of the setup that change the memory in ways that are not known."""
     rulings: tuple[Finding, ...] = ()
     """Why this release would refuse the setup, and what its graphs do not cover."""
 
@@ -138,6 +140,7 @@ def read_request(
         cold_start=cold_start,
         env=setup.env,
         probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
+        uncounted=tuple(_find_uncounted(context)),
         rulings=tuple(each for each in report.findings if _matters(each)),
     )
 
@@ -216,6 +219,24 @@ def _is_async(context: Context, spec: Resolved | None) -> bool:
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
     return context.flags.get("async_scheduling") is not False
+
+
+_UNCOUNTED = (
+    "decode_context_parallel_size", "prefill_context_parallel_size", "kv_cache_dtype_skip_layers", "mamba_block_size",
+    "mamba_cache_dtype", "mamba_cache_mode", "num_gpu_blocks_override", "kv_cache_memory_bytes", "cpu_offload_gb",
+    "kv_sharing_fast_prefill",
+)  # fmt: skip
+"""Flags that change what the cache takes, or the room for it; with values that change nothing they may be given."""
+_WIDE = frozenset({"float32", "float"})
+
+
+def _find_uncounted(context: Context) -> Iterator[str]:
+    """Yield the given flags whose effect on the memory is not counted."""
+    for name in _UNCOUNTED:
+        if context.given.get(name) not in (None, False, 0, 1, (), [], "auto"):
+            yield f"--{name.replace('_', '-')}"
+    if context.given.get("dtype") in _WIDE:
+        yield "--dtype float32"
 
 
 def _read_architecture(config: Mapping[str, Any]) -> str:

@@ -50,6 +50,8 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     for note in drafter.notes:
         fix = "Give its directory." if drafter.facts.has_weights else "Size the target without it."
         yield _unknown(note, "drafter", fix)
+    for flag in request.uncounted:
+        yield _unknown(f"what {flag} changes", flag, "Size the setup without it.")
     shape = request.shape
     features = find_unproved(
         request.architecture,
