@@ -1,4 +1,4 @@
-"""What each layer of a model is, as its config.json says it or its model type has it."""
+"""The kind of each layer of a model, by its config.json or its model type."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_positive(value: object) -> bool:
 
 
 def positive_of(config: Config, key: str) -> int | None:
-    """Return a positive number of config.json; None where it has none."""
+    """Return a positive number of config.json; None for lack of one."""
     value = config.get(key)
     return value if is_positive(value) else None
 
@@ -104,7 +104,7 @@ def _type_of(config: Config) -> str:
 
 
 def _items(config: Config, key: str) -> list[Any] | None:
-    """Return a list of config.json that covers every layer; None where there is none."""
+    """Return a list of config.json that covers every layer; None for lack of one."""
     value = config.get(key)
     return list(value) if isinstance(value, list | tuple) and len(value) >= config["num_hidden_layers"] else None
 

@@ -21,7 +21,7 @@ _PADDING_LIMIT = 1.5
 _KERNEL_BLOCK = 16
 """Tokens of the smallest block that attention kernels take."""
 _LATENT_BLOCK = 128
-"""The same, beside states, under multi-head latent attention."""
+"""The same, next to states, under multi-head latent attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class StateBlocks:
     blocks: int = 1
     """Blocks of a sequence in each group of states."""
     alignment: int = 1
-    """Tokens that a block of attention beside them must be a multiple of."""
+    """Tokens that a block of attention next to them must be a multiple of."""
     every_block: bool = False
-    """Whether a state is kept for each block of tokens besides."""
+    """Whether a state is kept for each block of tokens as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def align_block_size(
     Args:
         layers: of the target.
         block_size: asked for, or the attention backend's own.
-        states: what the release demands of blocks beside them.
+        states: what the release demands of blocks next to them.
         aligns_latents: whether blocks of a latent are multiples of 128 tokens.
     """
     kept = list(layers)
@@ -149,7 +149,7 @@ def lay_out(
 
 
 def _pages(layers: Sequence[CachedLayer], block_size: int) -> list[_Page]:
-    """Return each layer's page; a state's is padded to that of the target's attention beside it."""
+    """Return each layer's page; a state's is padded to that of the target's attention next to it."""
     tokens = [layer for layer in layers if not layer.state_bytes and not layer.is_draft]
     padded = tokens[0].bytes_per_token * block_size if tokens else 0
     return [

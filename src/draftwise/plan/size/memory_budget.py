@@ -1,4 +1,4 @@
-"""The memory budget of the fullest GPU of a request, and what its layers keep in the cache."""
+"""The memory budget of the fullest GPU of a request, and the cache of its layers."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def exports_from_kernel(request: SizeRequest) -> bool:
 
 
 def _min_blocks(request: SizeRequest) -> int:
-    """Return the blocks that CUDA graphs of whole decode steps need beside states: one for each sequence."""
+    """Return the blocks that CUDA graphs of whole decode steps need next to states: one for each sequence."""
     counts = bool(request.shape.state_layers) and not request.enforce_eager
     return request.max_num_seqs if counts and request.rules.holds("size-block-each-sequence") else 0
 
