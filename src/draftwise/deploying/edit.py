@@ -28,7 +28,7 @@ __all__ = ["edit", "edit_as"]
 _SPEC_FLAG = re.compile(r"--?(?:speculative[-_.]|spec[-_]|sc(?:\.|=|$)|num[-_]speculative[-_]tokens)")
 """How flags begin that make a server speculate, those of earlier releases among them."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""As everywhere: the loader in Python refuses tabs that the other takes."""
+"""The loader that reads files everywhere; the one in Python refuses tabs that it takes."""
 _BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
@@ -304,9 +304,11 @@ def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[in
     named = [(index, each) for index, each in enumerate(readings) if not select or select in _list_names(each)]
     if len(named) != 1:
         names = "; ".join(" or ".join(sorted(_list_names(each))) or each.where for each in readings)
-        case = "select" if select else ""
-        values = {"name": source.name, "readings": len(readings), "names": names, "select": select}
-        raise refusal("several-servers", case=case, **values)
+        if select:
+            raise refusal(
+                "several-servers", case="select", name=source.name, readings=len(readings), names=names, select=select
+            )
+        raise refusal("several-servers", name=source.name, readings=len(readings), names=names)
     index, reading = named[0]
     if reading.setup.engine_version:
         return index, reading.setup
@@ -489,7 +491,7 @@ _FIRST_KEYS: Mapping[str, Sequence[tuple[tuple[str, ...], str]]] = {
     "values": ((("vllmConfig",), "extraArgs"), ((), "vllmConfig")),
     "services": (((), "command"),),
 }
-"""By the form of a text: where a server's first arguments go, as the path of a mapping and the key in it."""
+"""Places of a server's first arguments, by the form of the text: path of a mapping and key in it."""
 
 
 def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> Iterator[_Change]:
