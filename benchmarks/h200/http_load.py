@@ -29,7 +29,9 @@ _LOAD_S = 90
 """How long a load may take."""
 _END_S = 20
 """How long a server may take to end when it is asked to."""
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 _EVENT = b"data: {"
 _USED = re.compile(rb'"completion_tokens": ?(\d+)[,}]')
 _TAIL = 512

@@ -1,9 +1,9 @@
-"""`draftwise serve` beside `vllm serve` 0.26.0 on one GPU: the same streams from both, and the first load of each.
+"""`draftwise serve` beside `vllm serve` on one GPU: the same streams from both, and the first load of each.
 
     python benchmarks/h200/http_versus_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
     python benchmarks/h200/http_versus_vllm.py table OUT/http_versus_vllm.json
 
-PYTHON is a command line that starts a Python with vLLM 0.26.0. All servers start side by side and stay on the card; one
+PYTHON is a command line that starts a Python with vLLM. All servers start side by side and stay on the card; one
 of them is loaded at a time. Once all are ready, the first thing that each gets is its first load. Then every case and
 number of streams is measured in rounds, whose order of engines alternates (A B, then B A). Every row is written the
 moment it is measured; a run that is given an earlier result with --resume leaves out the rows that it holds.
@@ -166,11 +166,16 @@ class Session:
             "load-format": "dummy" if engine == OURS else "dummy_without_files",
             "dtype": args.dtype,
             "served-model-name": "m",
-            "max-num-seqs": most,
-            "max-num-batched-tokens": args.batched_tokens,
-            "max-model-len": scale.max_model_len,
-            "kv-cache-memory-bytes": kv_bytes_for(CASES[case], scale, most, args.output_tokens),
         }
+        if args.as_typed:
+            flags["gpu-memory-utilization"] = args.as_typed
+        else:
+            flags |= {
+                "max-num-seqs": most,
+                "max-num-batched-tokens": args.batched_tokens,
+                "max-model-len": scale.max_model_len,
+                "kv-cache-memory-bytes": kv_bytes_for(CASES[case], scale, most, args.output_tokens),
+            }
         flags |= {name.replace("_", "-"): value for name, value in scale.engine.items()}
         if spec := spec_config(CASES[case], self.folders, synthetic=args.acceptance == "synthetic"):
             flags["speculative-config"] = json.dumps(spec)
@@ -178,9 +183,9 @@ class Session:
             command, flags = [sys.executable, "-m", "draftwise"], flags | {"device": args.device}
         else:
             command = [*shlex.split(args.vllm_python), str(HERE / "vllm_serve.py")]
-            # No share of the memory has to be free, since the cache's size is given.
-            flags |= {"host": "127.0.0.1", "generation-config": "vllm", "gpu-memory-utilization": 0.1}
-        command += ["serve", str(self.folders.target), "--no-enable-prefix-caching"]
+            # No share of the memory has to be free where the cache's size is given.
+            flags = {"host": "127.0.0.1", "generation-config": "vllm", "gpu-memory-utilization": 0.1} | flags
+        command += ["serve", str(self.folders.target), *([] if args.as_typed else ["--no-enable-prefix-caching"])]
         return [*command, *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
     def _environment(self, engine: str, case: str) -> dict[str, str]:
@@ -280,7 +285,7 @@ def main() -> None:
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
     run.add_argument(
-        "--vllm-python", type=command_line, help="command line of a Python with vLLM 0.26.0; left out: our server alone"
+        "--vllm-python", type=command_line, help="command line of a Python with vLLM; left out: our server alone"
     )
     run.add_argument("--out", type=Path, required=True, help="folder for the result and the servers' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")
@@ -294,6 +299,9 @@ def main() -> None:
     run.add_argument("--prompt-tokens", type=int, default=512)
     run.add_argument("--output-tokens", type=int, default=128)
     run.add_argument("--batched-tokens", type=int, default=8192, help="of a step, at most")
+    run.add_argument(
+        "--as-typed", type=float, metavar="SHARE", help="each server's own limits, in this share of the card's memory"
+    )
     run.add_argument("--resume", type=result_file, help=f"an earlier {RESULT}")
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--dtype", default="bfloat16")

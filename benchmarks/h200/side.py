@@ -96,8 +96,8 @@ class Side:
             "version": __version__,
             "ready_s": round(time.perf_counter() - start, 2),
             "left_by_the_last_bytes": left_bytes,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "kv_tokens": engine.num_pages * config.block_size,
+            "max_num_batched_tokens": engine.config.max_num_batched_tokens,
+            "kv_tokens": engine.num_pages * engine.config.block_size,
             "findings": [str(each) for each in engine.findings],
         }
 

@@ -1,10 +1,10 @@
-"""The embedded engine beside vLLM 0.26.0 on one GPU, in one run: same shapes, prompts, acceptance and clock.
+"""The embedded engine next to vLLM on one GPU, in one run: same shapes, prompts, acceptance and clock.
 
     python benchmarks/h200/versus_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
     python benchmarks/h200/versus_vllm.py table OUT/versus_vllm.json [MORE.json ...]
     python benchmarks/h200/versus_vllm.py plot OUT/versus_vllm.json --svg benchmarks/h200/results
 
-PYTHON is a command line that starts a Python with vLLM 0.26.0. The engines of one wave stand side by side on the card,
+PYTHON is a command line that starts a Python with vLLM. The engines of one wave stand side by side on the card,
 and one of them works at a time. Every row is written the moment it is measured; a run that is given an earlier result
 with --resume leaves out the rows that it holds. README.md says how the time is spent.
 """
@@ -311,7 +311,7 @@ def main() -> None:
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
     run.add_argument(
-        "--vllm-python", type=command_line, help="command line of a Python with vLLM 0.26.0; left out: our engine alone"
+        "--vllm-python", type=command_line, help="command line of a Python with vLLM; left out: our engine alone"
     )
     run.add_argument("--out", type=Path, required=True, help="folder for versus_vllm.json and the engines' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")

@@ -1,10 +1,10 @@
 """vLLM's side of versus_vllm.py: one engine in this process, driven by the common clock.
 
-Runs under any Python that has vLLM 0.26.0 and is started by that script, not by hand. The target's weights are
-dummies; a drafter whose folder holds a checkpoint is read from it. vLLM 0.26's V2 runner loads an EAGLE-3 head in the
-target's load format whatever `draft_load_config` says, and a dummy head is lent the target's output matrix, four times
-as large as its own. So the format is one of this file's, registered with vLLM's own means (`register_model_loader`):
-a checkpoint where there is one, dummies elsewhere.
+Runs under any Python that has vLLM (0.26.0 and 0.33.0 were used) and is started by that script, not by hand. The
+target's weights are dummies; a drafter whose folder holds a checkpoint is read from it. vLLM 0.26's V2 runner loads
+an EAGLE-3 head in the target's load format whatever `draft_load_config` says, and a dummy head is lent the target's
+output matrix, four times as large as its own. So the format is one of this file's, registered with vLLM's own means
+(`register_model_loader`): a checkpoint where there is one, dummies elsewhere.
 """
 
 from __future__ import annotations

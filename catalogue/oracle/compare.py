@@ -34,6 +34,7 @@ __all__ = [
     "predict",
     "read_lines",
     "report_of",
+    "setup_of",
 ]
 
 DEVICES: Mapping[str, Device] = {
@@ -123,7 +124,7 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
     """Return what `check` makes of a case; call where the model directories lie."""
     try:
         report = (
-            judge(_read_line(case, version, platform)) if "line" in case else check(_setup(case, version, platform))
+            judge(_read_line(case, version, platform)) if "line" in case else check(setup_of(case, version, platform))
         )
     except InvalidSetup as error:
         return Prediction(accepted=False, codes=tuple(finding.code for finding in error.findings))
@@ -145,7 +146,7 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
     return Prediction(accepted=True, resolved=resolved | fields)
 
 
-def _setup(case: Mapping[str, Any], version: str, platform: str) -> Setup:
+def setup_of(case: Mapping[str, Any], version: str, platform: str) -> Setup:
     spec = case["spec"]
     return Setup(
         target=case["target"], engine="vllm", engine_version=version, device=DEVICES[platform],

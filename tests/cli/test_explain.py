@@ -8,6 +8,9 @@ from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import all_rules
+from draftwise.knowledge.terms import read_terms
+from draftwise.knowledge.vllm import all_keys
+from draftwise.knowledge.vllm_messages import find_messages
 from draftwise.plan.explanations import explain
 
 
@@ -47,6 +50,108 @@ def test_every_kind_of_name_is_found(name, kind):
 def test_what_old_guides_name_is_explained_by_what_there_is_now(name: str, kind: str, said: str) -> None:
     (found,) = explained(name)
     assert (found["kind"], said in found["text"]) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("dflash2", "variant", '"method": "dflash"'),
+        ("LiLiCorr", "variant", "dflash"),
+        ("xpress", "variant", "xpress_topc"),
+        ("fly", "mode", "lossy"),
+        ("block", "value", "rejection_sample_method"),
+        ("block", "mode", "lossless"),
+        ("synthetic", "value", "rejection_sample_method"),
+        ("TLI", "idea", "use_heterogeneous_vocab"),
+        ("p-eagle", "variant", "parallel_drafting"),
+        ("PARD", "variant", "draft_model"),
+        ("NEXTN", "other name", '"method": "mtp"'),
+        ("VLLM_USE_V1", "variable", "V0"),
+        ("VLLM_USE_V2_MODEL_RUNNER", "variable", "Model Runner V2"),
+        ("VLLM_PP_LAYER_PARTITION", "variable", "environment variable"),
+        ("hybrid-prefix-cache-mtp-corrupts", "defect", "vllm-project/vllm#53912"),
+    ],
+)
+def test_words_of_the_field_and_variables_are_explained(name: str, kind: str, said: str) -> None:
+    assert any(each["kind"] == kind and said in each["text"] for each in explained(name))
+
+
+def test_every_name_that_is_listed_can_be_explained() -> None:
+    result = CliRunner().invoke(main, ["explain", "--list", "--json"], catch_exceptions=False)
+    listed = json.loads(result.stdout)
+    assert len(listed) > 2000
+    kinds = {}
+    for each in listed:
+        kinds.setdefault(each["kind"], []).append(each["name"])
+    for kind, names in kinds.items():
+        for name in names[:: max(1, len(names) // 40)]:
+            assert explain(name), (kind, name)
+    for term in read_terms():
+        for name in (*term.names, *term.see):
+            assert explain(name), name
+    assert "DFlash2" in CliRunner().invoke(main, ["explain", "--list"]).stdout
+
+
+def fill(template: str, value: str) -> str:
+    return template.replace("{}", value)
+
+
+@pytest.mark.parametrize("value", ["7", "['a b', None]", "x" * 80])
+@pytest.mark.parametrize(
+    "frame", ["{}", "(EngineCore pid=7) ERROR 11-23 07:56:26 [vllm.py:72] {}", "ValueError: {} [x]"]
+)
+def test_every_message_of_vllm_is_found_whatever_its_values(value: str, frame: str) -> None:
+    templates = all_keys("messages")
+    assert len(templates) > 1500
+    missed = []
+    for template in templates[::29]:
+        pasted = frame.replace("{}", fill(template, value), 1)
+        found = [each.template.lower() for each in find_messages(f"Traceback:\n  line 3\n{pasted}", most=99)]
+        if not any(template.lower() == each or template.lower() in each for each in found):
+            missed.append((template, found))
+    assert [each for each in missed if sum(map(str.isalpha, max(each[0].split("{}"), key=len))) >= 12] == []
+
+
+@pytest.mark.parametrize(
+    ("pasted", "code", "said"),
+    [
+        ("ValueError: num_speculative_tokens:4 must be divisible by n_predict=3", "tokens-not-divisible", "ValueError"),
+        (
+            "RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_outputs was requested",
+            "target-without-aux-states",
+            "Use ngram, suffix, eagle",
+        ),
+        (
+            "  Value error, FLy requires num_speculative_tokens to be\n  at least 2. [type=value_error]",
+            "fly-needs-two-tokens",
+            "",
+        ),
+    ],
+)
+def test_a_pasted_error_leads_to_the_rule_and_its_fix(pasted: str, code: str, said: str) -> None:
+    (found, *_) = explained(pasted)
+    assert found["kind"] == "message"
+    assert code in {rule["code"] for rule in found["related"]}
+    assert said in found["text"]
+
+
+def test_a_pasted_log_line_leads_to_known_defects() -> None:
+    found = explained("ERROR 11-23 [backend.py:1] Failed to advance FSM for request chatcmpl-1 for tokens 12, 13")
+    assert {"message", "defect"} <= {each["kind"] for each in found}
+    found = explained("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+    assert {each["kind"] for each in found} == {"defect"}
+
+
+@pytest.mark.parametrize("pasted", ["my dog ate it", "ValueError: the frobnicator of the engine is not aligned", "a b"])
+def test_an_unknown_message_is_said_to_be_unknown(pasted: str) -> None:
+    with pytest.raises(InvalidSetup) as raised:
+        explain(pasted)
+    assert [each.code for each in raised.value.findings] == ["unknown-message"]
+
+
+def test_a_large_log_is_read_in_bounded_time() -> None:
+    with pytest.raises(InvalidSetup):
+        explain("nothing of it is known, at all\n" * 200_000)
 
 
 def test_history_tells_first_and_last_release():

@@ -32,7 +32,8 @@ def test_it_is_the_one_that_was_read_over() -> None:
     order = make_order(SETUP, name="llama", cold_start_s=431, evidence=evidence)
     order = replace(order, owner="Team Inference", platform=Platform(layout=read_layout("pvc:models")))
     files = deploy(order, "kserve").files
-    assert files["MEMO.md"] == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
+    memo = re.sub(r"\d+( rules need its config.json, )\d+", r"N\1N", files["MEMO.md"])
+    assert memo == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
     assert "draftwise.dev/owner: Team Inference\n" in files["spec.yaml"]
 
 
@@ -51,7 +52,7 @@ def test_it_says_what_why_and_how_back(to: str) -> None:
 def test_what_check_warns_of_stands_among_the_limits() -> None:
     folder = deploy(ORDER, "kubernetes")
     (warning,) = [limit for limit in folder.limits if limit.code == "cudagraph-cliff"]
-    assert f"## Limits\n\n- {warning}" in folder.files["MEMO.md"]
+    assert f"- {warning}" in folder.files["MEMO.md"].partition("## Limits")[2]
 
 
 def test_checkpoints_are_judged_by_their_names_and_not_by_where_they_are_put() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig, Limits
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,9 @@ def test_capture_sizes_are_ascending_and_none_stands_for_the_default():
 def test_sizes_for_graphs_that_are_switched_off_are_refused() -> None:
     with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes says for which batches"):
         EngineConfig.from_settings(enforce_eager=True, cudagraph_capture_sizes=[1, 2])
+
+
+def test_a_large_gpu_computes_more_at_once_than_a_small_one_and_that_more_than_a_cpu():
+    limits = [Limits.of_device(memory) for memory in (None, 24 << 30, 80 << 30)]
+    assert [each.max_num_seqs for each in limits] == sorted({each.max_num_seqs for each in limits})
+    assert [each.max_num_batched_tokens for each in limits] == [2048, 2048, 8192]

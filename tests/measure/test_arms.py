@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.backends import VllmBackend
-from draftwise.core import InvalidSetup, LaunchOptions, RunContext, Setup, Severity, SpecConfig
+from draftwise.core import ClosedLoop, Condition, InvalidSetup, LaunchOptions, RunContext, Setup, Severity, SpecConfig
 from draftwise.measure.measurement import build_backends, judge_backends
 from draftwise.measure.measurement_spec import Candidate, MeasurementSpec
 from draftwise.measure.planning import make_arms
@@ -138,3 +138,20 @@ def test_a_server_that_runs_already_is_neither_placed_nor_judged(tmp_path: Path)
         (name, "vllm serve m -tp 8") for name in ("plain", "candidate 1")
     ]
     assert judge_backends(found) == []
+
+
+@pytest.mark.parametrize(
+    ("loads", "words", "places"),
+    [
+        ((1, 96), (), 96),
+        ((1, 8), (), None),
+        ((1, 96), ("--max-num-seqs", "32"), 32),
+        ((1, 96), ("--max_num_seqs=32",), 32),
+        ((1, 96), ("--device", "cpu"), 96),
+    ],
+)
+def test_a_server_that_is_started_has_a_place_for_each_request(loads, words, places):
+    conditions = tuple(Condition(load=ClosedLoop(concurrency=each)) for each in loads)
+    for arm in make_arms(spec_of(*words, conditions=conditions)):
+        assert arm.setup.args.get("max_num_seqs") == places
+    assert "max_num_seqs" not in make_arms(vllm_spec(conditions=conditions))[0].setup.args

@@ -71,9 +71,10 @@ def test_places_become_files_and_lines(run):
 
 def test_what_a_ruling_says_is_kept(run):
     first, second, third, _ = (result["properties"] for result in run["results"])
-    assert first == {"engineVersion": "0.19.1", "fix": "Mend it."}
+    assert first == {"engineVersion": "0.19.1", "outcome": "rejected", "fix": "Mend it."}
     assert second == {
-        "engineVersion": "0.19.1", "source": "somewhere", "effect": "rejected", "stage": "command line",
+        "engineVersion": "0.19.1", "outcome": "rejected", "source": "somewhere", "effect": "rejected",
+        "stage": "command line",
         "exception": "SystemExit",
     }  # fmt: skip
     assert third["engineVersion"] == "0.33.0"

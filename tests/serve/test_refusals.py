@@ -24,7 +24,7 @@ from draftwise.serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-EARLIER = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]
+JSON_TYPE = {"content-type": "application/json"}
 REFUSED = {
     "not json": ("completions", '{"prompt": "x"', 400, None, "not valid JSON"),
     "not an object": ("completions", "[1]", 400, None, "JSON object, got list"),
@@ -86,13 +86,13 @@ REFUSED = {
         *(400, "tool_choice", "'g'"),
     ),
     "earlier call": (
-        *("chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": EARLIER}]}),
-        *(400, "messages", "tool_calls[0].function.arguments is not valid JSON"),
+        *("chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
+        *(400, "messages", "tool_calls[0] must have a function"),
     ),
     "stream options": ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "stream: true"),
     "no messages": ("chat/completions", {}, 400, "messages", "at least one"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "messages[0]"),
-    "no content": ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages", "text as content"),
+    "content": ("chat/completions", {"messages": [{"role": "user", "content": 1}]}, 400, "messages", "text as content"),
     "image": (
         *("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         *(400, "messages", "not text"),
@@ -106,7 +106,7 @@ REFUSED = {
 def test_refused(shared, case):
     path, body, status, param, words = REFUSED[case]
     content = body if isinstance(body, str | bytes) else json.dumps(body)
-    answer = shared.http.post(f"/v1/{path}", content=content)
+    answer = shared.http.post(f"/v1/{path}", content=content, headers=JSON_TYPE)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -130,7 +130,7 @@ def test_a_body_that_is_too_large_is_not_read(shared):
         while True:
             yield b" " * 2**20
 
-    answer = httpx.post(f"{shared.url}/v1/completions", content=endless(), timeout=60)
+    answer = httpx.post(f"{shared.url}/v1/completions", content=endless(), headers=JSON_TYPE, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
 
 
@@ -143,18 +143,23 @@ def test_a_model_without_chat_template(checkpoint, tmp_path):
         server.client.chat.completions.create(model="m", **CHAT)
 
 
-def test_the_api_key_guards_v1_only(checkpoint):
+def test_the_api_key_guards_all_but_what_probes_and_scrapers_read(checkpoint):
     with serving(FakeEngine(checkpoint), api_key="schlüssel") as server:
 
-        def ask(authorization):
-            return server.http.get("/v1/models", headers={"authorization": authorization.encode()})
+        def ask(authorization, path="/v1/models"):
+            return server.http.get(path, headers={"authorization": authorization.encode()})
 
         assert ask("Bearer schlüssel").json()["data"][0]["id"] == "m"
         for wrong in ("Bearer schlüssel2", "Bearer schl", "Bearer", "Basic schlüssel"):
             assert ask(wrong).status_code == 401
             assert ask(wrong).headers["www-authenticate"] == "Bearer"
-        assert server.http.get("/v1/models").status_code == 401
-        assert [server.http.get(path).status_code for path in ("/health", "/metrics", "/version")] == [200] * 3
+        guarded = ["/v1/models", "/v1/models/m", "//v1/models", "/v1%2fmodels", "/nowhere"]
+        assert [server.http.get(path).status_code for path in guarded] == [401] * len(guarded)
+        assert server.http.post("/tokenize", json={"prompt": "a"}).status_code == 401
+        opened = ("/health", "/ping", "/load", "/metrics", "/version")
+        assert [server.http.get(path).status_code for path in opened] == [200] * len(opened)
+        assert server.http.get("/version").json().keys() == {"version"}
+        assert "speculative_config" in ask("Bearer schlüssel", "/version").json()
 
 
 def wait_until(holds, timeout_s=60.0):
@@ -209,7 +214,9 @@ def test_a_client_that_goes_away_aborts_its_request(checkpoint, stream, queued):
         else:
             with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as client:
                 asked = json.dumps(body).encode()
-                client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+                client.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                )
                 client.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(asked), asked))
                 wait_until(lambda: len(engine.prompts) == 2 and not engine.steps)
         wait_until(lambda: len(engine.aborted) == 2)

@@ -1,10 +1,14 @@
 """The socket and the end of the server process."""
 
 import asyncio
+import contextlib
+import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -19,8 +23,7 @@ import sys
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.serve import http_server as server
 from tests.support.builders import build_paused
-server._SHUTDOWN_S = 1
-config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
+config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0, drain_seconds=float(sys.argv[2]))
 server.serve(config, None, options, on_ready=lambda line: print(line, flush=True), build=build_paused)
 """
 
@@ -72,9 +75,11 @@ def test_localhost_is_local_and_nonsense_is_unknown():
         bind(ServerOptions(host="no.such.host.invalid", port=0))
 
 
-def test_a_signal_ends_the_server_in_order_even_with_a_stream_that_hangs(checkpoint):
+@contextlib.contextmanager
+def started(checkpoint, drain_s, script=SCRIPT):
+    """Start a server in a process of its own, with an engine that pauses after three steps; yield it and its URL."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(checkpoint)],
+        [sys.executable, "-c", script, str(checkpoint), str(drain_s)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,22 +87,66 @@ def test_a_signal_ends_the_server_in_order_even_with_a_stream_that_hangs(checkpo
     )
     try:
         line = process.stdout.readline()
+        yield process, line, line.partition(" at ")[2].partition(";")[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_signal_ends_what_hangs_with_an_error_each(checkpoint):
+    with started(checkpoint, 0.2) as (process, line, url), ThreadPoolExecutor() as threads:
         assert "KV cache 112 tokens (7 pages of 16)" in line
         assert "speculation off" in line
-        url = line.partition(" at ")[2].partition(";")[0]
         body = {"prompt": "a", "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             assert "data: " in next(lines)
+            whole = threads.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "a"}, timeout=60)
+            arriving = socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=60)
+            arriving.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1000\r\n\r\n{"
+            )
+            while httpx.get(f"{url}/load").json()["server_load"] < 3:
+                pass
             process.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
+            *_, error, done = filter(None, lines)
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == 503
+            assert done == "data: [DONE]"
+        assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, 503)
+        with arriving:
+            assert arriving.recv(100).startswith(b"HTTP/1.1 503")
         _, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
-    finally:
-        process.kill()
-        process.wait()
+
+
+def test_while_it_drains_nothing_is_accepted_and_a_second_signal_ends_that(checkpoint):
+    with started(checkpoint, 3600) as (process, _, url), httpx.Client(base_url=url, timeout=60) as client:
+        with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while client.get("/health").status_code == 200:
+                pass
+            refused = client.post("/v1/completions", json={"prompt": "a"})
+            assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+            process.send_signal(signal.SIGINT)
+            assert any('"code":503' in line for line in lines)
+        assert process.wait(60) == 0
+
+
+def test_when_the_engine_is_killed_the_server_says_so_and_ends(checkpoint):
+    with started(checkpoint, 3600) as (process, _, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            engine = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+            os.kill(engine, signal.SIGKILL)
+            assert any('"code":500' in line for line in lines)
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert "its process was ended by SIGKILL" in complaints
 
 
 @pytest.mark.parametrize(
@@ -126,16 +175,7 @@ def test_defaults_that_cannot_be_used(tmp_path, content):
 def test_a_signal_at_the_moment_of_readiness_is_not_lost(checkpoint):
     raised = "lambda line: (print(line, flush=True), __import__('os').kill(__import__('os').getpid(), 2))"
     script = SCRIPT.replace("lambda line: print(line, flush=True)", raised)
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(checkpoint)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    try:
+    with started(checkpoint, 3600, script) as (process, _, _):
         _, complaints = process.communicate(timeout=120)
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
-    finally:
-        process.kill()

@@ -8,6 +8,8 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
 from draftwise.cli import serve_command as command
+from draftwise.engine.text.tokenizer import ChatTemplate
+from draftwise.serve.calls import read_messages
 from draftwise.serve.errors import RequestError
 from draftwise.serve.tools import TOOL_CALL_PARSERS, read_tools
 
@@ -122,11 +124,45 @@ def test_calls_come_with_whole_answers_and_streams(checkpoint, stream):
 def test_templates_see_the_tools_and_earlier_calls_as_objects(checkpoint):
     template = "{{ tools[0].function.name }}:{{ messages[0].tool_calls[0].function.arguments.city }}"
     with serving(FakeEngine(checkpoint), tool_call_parser="hermes") as server:
-        from draftwise.engine.text.tokenizer import ChatTemplate
-
         server.engine.tokenizer.chat_template = ChatTemplate(template)
         function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
         earlier = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
         replied = {"role": "tool", "tool_call_id": "1", "content": "rain"}
         server.client.chat.completions.create(model="m", messages=[earlier, replied], tools=TOOLS)
         assert server.engine.tokenizer.decode(server.engine.prompts[-1]) == "weather:Oslo"
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+REPLY = {"role": "tool", "tool_call_id": "1", "content": "noon"}
+CONTENTS = [{"content": None}, {}, {"content": ""}, {"content": []}, {"content": [{"type": "text", "text": ""}]}]
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=str)
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "tool"])
+def test_a_message_without_content_is_empty(role, content):
+    (read,) = read_messages([{"role": role, **content}])
+    assert read["content"] == ""
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "1", "", "null", None, "[" * 100_000, '{"a": 1}', {"a": 1}])
+def test_arguments_of_earlier_calls_are_an_object_whatever_a_model_wrote(arguments):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    (read,) = read_messages([{"role": "assistant", "tool_calls": [call]}])
+    expected = {"a": 1} if '"a"' in str(arguments) or isinstance(arguments, dict) else {}
+    assert read["tool_calls"][0]["function"]["arguments"] == expected
+
+
+@pytest.mark.parametrize("calls", [None, [], [CALL]])
+def test_an_agent_may_send_its_own_answers_back(checkpoint, calls):
+    """Ten turns, each with the answer that the server gave, in the SDK's form."""
+    template = (
+        '{% for m in messages %}{{ m.role + m.content + (m.tool_calls | tojson if m.tool_calls else "") }}{% endfor %}'
+    )
+    reply = f"<tool_call>{ROME}</tool_call>"
+    with serving(FakeEngine(checkpoint, reply=reply, max_model_len=4096), tool_call_parser="hermes") as server:
+        server.engine.tokenizer.chat_template = ChatTemplate(template)
+        messages = [*MESSAGES, {"role": "assistant", "content": "Hm.", "tool_calls": calls}, *MESSAGES]
+        for _ in range(10):
+            answer = server.client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0]
+            (call,) = answer.message.tool_calls
+            messages += [answer.message, REPLY | {"tool_call_id": call.id}]

@@ -74,7 +74,7 @@ class FakeEngine:
             return pending, []
         self.steps -= 1
         running = self._running
-        while self._waiting and len(running) < self.config.max_num_seqs:
+        while self._waiting and len(running) < self.config.num_slots:
             running.append(self._waiting.pop(0))
         deltas = [self._advance(sequence) for sequence in list(running)]
         self._generation_tokens += sum(len(delta.token_ids) for delta in deltas)

@@ -12,8 +12,10 @@ import uvicorn
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Channel
+from draftwise.serve.connections import make_config
 from draftwise.serve.engine_loop import run_engine
 from draftwise.serve.engine_worker import EngineWorker
+from draftwise.serve.entrance import AccessRules
 from draftwise.serve.http_server import ServerOptions, bind
 
 
@@ -32,7 +34,7 @@ def start_thread(build):
         thread.join()
         return "its thread ended"
 
-    return SimpleNamespace(channel=Channel(ours), join=join)
+    return SimpleNamespace(channel=Channel(ours), join=join, describe_end=lambda: "its thread ended")
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def serving(engine, **options):
 
 
 @contextlib.contextmanager
-def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaults=None, tool_call_parser=None):
+def serving_launched(launched, tokenizer, *, max_waiting=8, defaults=None, tool_call_parser=None, **access):
     """Serve an engine that was started anywhere."""
     worker = EngineWorker(launched, max_waiting=max_waiting)
     worker.wait_until_built("m")
@@ -54,19 +56,21 @@ def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaul
         tokenizer=tokenizer,
         model_name="m",
         defaults=defaults,
-        api_key=api_key,
+        access=AccessRules(**access),
         tool_call_parser=tool_call_parser,
     )
     listener = bind(ServerOptions(port=0))
     listener.listen()  # what comes before the server's thread has begun waits, and is not refused
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(make_config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with (
             httpx.Client(base_url=url, timeout=60) as http,
-            openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "-", max_retries=0, timeout=60) as client,
+            openai.OpenAI(
+                base_url=f"{url}/v1", api_key=access.get("api_key") or "-", max_retries=0, timeout=60
+            ) as client,
         ):
             yield SimpleNamespace(url=url, http=http, client=client, worker=worker)
     finally:

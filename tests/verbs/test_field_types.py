@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import click
 import pytest
 
 import draftwise
 from draftwise.core import InvalidRequest, InvalidSetup, SpecConfig
 from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.check import CheckRequest
-from draftwise.verbs.field_types import find_wrong_types
+from draftwise.verbs.field_types import Range, find_wrong_types
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
@@ -104,7 +107,7 @@ def test_a_platform_that_there_is_not_is_a_finding(tmp_path: Path) -> None:
         ({"prompts": 0}, "prompts must be 1 or more, not 0."),
         ({"repeats": -1}, "repeats must be 1 or more, not -1."),
         ({"minutes": 0}, "minutes must be above 0, not 0."),
-        ({"concurrency": 0}, "0 is below 1."),
+        ({"concurrency": 0}, "concurrency: 0 is below 1."),
         ({"rate": 1, "arrivals": "nope"}, "There are no arrivals 'nope': give one of poisson"),
     ],
 )
@@ -116,3 +119,65 @@ def test_a_measurement_of_nothing_is_a_finding(given: dict[str, Any], said: str)
 def test_a_grouping_that_there_is_not_is_a_finding() -> None:
     with pytest.raises(InvalidRequest, match="There is no grouping 'nope': give one of"):
         draftwise.replay("log.jsonl", target="target", candidates=[NGRAM], group_by="nope")
+
+
+def read_ranges(kind: Any) -> Iterator[Range]:
+    """Yield the ranges inside a field's type."""
+    yield from (each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Range))
+    for each in get_args(kind):
+        yield from read_ranges(each)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_field_has_the_range_of_its_option(name: str) -> None:
+    """A program is refused what the command line refuses, with the field's name."""
+    import draftwise.cli
+
+    command = draftwise.cli.main.get_command(click.Context(draftwise.cli.main), name)
+    hints = get_type_hints(load_verb(name).request, include_extras=True)
+    for option in command.params if command is not None else ():
+        kind = option.type
+        if isinstance(kind, click.IntRange | click.FloatRange) and option.name in hints:
+            given = Range(
+                least=None if kind.min_open else kind.min,
+                above=kind.min if kind.min_open else None,
+                most=None if kind.max_open else kind.max,
+                below=kind.max if kind.max_open else None,
+            )
+            assert [*read_ranges(hints[option.name])] == [given], option.name
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "said"),
+    [
+        ("pick", {"target": LLAMA, "gpu": "H200", "concurrency": 0}, "concurrency must be 1 or more, not 0."),
+        (
+            "pick",
+            {"target": LLAMA, "gpu": "H200", "temperature": 10**400},
+            "must be a finite number, not 1000",
+        ),
+        ("pick", {"target": LLAMA, "gpu": "H200", "slo_ttft_ms": 0}, "slo_ttft_ms must be above 0, not 0."),
+        ("size", {"target": LLAMA, "gpu": "H200", "tensor_parallel_size": 2000}, "must be from 1 to 1024, not 2000."),
+        ("size", {"target": LLAMA, "gpu": "0GiB"}, "'0GiB' is not in the table."),
+        (
+            "schedule",
+            {"profile": "p", "calibration": "c", "max_num_seqs": -1},
+            "max_num_seqs must be 1 or more, not -1.",
+        ),
+        (
+            "forecast",
+            {"profile": "p", "calibration": "c", "output_tokens": 0},
+            "output_tokens must be 1 or more, not 0.",
+        ),
+        ("facts", {"older_than_months": 10**5000}, "older_than_months must be a finite number, not a longer number."),
+    ],
+)
+def test_a_number_out_of_its_range_is_a_finding(verb: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetup) as raised:
+        getattr(draftwise, verb)(**given)
+    assert said in raised.value.findings[0].message
+
+
+def test_size_takes_a_speculative_config_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(NGRAM))
+    assert draftwise.size(LLAMA, gpu="H200", speculative_config=tmp_path / "spec.json").method == "ngram"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from draftwise.checkpoints.gguf_files import is_gguf, make_config, read_gguf
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
+
+if TYPE_CHECKING:
+    from draftwise.knowledge.model_copies import ModelCopy
 
 __all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config"]
 
@@ -27,6 +30,10 @@ class ModelConfig:
     directory: Path | None = None
     file: Path | None = None
     """The GGUF file that it was made of."""
+    copy: ModelCopy | None = None
+    """What its name calls it a copy of, whose config.json this is; None for a model that is known by itself."""
+    is_partial: bool = False
+    """Whether the architecture, and with it the type, is all that is known: what else is missing here is not known."""
 
     model_type: str = field(init=False)
     """`model_type`, or an empty string."""
@@ -60,12 +67,13 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return first if isinstance(first, int) else 0
 
 
-def find_model_config(given: str) -> ModelConfig | None:
+def find_model_config(given: str, *, partly: bool = False) -> ModelConfig | None:
     """Return what a name stands for, or None for a name that is neither a directory nor in the table.
 
     Args:
         given: a directory with config.json, a path to a config.json or a GGUF file, a well-known model id, or the JSON
             itself.
+        partly: whether a model counts of which the architecture alone is known.
 
     Raises:
         InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged
@@ -86,10 +94,20 @@ def find_model_config(given: str) -> ModelConfig | None:
         return ModelConfig(name=str(path.parent), config=read_json(path), origin="directory", directory=path.parent)
     if is_directory:
         return ModelConfig(name=given, config=read_config(path), origin="directory", directory=path)
+    known = _find_known(given)
+    return None if known is not None and known.is_partial and not partly else known
+
+
+def _find_known(name: str) -> ModelConfig | None:
     from draftwise.knowledge.models import find_model
 
-    known = find_model(given)
-    return None if known is None else ModelConfig(name=given, config=known.config, origin="table")
+    if (known := find_model(name)) is not None:
+        return ModelConfig(name=name, config=known.config, origin="table", is_partial=known.is_partial)
+    from draftwise.knowledge.model_copies import find_copy
+
+    if (copy := find_copy(name)) is None:
+        return None
+    return ModelConfig(name=name, config=copy.config, origin="table", copy=copy, is_partial=copy.base.is_partial)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -38,8 +38,10 @@ _LOADING = (
 )  # fmt: skip
 _LIMITS = (
     click.option("--max-model-len", type=click.IntRange(1), metavar="TOKENS", help="Prompt plus output."),
-    click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Sequences decoded together."),
-    click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="TOKENS", help="Computed in one step."),
+    click.option("--max-num-seqs", type=click.IntRange(1), metavar="N",
+                 help="Sequences decoded together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]"),
+    click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="TOKENS",
+                 help="Tokens computed in one step  [default: 8192 on a GPU of 70 GiB, else 2048]"),
     click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="Of the GPU's memory.  [default: 0.9]"),
     click.option("--kv-cache-memory-bytes", type=click.IntRange(1), metavar="BYTES", help="Of the page pool, instead."),
     click.option("--num-gpu-blocks-override", type=click.IntRange(1), metavar="N", help="Pages of the pool, instead."),

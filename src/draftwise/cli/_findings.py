@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
-from draftwise.core import Finding, Ruling, Severity
+from draftwise.core import Effect, Finding, Ruling, Severity
 
 if TYPE_CHECKING:
     from draftwise.verbs.judgements import Judgement, Judgements, Resolved
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _VERDICTS = {
-    "cannot be judged": "bold red",
+    "not judged": "bold yellow",
     "rejected": "bold red",
     "accepted, fails later": "bold red",
     "accepted, with changes": "bold yellow",
@@ -52,8 +52,8 @@ shape_options = add_options(
     click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
 )  # fmt: skip
 fail_option = click.option(
-    "--fail-on", type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
-    help="Least severity that makes the exit code 1.",
+    "--fail-on", type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
+    help="What makes the exit code 1, each with those before it; unknown: what could not be judged in full.",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _render_one(console: Console, judged: Judgement, *, leave_out: Container[Fin
     for part in (judged.target, judged.where):
         head.append(f"  {part}" if part else "", "dim")
     console.print(head)
-    if judged.resolved is not None and judged.accepted:
+    if judged.resolved is not None:
         console.print(Padding(Text(_describe(judged.resolved), "dim"), (0, 0, 0, 2), expand=False))
     console.print(render_findings(each for each in judged.findings if replace(each, where="") not in leave_out))
 
@@ -140,6 +140,12 @@ def render_findings(findings: Iterable[Finding]) -> RenderableType:
     return Group(*(_block(finding) for finding in sorted(findings, key=lambda each: order.index(each.severity))))
 
 
+def _is_minor_defect(finding: Finding) -> bool:
+    """Say whether a finding is a known defect that is a note: a slight one, or one that nobody has seen lately."""
+    is_note = finding.severity is Severity.INFO
+    return is_note and isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
+
+
 def _block(finding: Finding) -> RenderableType:
     mark, style = MARKS[finding.severity]
     head = Text.assemble((f"{mark} ", style), (finding.code, style))
@@ -149,6 +155,8 @@ def _block(finding: Finding) -> RenderableType:
     if finding.where:
         head.append(f"  {finding.where}", "bold")
     lines: list[RenderableType] = [head, Padding(Text(finding.message), (0, 0, 0, 4), expand=False)]
+    if _is_minor_defect(finding):  # `explain` has the rest
+        return Padding(Group(*lines), (0, 0, 0, 2), expand=False)
     if isinstance(finding, Ruling) and finding.becomes:
         lines.append(Padding(Text(f"becomes: {finding.becomes}"), (0, 0, 0, 4), expand=False))
     if finding.fix:

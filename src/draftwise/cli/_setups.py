@@ -72,6 +72,7 @@ _of_setups = add_options(
     click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
     click.option("--target", metavar="MODEL", help="Model to use for SOURCE's target, e.g. where that is a mount."),
     click.option("--speculative-config", "-sc", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."),
+    click.option("--gpu", metavar="NAME", help="Such as H200, or its memory, as 48GiB  [default: SOURCE's, else any]"),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
                  help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),
     click.option("--skip-other-files", is_flag=True,

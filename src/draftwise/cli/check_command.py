@@ -32,8 +32,9 @@ def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str 
     JSON or JSONL file of configs, a folder or pattern of such files, `-` for standard input, or a whole command line in
     quotes or, as the last thing, word by word. Nothing is loaded and nothing is downloaded.
 
-    The exit code is 0 if nothing of the severity --fail-on was found, 1 if something was, and 2 if a source is not
-    there or cannot be opened.
+    The exit code is 0 if nothing of what --fail-on names was found, 1 if something was, and 2 if a source is not
+    there or cannot be opened. A setup whose target, drafter or GPU is not known here is not judged in full, never
+    accepted: --fail-on unknown makes that 1.
 
     \b
     Examples:

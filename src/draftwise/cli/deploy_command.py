@@ -28,7 +28,6 @@ __all__ = ["deploy", "render"]
 @click.option("--name", default="", metavar="NAME", help="Of the service  [default: after the model]")
 @click.option("--owner", default="", metavar="NAME", help="Who answers for it, for the memo and the objects.")
 @click.option("--image", default="", metavar="IMAGE", help="[default: vllm/vllm-openai of the release]")
-@click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",

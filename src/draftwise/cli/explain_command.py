@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import groupby
 from typing import Any
 
 import click
@@ -18,21 +20,36 @@ __all__ = ["explain", "render"]
 
 
 @click.command(
-    short_help="Explain a finding's code, a key, a method or a flag, release by release.",
+    short_help="Explain a name or a message of vLLM, release by release.",
     context_settings={"ignore_unknown_options": True},  # NAME may be a flag
 )
-@click.argument("name")
+@click.argument("name", nargs=-1)
+@click.option("--list", "list_names", is_flag=True, help="List every name that can be explained.")
 @json_option
-def explain(as_json: bool, **given: Any) -> None:
+def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.
 
-    NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, a model class or a metric.
+    NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, an environment variable, a
+    model class, a metric or a word of the field such as DFlash2 or NEXTN. An error or a log line of vLLM is explained
+    as well: paste it in quotes, or give `-` to have it read from standard input.
+
+    \b
+    Examples:
+      draftwise explain rejection_sample_method
+      draftwise explain "ValueError: num_speculative_tokens:4 must be divisible by n_predict=3"
+      grep ERROR vllm.log | draftwise explain -
     """
-    show(run_explain.run(ExplainRequest(**given)), render, as_json=as_json)
+    text = sys.stdin.read() if name == ("-",) else " ".join(name)
+    show(run_explain.run(ExplainRequest(text, **given)), render, as_json=as_json)
 
 
 def render(console: Console, result: ExplainResult) -> None:
-    """Print every explanation."""
+    """Print every explanation, or all names by kind."""
+    if result.is_list:
+        for kind, group in groupby(result.explanations, key=lambda each: each.kind):
+            console.print(Text(kind, "bold"))
+            _print(console, ", ".join(each.name for each in group))
+        return
     for each in result.explanations:
         _show(console, each, result)
 
@@ -59,6 +76,8 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
+    if explanation.see:
+        _print(console, f"see also: {', '.join(explanation.see)}", "dim")
     if explanation.history:
         console.print(_history(explanation, result))
     if explanation.related:

@@ -9,7 +9,15 @@ from rich.console import Console
 
 from draftwise.cli._bars import open_bar
 from draftwise.cli._results import json_option, show
-from draftwise.verbs.facts import AddedRelease, FactsRequest, FactsResult, KnownRelease, KnownReleases, RemovedReleases
+from draftwise.verbs.facts import (
+    AddedRelease,
+    FactsRequest,
+    FactsResult,
+    KnownDefects,
+    KnownRelease,
+    KnownReleases,
+    RemovedReleases,
+)
 from draftwise.verbs.facts import facts as run_facts
 
 __all__ = ["facts", "render"]
@@ -63,13 +71,33 @@ def remove(what: str) -> None:
     show(run_facts.run(FactsRequest(remove=what)), render, as_json=False)
 
 
+@facts.command(short_help="List known defects, by release and method.")
+@click.option("--vllm", metavar="VERSION", help="List those of this release only.")
+@click.option("--method", metavar="METHOD", help="List those of this method only.")
+@json_option
+def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
+    """List the known defects of speculation in vLLM and its plugins, with releases, workarounds and reports.
+
+    `check` names those that your setup meets. A defect is "reported up to" a release where nobody has said whether
+    later ones still have it.
+
+    \b
+    Examples:
+      draftwise facts defects --vllm 0.28.0 --method mtp
+      draftwise facts defects --json
+    """
+    show(run_facts.run(FactsRequest(defects=True, vllm=vllm, method=method)), render, as_json=as_json)
+
+
 def render(console: Console, result: FactsResult) -> None:
-    """Print the releases, or what was added or removed."""
+    """Print the releases, what was added or removed, or known defects."""
     for line in _lines(result.answer):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(answer: KnownReleases | AddedRelease | RemovedReleases) -> list[str]:
+def _lines(answer: KnownReleases | AddedRelease | RemovedReleases | KnownDefects) -> list[str]:
+    if isinstance(answer, KnownDefects):
+        return _list_defects(answer)
     if isinstance(answer, RemovedReleases):
         return [f"vLLM {version} is removed: {file}." for version, file in answer.removed.items()]
     if isinstance(answer, KnownReleases):
@@ -83,6 +111,18 @@ def _lines(answer: KnownReleases | AddedRelease | RemovedReleases) -> list[str]:
         ),
         *answer.rules,
     ]
+
+
+def _list_defects(known: KnownDefects) -> list[str]:
+    lines = []
+    for row in known.defects:
+        lines += [
+            f"{row.code}  {row.kind}, {row.span}  {', '.join(row.methods) or 'any method'}",
+            f"    {row.what} {row.fix}",
+            f"    {row.basis}",
+        ]
+    where = "".join(f" of {each}" for each in (known.method, known.vllm and f"vLLM {known.vllm}") if each)
+    return [*lines, "", f"{len(known.defects)} known defects{where}."]
 
 
 def _list(known: KnownReleases) -> list[str]:

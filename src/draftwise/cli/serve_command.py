@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,6 +17,17 @@ from draftwise.verbs.serve import serve as run_serve
 __all__ = ["render", "serve"]
 
 
+def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> list[str]:
+    """Return the values of an option that may be given several times, or once as vLLM's JSON list."""
+    values: list[str] = []
+    for text in given:
+        try:
+            values += json.loads(text) if text.startswith("[") else [text]
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a JSON list.") from None
+    return values
+
+
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
 @click.argument("model")
 @click.option("--speculative-config", "-sc", metavar="JSON", help="vLLM's JSON; leave it out for plain decoding.")
@@ -22,11 +35,25 @@ __all__ = ["render", "serve"]
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--served-model-name", metavar="NAME", help="Name in the API and in metrics  [default: MODEL]")
 @click.option(
-    "--api-key", envvar="DRAFTWISE_API_KEY", metavar="KEY", help="Asked for under /v1.  [env: DRAFTWISE_API_KEY]"
+    "--api-key",
+    envvar="DRAFTWISE_API_KEY",
+    metavar="KEY",
+    help="Asked for by all but probes.  [env: DRAFTWISE_API_KEY]",
 )
 @click.option("--enable-auto-tool-choice", is_flag=True, help="Let the model choose to call tools.")
 @click.option("--tool-call-parser", type=click.Choice(TOOL_CALL_PARSERS), help="What calls look like in its answers.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
+@click.option(
+    "--allowed-hosts", multiple=True, metavar="NAME", help="A name that clients reach the server by; * for any."
+)
+@click.option("--allowed-origins", multiple=True, metavar="URL", help="A web page's origin that may use the server.")
+@click.option(
+    "--drain-seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0, 86400),
+    help="Time for running requests after SIGTERM.",
+)
 @click.option(
     "--max-waiting", default=1024, show_default=True, type=click.IntRange(0), help="Longest queue; 503 beyond."
 )
@@ -40,8 +67,8 @@ __all__ = ["render", "serve"]
 def serve(**given: Any) -> None:
     """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
-    Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /version and /metrics with vLLM's
-    metric names. What a request leaves out is taken from the checkpoint's generation_config.json, as in vLLM.
+    Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /ping, /load, /version and /metrics with
+    vLLM's metric names. What a request leaves out is taken from the checkpoint's generation_config.json, as in vLLM.
     Requests are accepted once kernels are compiled and steps captured (draftwise warm-up does it ahead).
     The engine runs in a process of its own. More than one GPU is vLLM's job: -tp 2 prints its command.
     """

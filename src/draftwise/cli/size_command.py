@@ -38,10 +38,15 @@ _WIDTH = 110
 @click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K", help="Draft tokens per step.")
 @click.option("--speculative-config", metavar="JSON", help="vLLM's own JSON, instead of the three options above.")
 @click.option(
-    "--tp", "--tensor-parallel-size", "tensor_parallel_size", type=click.IntRange(1), default=1, show_default=True
+    "--tp", "--tensor-parallel-size", "tensor_parallel_size", type=click.IntRange(1, 1024), default=1, show_default=True
 )
 @click.option(
-    "--pp", "--pipeline-parallel-size", "pipeline_parallel_size", type=click.IntRange(1), default=1, show_default=True
+    "--pp",
+    "--pipeline-parallel-size",
+    "pipeline_parallel_size",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
 )
 @click.option(
     "--quantization",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._findings import render_findings
+from draftwise.cli._findings import fail_option, render_findings
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import nearest_option, report_skipped, setup_command
 from draftwise.core import Finding
@@ -32,13 +32,14 @@ __all__ = ["render", "upgrade"]
 @click.option("--to", "after", required=True, metavar="VERSION",
               help="The release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
 @nearest_option
+@fail_option
 @json_option
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
 def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 
-    SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks or
-    cannot be judged, or if the setup starts on neither release.
+    SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks, if the setup
+    starts on neither release, or if something is as --fail-on names it.
     """
     result = run_upgrade.run(UpgradeRequest(**given))
     report_skipped(result.skipped, verbose=verbose)
@@ -59,10 +60,12 @@ def _show(console: Console, upgrade: UpgradedSetup) -> None:
     )
     if upgrade.starts_on_neither:
         console.print(Text("The setup starts on neither of the two.", "bold red"))
-    _section(console, "Cannot be judged", "bold red", upgrade.unknown)
-    is_all = not upgrade.still and not upgrade.unknown
-    _section(console, "Breaks", "bold red", upgrade.breaks, empty="nothing" if is_all else "nothing more")
+    _section(console, "Not judged", "bold yellow", upgrade.unknown)
+    breaks = "nothing of what could be checked" if upgrade.unknown else "nothing more" if upgrade.still else "nothing"
+    _section(console, "Breaks", "bold red", upgrade.breaks, empty=breaks)
     _section(console, "Fails on both", "bold red", upgrade.still)
+    _section(console, "Known defects that appear", "bold yellow", upgrade.appearing)
+    _section(console, "Known defects that disappear", "bold green", upgrade.disappearing)
     _changes(console, upgrade.changes)
     _section(console, "New to know", "bold yellow", upgrade.other)
     _section(console, "No longer a problem", "bold green", upgrade.gone)

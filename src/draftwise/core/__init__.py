@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from draftwise.core.progress import Progress, Silent, Stopped
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.rollback import Relation, Rollback, RollbackBasis
-    from draftwise.core.ruling import Effect, Ruling, Stage
+    from draftwise.core.ruling import CheckOutcome, Effect, Ruling, Stage
     from draftwise.core.run import (
         Answer,
         Arm,
@@ -89,6 +89,7 @@ __all__ = [
     "CalibratedSetting",
     "Calibration",
     "CellLook",
+    "CheckOutcome",
     "ClientHealth",
     "ClosedLoop",
     "Comparison",
@@ -188,7 +189,7 @@ _MODULES = {
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "progress": "Progress Silent Stopped",
     "reason": "Reason ReasonCode",
-    "ruling": "Effect Ruling Stage",
+    "ruling": "Effect CheckOutcome Ruling Stage",
     "rollback": "Relation Rollback RollbackBasis",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
     "RunPlan Settled TurnRecord",

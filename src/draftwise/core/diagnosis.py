@@ -22,6 +22,7 @@ class Diagnosis(Finding):
     follows_from: str = ""
     """Code of another diagnosis of the same pool that explains this one; such ones are listed last."""
     candidates: tuple[str, ...] = ()
-    """Codes of causes that the readings at hand cannot tell apart, the nearest to be told first."""
+    """Codes of causes that the readings at hand cannot tell apart: known defects of the release that the setup meets,
+    then diagnoses, the nearest to be told first."""
     settles: str = ""
     """The command that tells more of the candidates apart than any other."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from draftwise.core.finding import Finding
 
-__all__ = ["Effect", "Ruling", "Stage"]
+__all__ = ["CheckOutcome", "Effect", "Ruling", "Stage"]
 
 
 class Effect(StrEnum):
@@ -23,9 +23,22 @@ class Effect(StrEnum):
     """Accepted and ignored."""
     UNKNOWN = "unknown"
     """It depends on what is not known here: a value that the text does not tell, or a release that nobody has read."""
+    DEFECT = "known defect"
+    """Accepted, and a fault of the release may show: in answers, in speed, or as a crash."""
     DEPRECATED = "deprecated"
     NOTE = "note"
     """Works as written, and something is worth knowing."""
+
+
+class CheckOutcome(StrEnum):
+    """What becomes of a configuration, as far as it can be judged: headline, JSON and exit code follow from it."""
+
+    ACCEPTED = "accepted"
+    FAILS_LATER = "fails later"
+    """The configuration is accepted, and loading, start-up or requests fail."""
+    REJECTED = "rejected"
+    NOT_JUDGED = "not judged"
+    """Nothing was found against it, and rules wait for what was not given."""
 
 
 class Stage(StrEnum):

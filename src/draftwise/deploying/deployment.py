@@ -7,12 +7,14 @@ from itertools import chain
 from pathlib import Path
 from shlex import quote
 
-from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Effect, Expected, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.deploying.api_server import validate_text
+from draftwise.deploying.carry import carry, find_secret_commands, find_uncarried
 from draftwise.deploying.deployment_folder import (
     BASELINE,
     CANARY,
     DEPLOYMENT,
+    MEMO,
     SETUP,
     Folder,
     Record,
@@ -31,6 +33,7 @@ from draftwise.deploying.scaling import SCALING, scale, settle
 from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
 from draftwise.deploying.twin import Pool, count_hosts, without_speculation
 from draftwise.deploying.weights_layout import name_leftovers
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
 from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
@@ -48,6 +51,7 @@ def _write_memo(
     apply: Mapping[str, str],
     weights: Sequence[str] = (),
     limits: Sequence[Finding] = (),
+    defects: Sequence[str] = (),
     leave_off: Sequence[str] = (),
     leaves: str = "",
     unwatched: Sequence[str] = (),
@@ -60,6 +64,7 @@ def _write_memo(
         apply: the commands by what they do.
         weights: where the server finds its weights, and where else they could lie, a sentence each.
         limits: what the platform does not grant.
+        defects: known defects of the release that the setup meets, a sentence each.
         leave_off: where speculation does not belong, a sentence each.
         leaves: what stays behind after going back, a sentence.
         unwatched: what no rule watches, a sentence each.
@@ -70,7 +75,8 @@ def _write_memo(
             _list_files(files),
             _list_points("Where the weights lie", weights),
             _list_memo_commands(apply),
-            _list_points("Limits", map(str, limits)),
+            _list_points("Limits", (str(each) for each in limits if not _is_defect(each))),
+            _list_points("Known defects of the release", defects),
             _list_points("Where to leave it off", leave_off),
             _list_points("What to expect", _tell_expected(order.evidence.expected)),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
@@ -139,6 +145,8 @@ def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
         yield from ("", f"## {title}", "", *lines)
 
 
+_PROTECTING = ("VLLM_API_KEY",)
+"""Variables without which a server answers everybody."""
 THEN = " && "
 """Separator of the commands of one step."""
 
@@ -173,8 +181,10 @@ def deploy(
     twins: dict[Pool, ServiceOrder] = {"spec": order, "plain": order.without_speculation()}
     sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
     files: dict[str, str] = {}
+    refused_items: dict[str, str] = {}
     for side, each in sides.items():
-        name, text = f"{side}{target.suffix}", target.render(each)
+        name, (text, left) = f"{side}{target.suffix}", carry(target.render(each), each, target)
+        refused_items |= left
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
@@ -189,21 +199,25 @@ def deploy(
         **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
         **front.steps,
     }
-    files |= {name: step.text for name, step in more.items()}
+    for name, step in more.items():
+        files[name] = carry(step.text, sides["spec"], target)[0] if name == CANARY else step.text
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = (*warned, *target.code.find_limits(order), *front.limits)
+    _refuse_open(order, refused_items)
+    uncarried = tuple(find_uncarried(refused_items))
+    limits = (*warned, *target.code.find_limits(order), *front.limits, *_find_other_image(order), *uncarried)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides, is_scaled=SCALING in more)
     files[DEPLOYMENT] = write_record(record)
-    files["MEMO.md"] = _write_memo(
+    files[MEMO] = _write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={
-            "Verify the files": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+            "Verify the files": "draftwise verify .  # or only: sha256sum -c --strict CHECKSUMS.sum CHECKSUMS",
+            **find_secret_commands(order, target),
             **{step.does: step.command for step in more.values()},
             **({} if CANARY in more or proxy else _offer_proxy(order, to, target)),
             **front.commands,
@@ -212,6 +226,7 @@ def deploy(
         },
         weights=tuple(target.code.describe(order)),
         limits=limits,
+        defects=tuple(_tell_defects(order.setup)),
         leave_off=(*order.evidence.not_adopted, *policy.describe_classes()),
         leaves=record.leaves,
         unwatched=watched.missing,
@@ -234,6 +249,34 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
         is_no_name = "://" not in name and (name.count("/") > 1 or name.startswith((".", "~")))  # of the hub's
         if path.is_absolute() or path.is_dir() or is_no_name:
             yield warning("weights-not-brought", name=name, bringing=bringing)
+
+
+def _is_defect(finding: Finding) -> bool:
+    return isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
+
+
+def _tell_defects(setup: Setup) -> Iterator[str]:
+    """Yield the known defects that a setup meets, those that only a service's counters tell among them."""
+    report = check(setup)
+    release = get_release(report.version)
+    for finding in filter(_is_defect, report.findings):
+        yield f"`{finding.code}`: {finding} Source: {finding.source}."
+    for row in report.defects:
+        if row.told_by == "watch" and row.state_in(release.version) == "present":
+            yield f"`{row.code}`, to be watched for: {row.ruling(release)}"
+
+
+def _refuse_open(order: ServiceOrder, refused: Mapping[str, str]) -> None:
+    """Raise where the source's server asks for a key and that of the files would not."""
+    for item in order.around.items:
+        if item.part == "env" and item.key in _PROTECTING and item.where in refused:
+            raise refusal("protection-lost", name=item.key, reason=refused[item.where])
+
+
+def _find_other_image(order: ServiceOrder) -> Iterator[Finding]:
+    """Yield that the source starts another image than the files."""
+    if order.around.image and order.around.image != order.image:
+        yield warning("not-carried", item=f"image {order.around.image}", reason=f"the files start {order.image}")
 
 
 def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], *, is_scaled: bool) -> Record:

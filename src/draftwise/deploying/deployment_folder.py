@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import Finding, Severity, StorageError
-from draftwise.deploying.messages import refusal, unreadable
+from draftwise.core import Finding, StorageError
+from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
 from draftwise.machine.whole_files import replacing
 
@@ -20,7 +22,9 @@ __all__ = [
     "CANARY",
     "CHECKSUMS",
     "DEPLOYMENT",
+    "MEMO",
     "MODELCAR",
+    "SEAL",
     "SETUP",
     "STAGE",
     "Folder",
@@ -31,6 +35,7 @@ __all__ = [
     "prove",
     "read_record",
     "replace_text",
+    "write_proof",
     "write_record",
     "write_sums",
 ]
@@ -39,8 +44,9 @@ CANARY = "canary.yaml"
 """A change of the running twin that answers a share of its requests with speculation."""
 MODELCAR, STAGE = "Dockerfile.modelcar", "stage-job.yaml"
 """The image that holds the weights, and the Job that puts them onto a claim."""
-CHECKSUMS = "CHECKSUMS"
-"""Sums in the format of sha256sum: `sha256sum -c CHECKSUMS` proves the folder."""
+CHECKSUMS, SEAL = "CHECKSUMS", "CHECKSUMS.sum"
+"""Sums in the format of sha256sum, and the sum of that list: `sha256sum -c --strict` of both proves the folder."""
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ class Folder:
         except OSError as error:
             raise StorageError(f"{out} cannot be written ({error.strerror}). Choose another --out.") from None
         try:
-            for name, text in [*self.files.items(), (CHECKSUMS, self._sum_up())]:
+            for name, text in (*self.files.items(), *write_proof(self._sum_up()).items()):
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
@@ -90,8 +96,8 @@ class Folder:
                 f"{out} cannot be written ({error.strerror}). Make room or choose another --out."
             ) from None
 
-    def _sum_up(self) -> str:
-        return write_sums({name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()})
+    def _sum_up(self) -> Mapping[str, str]:
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()}
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -108,23 +114,78 @@ def replace_text(path: Path, text: str) -> None:
         raise StorageError(f"{path} cannot be written ({error.strerror}); it is what it was.") from None
 
 
-def prove(folder: Path) -> Iterator[Finding]:
-    """Yield each file that is not what was written.
+def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
+    """Yield each way in which a folder is not what was written; nothing outside of it is read.
+
+    Args:
+        folder: with a list of sums, and the sum of that list.
+        needed: files that every folder of its kind has.
 
     Raises:
         UnreadableSource: the folder has no readable sums.
     """
-    sums = _read_sums(folder)
-    for name, value in sums.items():
+    lines = _read_lines(folder)
+    sums: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        found = _LINE.fullmatch(line)
+        if found is None or not _stays_inside(found[2]) or found[2] in sums:
+            yield fault("sums-changed", folder=folder, what=f"line {number} is no sum of a file of its own")
+        else:
+            sums[found[2]] = found[1]
+    yield from _prove_list(folder)
+    there = dict(_list_entries(folder))
+    for name in {*sums, *needed}:
+        if name not in there:
+            yield _finding("file-gone", f"{folder / name} is not there any more.", folder / name)
+        elif name not in sums:
+            yield _finding("file-added", f"{folder / name} is not in the list of sums.", folder / name)
+    for name, entry in there.items():
         path = folder / name
-        if not path.is_file():
-            yield _finding("file-gone", Severity.ERROR, f"{path} is not there any more.", path)
-        elif digest(path) != value:
-            yield _finding("file-changed", Severity.ERROR, f"{path} is not what was written.", path)
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in sums and name != CHECKSUMS:
-            yield _finding("file-added", Severity.WARNING, f"{path} was not written with the folder.", path)
+        if not (entry.is_file(follow_symlinks=False)):
+            yield _finding("file-added", f"{path} is a link or no plain file: it may hold anything.", path)
+        elif name in sums:
+            yield from _prove_file(path, sums[name])
+        elif name not in (CHECKSUMS, SEAL, *needed):
+            yield _finding("file-added", f"{path} was not written with the folder.", path)
+
+
+def _prove_list(folder: Path) -> Iterator[Finding]:
+    """Yield that the list of sums is not the one that was written."""
+    path = folder / SEAL
+    try:
+        written = "" if path.is_symlink() else path.read_text(encoding="utf-8")
+        expected = write_sums({CHECKSUMS: digest(folder / CHECKSUMS)})
+    except (OSError, ValueError):
+        written, expected = "", "?"
+    if written != expected:
+        yield fault("sums-changed", folder=folder, what=f"{SEAL} does not prove it")
+
+
+def _prove_file(path: Path, value: str) -> Iterator[Finding]:
+    try:
+        is_same = digest(path) == value
+    except OSError as error:
+        yield _finding("file-changed", f"{path} cannot be read ({error.strerror}).", path)
+    else:
+        if not is_same:
+            yield _finding("file-changed", f"{path} is not what was written.", path)
+
+
+def _list_entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all that a folder holds but for directories, by the path inside it; links are not followed."""
+    left = [folder]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in sorted(entries, key=lambda each: each.name):
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(Path(entry.path))
+                else:
+                    yield Path(entry.path).relative_to(folder).as_posix(), entry
+
+
+def _stays_inside(name: str) -> bool:
+    parts = name.split("/")
+    return not name.startswith("/") and not {"", ".", ".."} & set(parts) and "\\" not in name
 
 
 def digest(path: Path) -> str:
@@ -133,26 +194,35 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def write_proof(sums: Mapping[str, str]) -> dict[str, str]:
+    """Return the list of sums and the file that proves it, by their names."""
+    listed = write_sums(sums)
+    return {CHECKSUMS: listed, SEAL: write_sums({CHECKSUMS: hashlib.sha256(listed.encode()).hexdigest()})}
+
+
 def write_sums(sums: Mapping[str, str]) -> str:
     """Return the text that proves files, by their names and SHA-256 sums."""
     return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
 
 
-def _read_sums(folder: Path) -> Mapping[str, str]:
+def _read_lines(folder: Path) -> list[str]:
+    path = folder / CHECKSUMS
     try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-        pairs = [line.split("  ", 1) for line in lines if line]
-        return {name: value for value, name in pairs}
+        if path.is_symlink():
+            raise ValueError("a link")
+        text = path.read_bytes().decode()
     except (OSError, ValueError) as error:
         raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=type(error).__name__) from None
+    return text.removesuffix("\n").split("\n")
 
 
-def _finding(code: str, severity: Severity, message: str, path: Path) -> Finding:
-    return Finding(code=code, severity=severity, message=message, where=str(path))
+def _finding(code: str, message: str, path: Path) -> Finding:
+    return Finding.error(code, message, where=str(path))
 
 
 DEPLOYMENT = "deployment.json"
-SETUP = "setup.json"
+_NAME, _FILE = re.compile(r"[a-z][-a-z0-9]{0,62}"), re.compile(r"(?:spec|plain)\.\w+")
+SETUP, MEMO = "setup.json", "MEMO.md"
 BASELINE = "baseline.json"
 
 
@@ -198,6 +268,8 @@ def read_record(folder: Path) -> Record:
     try:
         given = json.loads((folder / DEPLOYMENT).read_text(encoding="utf-8"))
         sides: dict[Pool, TwinFile] = {"spec": TwinFile(**given["spec"]), "plain": TwinFile(**given["plain"])}
+        if not all(_NAME.fullmatch(each.name) and _FILE.fullmatch(each.file) for each in sides.values()):
+            raise ValueError("a name or file that no deployment has")
         return Record(
             to=given["to"],
             platform_release=given["platform_release"],

@@ -12,11 +12,13 @@ from typing import Literal
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploying.messages import refusal
 from draftwise.deploying.secrets import refuse_secrets
+from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.deploying.weights_layout import Layout, WeightsPlacement
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
+from draftwise.setups.read.shell.launch import image_version
 from draftwise.setups.write import write_json
 
 __all__ = [
@@ -168,6 +170,8 @@ class ServiceOrder:
     evidence: RunEvidence = field(default_factory=RunEvidence)
     placement: WeightsPlacement = field(default_factory=WeightsPlacement)
     platform: Platform = field(default_factory=Platform)
+    around: Surroundings = field(default_factory=Surroundings)
+    """What stands around the server in the source."""
 
     @property
     def port(self) -> int:
@@ -227,21 +231,25 @@ def make_order(
     image: str = "",
     cold_start_s: float | None = None,
     evidence: RunEvidence | None = None,
+    around: Surroundings | None = None,
 ) -> ServiceOrder:
     """Return the order for a setup.
 
     Args:
         setup: of vLLM, with its release.
         name: of the service; by default after the target.
-        image: container image; by default vLLM's own of the release.
+        image: container image; by default the source's, else vLLM's own of the release.
         cold_start_s: how long a start from nothing was seen to take.
         evidence: what was measured of it.
+        around: what stands around the server in the source.
 
     Raises:
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
     _refuse_incomplete(setup)
     refuse_secrets(setup)
+    around = around or Surroundings()
+    around.refuse_secrets()
     if errors := _find_errors(report := check(setup)):
         raise InvalidSetup(errors)
     setup = _name_method(setup, report)
@@ -257,11 +265,21 @@ def make_order(
         name=name,
         pool="plain" if setup.spec is None else "spec",
         setup=setup,
-        image=image or f"vllm/vllm-openai:v{get_release(setup.engine_version)}",
+        image=image or _choose_image(setup, around),
         host=host,
         startup_s=10 * ceil(startup_s / 10),
         evidence=replace(evidence, unmeasured=(*evidence.unmeasured, *remarks)),
+        around=around,
     )
+
+
+def _choose_image(setup: Setup, around: Surroundings) -> str:
+    """Return the source's image where it has the release that is deployed, else vLLM's own of that release."""
+    release = get_release(setup.engine_version)
+    named = image_version(around.image)
+    if around.image and (not named or str(get_release(named, nearest=True)) == str(release)):
+        return around.image
+    return f"vllm/vllm-openai:v{release}"
 
 
 def _find_errors(report: Report) -> list[Finding]:

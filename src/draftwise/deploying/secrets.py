@@ -9,11 +9,21 @@ from dataclasses import replace
 from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.deploying.messages import fault
 
-__all__ = ["refuse_secrets", "without_secrets"]
+__all__ = ["is_secret", "refuse_secrets", "without_secrets"]
 
 _NAME = re.compile(r"(?:^|_)(?:api_?key|access_?key|token|secret|password|passwd)$", re.IGNORECASE)
 """Names of arguments and variables that hold a secret: `api_key`, `HF_TOKEN`."""
 _IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
+_VARIABLE = re.compile(
+    r"(?:^|_)(?:tokens?|secrets?|secret_?key|pass|passphrase|pwd|credentials?|auth|private_?key|signing_?key|keys?)$",
+    re.IGNORECASE,
+)
+"""Further endings of the names of variables that hold one."""
+_LOOKS = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|nvapi-[\w-]{20,}"
+    r"|AKIA[0-9A-Z]{16}|xox[abpr]-[\w-]{10,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+"""How keys and tokens of well-known services look."""
 _TAKEN_FROM: Mapping[str, str] = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Variables that vLLM and the hub's library read instead of an argument."""
 
@@ -31,18 +41,26 @@ def without_secrets(setup: Setup) -> Setup:
     return replace(setup, args=args, env={name: value for name, value in setup.env.items() if name not in hidden})
 
 
+def is_secret(name: str, text: str) -> bool:
+    """Say whether a variable's value, or a text without a name, is a secret itself: a reference is not."""
+    if text.lower() in ("", "true", "false", "yes", "no", "0", "1") or re.fullmatch(r"\$[({]?\w+[)}]?", text):
+        return False
+    named = bool(name) and bool(_NAME.search(name) or _VARIABLE.search(name))
+    return named or bool(_IN_URL.search(text) or _LOOKS.search(text))
+
+
 def _name_flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
 def _find(setup: Setup) -> Iterator[Finding]:
     for name, value in setup.args.items():
-        if value and (_NAME.search(name) or _IN_URL.search(str(value))):
+        if value and (_NAME.search(name) or is_secret("", str(value))):
             yield _finding(_name_flag(name), _TAKEN_FROM.get(name, ""))
     for name, value in setup.env.items():
-        if value and (_NAME.search(name) or _IN_URL.search(value)):
+        if is_secret(name, value):
             yield _finding(name, name)
-    if setup.spec is not None and _IN_URL.search(setup.spec.to_json()):
+    if setup.spec is not None and is_secret("", setup.spec.to_json()):
         yield _finding("--speculative-config", "")
 
 

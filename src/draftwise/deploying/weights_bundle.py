@@ -16,7 +16,17 @@ from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, StorageError
-from draftwise.deploying.deployment_folder import CHECKSUMS, MODELCAR, SETUP, STAGE, digest, prove, write_sums
+from draftwise.deploying.deployment_folder import (
+    CHECKSUMS,
+    MODELCAR,
+    SEAL,
+    SETUP,
+    STAGE,
+    digest,
+    prove,
+    write_proof,
+    write_sums,
+)
 from draftwise.deploying.messages import fault, note, refusal, warning
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
@@ -300,7 +310,8 @@ def pack(
         for name, text in written.items():
             (folder / name).write_text(text, encoding="utf-8")
         whole = {**sums, **{name: digest(folder / name) for name in written}}
-        (folder / CHECKSUMS).write_text(write_sums(whole), encoding="utf-8")
+        for name, text in write_proof(whole).items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     _copy_all(files, out, finish, told=told)
     return tuple(findings)
@@ -312,14 +323,28 @@ def verify_bundle(folder: Path) -> tuple[Finding, ...]:
     Raises:
         UnreadableSource: the folder is no bundle.
     """
-    setup, changed = read_setup(folder / SETUP), tuple(prove(folder))
-    if any(each.severity is Severity.ERROR for each in changed):
+    changed = tuple(prove(folder, needed=(SETUP, f"{MODELS}/{CHECKSUMS}", MODELCAR, STAGE, "env", "images.txt")))
+    if changed:
         return changed
+    setup = read_setup(folder / SETUP)
+    if differing := tuple(_compare_lists(folder)):
+        return differing
     artefacts = tuple(
         LocatedCheckpoint(checkpoint=each, source=folder / MODELS / each.directory, tree=folder / MODELS)
         for each in list_checkpoints(setup)
     )
-    return (*changed, *_judge(setup, artefacts))
+    return tuple(_judge(setup, artefacts))
+
+
+def _compare_lists(folder: Path) -> Iterator[Finding]:
+    """Yield that the list of the weights, which goes with them to a claim or an image, is not part of the whole one."""
+    whole, inner = ((folder / name / CHECKSUMS).read_text(encoding="utf-8") for name in ("", MODELS))
+    prefix = f"{MODELS}/"
+    pairs = (line.split("  ", 1) for line in whole.splitlines())
+    of_models = {name.removeprefix(prefix): value for value, name in pairs if name.startswith(prefix)}
+    of_models.pop(CHECKSUMS, None)
+    if inner != write_sums(of_models):
+        yield fault("sums-changed", folder=folder / MODELS, what=f"it says something else than {folder / CHECKSUMS}")
 
 
 def _list_env(mirror: str) -> Mapping[str, str]:
@@ -368,7 +393,7 @@ def _write_readme(artefacts: Sequence[LocatedCheckpoint], wanted: BundleOptions,
     image = _name_image(setup, wanted)
     held = [f"- `{MODELS}/{each.checkpoint.directory}/`" for each in artefacts]
     steps = {
-        "Prove it": f"sha256sum -c {CHECKSUMS}  # or: draftwise bundle verify .",
+        "Prove it": f"sha256sum -c --strict {SEAL} {CHECKSUMS}  # or: draftwise bundle verify .",
         "Bring the images (on a machine that reaches the registry)": (
             f"docker pull {image} && docker save {image} -o server-image.tar\n"
             f"docker pull {_BASE} && docker save {_BASE} -o {_BASE.partition(':')[0]}.tar"

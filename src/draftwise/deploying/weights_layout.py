@@ -12,7 +12,7 @@ from packaging.version import Version
 from draftwise.core import InvalidSetup, Setup
 from draftwise.deploying.messages import refusal
 from draftwise.knowledge.methods import find_method, find_placeholder
-from draftwise.knowledge.models import names_directory
+from draftwise.knowledge.models import find_model, names_directory
 from draftwise.knowledge.stored import read_rows
 
 __all__ = [
@@ -192,8 +192,16 @@ def rename_upstream(setup: Setup) -> Setup:
     """Return a setup with the names by which its checkpoints are known, for the directories that hold them there."""
     spec = setup.spec
     if spec is not None and spec.model:
-        spec = replace(spec, model=name_upstream(spec.model))
-    return replace(setup, target=name_upstream(setup.target), spec=spec)
+        spec = replace(spec, model=_name_on_hub(spec.model))
+    return replace(setup, target=_name_on_hub(setup.target), spec=spec)
+
+
+def _name_on_hub(path: str) -> str:
+    """Return the hub's name of what a path on the server holds; a directory that somebody named stays a path."""
+    name = name_upstream(path)
+    known = find_model(name)
+    is_known = known is not None and name in (known.id, *known.names)
+    return name if name.count("/") == 1 or is_known else path
 
 
 def place(setup: Setup, layout: Layout) -> tuple[Setup, WeightsPlacement]:

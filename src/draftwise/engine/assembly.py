@@ -8,7 +8,7 @@ import torch
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig
 from draftwise.engine.attention import has_kernel
-from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.engine_config import EngineConfig, Limits
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.memory.pool_size import activation_bytes, graph_budget, num_pages
@@ -149,9 +149,9 @@ class _Site:
             extra_bytes_per_token=self.proposer.kv_bytes_per_token,
             activation_bytes=self._activation_bytes(),
         )
-        ks = sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else [0]
+        ks = sorted({spec.k_for(n) for n in range(1, config.num_slots + 1)}) if spec else [0]
         plan = plan_capture(
-            config.max_num_seqs,
+            config.num_slots,
             ks=ks,
             kernels_per_graph=_GRAPHS_A_SIZE * (step_kernels + _KERNELS_AFTERWARDS),
             activation_bytes_per_seq=step_values * self.model.dtype.itemsize,
@@ -163,8 +163,8 @@ class _Site:
         kept_values = shape.hidden_size * (1 + len(self.proposer.aux_layers))
         return plan.with_prompts(
             prompt_sizes(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.num_slots,
+                max_num_batched_tokens=config.num_step_tokens,
                 widths=[k + 1 for k in ks] if self.shares_passes else (),
             ),
             kernels_per_graph=num_kernels,
@@ -189,7 +189,7 @@ class _Site:
         proposer.allocate(num_pages=num_pages, block_size=config.block_size)
         kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
         table = SequenceTable(
-            num_slots=config.max_num_seqs,
+            num_slots=config.num_slots,
             max_model_len=config.max_model_len,
             block_size=config.block_size,
             scratch_page=num_pages,
@@ -226,15 +226,15 @@ class _Site:
         return Scheduler(
             pool=PagePool(num_pages, enable_prefix_caching=config.enable_prefix_caching),
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.num_slots,
+            max_num_batched_tokens=config.num_step_tokens,
             prefix=_prefix_use(self.proposer),
         )
 
     @property
     def _max_num_rows(self) -> int:
         """Rows of a pass at most."""
-        return max(self.config.max_num_batched_tokens, self.config.max_num_seqs * (self.k + 1))
+        return max(self.config.num_step_tokens, self.config.num_slots * (self.k + 1))
 
     def _activation_bytes(self) -> int:
         """Return the memory that the largest step needs in addition to weights and pages."""
@@ -242,7 +242,7 @@ class _Site:
         return activation_bytes(
             self.model.shape,
             rows=self._max_num_rows,
-            logits_rows=config.max_num_seqs * (self.k + 1),
+            logits_rows=config.num_slots * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
             num_aux_layers=len(self.proposer.aux_layers),
             mlp_values=self.model.mlp_values,
@@ -266,9 +266,13 @@ def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
             where="max_model_len",
             fix=f"Use {longest} or less.",
         )
+    memory = torch.cuda.get_device_properties(model.device).total_memory if model.device.type == "cuda" else None
+    limits = Limits.of_device(memory)
     return replace(
         config,
         max_model_len=config.max_model_len or longest,
+        max_num_seqs=config.max_num_seqs or limits.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or limits.max_num_batched_tokens,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
     )

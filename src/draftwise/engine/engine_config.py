@@ -15,6 +15,7 @@ __all__ = [
     "PARALLEL_SIZES",
     "QUANTIZATIONS",
     "EngineConfig",
+    "Limits",
     "one_gpu_settings",
     "vllm_setup",
 ]
@@ -49,8 +50,8 @@ class EngineConfig:
         dtype: `auto` (the checkpoint's), `bfloat16`, `float16`, `float32` or `float64`.
         device: `auto`, `cpu` or `cuda`.
         max_model_len: longest prompt plus output, in tokens; None is the model's own.
-        max_num_seqs: sequences decoded together at most.
-        max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked).
+        max_num_seqs: sequences decoded together at most; None is the device's `Limits`.
+        max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked); None likewise.
         gpu_memory_utilization: share of the whole GPU's memory, 0..1, that weights, work space, CUDA graphs and
             pages take together; without effect on a CPU.
         kv_cache_memory_bytes: size of the page pool, instead of that share; on a CPU None means enough for
@@ -73,8 +74,8 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -88,6 +89,18 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     seed: int = 0
     hidden_states_folder: str = "hidden_states"
+
+    @property
+    def num_slots(self) -> int:
+        """`max_num_seqs` of an engine's config, which is filled in."""
+        assert self.max_num_seqs is not None, "the engine fills it in"
+        return self.max_num_seqs
+
+    @property
+    def num_step_tokens(self) -> int:
+        """`max_num_batched_tokens` of an engine's config, which is filled in."""
+        assert self.max_num_batched_tokens is not None, "the engine fills it in"
+        return self.max_num_batched_tokens
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
@@ -104,6 +117,31 @@ class EngineConfig:
         if sizes is not None:
             settings["cudagraph_capture_sizes"] = tuple(sorted(set(sizes)))
         return cls(**settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a device computes in one step, where the operator does not say."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def of_device(cls, memory_bytes: int | None) -> Limits:
+        """Return the limits of a GPU with that much memory; None stands for a CPU.
+
+        The tokens are vLLM's defaults (`EngineArgs.get_batch_defaults` of 0.33). It takes more sequences, 1024 and 256:
+        here each size up to the limit is captured, which takes time at the start.
+        """
+        if memory_bytes is None:
+            return cls(max_num_seqs=16, max_num_batched_tokens=2048)
+        if memory_bytes >= _LARGE_GPU:
+            return cls(max_num_seqs=256, max_num_batched_tokens=8192)
+        return cls(max_num_seqs=128, max_num_batched_tokens=2048)
+
+
+_LARGE_GPU = 70 << 30
+"""Bytes of memory from which vLLM gives a GPU its larger defaults."""
 
 
 def _unknown(settings: Mapping[str, Any], known: list[str]) -> Iterator[Finding]:

@@ -69,8 +69,8 @@ class Rehearsal:
         self._runner, self._admission = runner, engine.admission
         self._k_for: Callable[[int], int] = engine.spec.k_for if engine.spec else lambda _: 0
         self._kvs = [kv for kv in (runner.kv, engine.proposer.kv) if kv is not None]
-        self._most_seqs = config.max_num_seqs
-        self._most_tokens = config.max_num_batched_tokens
+        self._most_seqs = config.num_slots
+        self._most_tokens = config.num_step_tokens
         self._longest = max(1, config.max_model_len - 2)
         self._made: dict[tuple[int, int, int], Sequence] = {}
         # Nobody looks at what comes out, and later layers launch what the first ones do.

@@ -14,6 +14,7 @@ from draftwise.extract import (
     config_checks,
     config_fields,
     engine,
+    message_texts,
     model_registry,
     mtp_remap,
     probes,
@@ -62,6 +63,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         server_surface.metrics,
         server_surface.sampling_params,
         server_surface.env,
+        message_texts.messages,
         probes.probes,
     )
 }

@@ -14,6 +14,8 @@ from draftwise.knowledge.stored import read_data
 __all__ = ["Gpu", "get_gpu", "read_gpus"]
 
 _GIB = 1 << 30
+_LEAST_GIB = 1
+"""Least memory of a GPU that models are served on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ def get_gpu(name: str) -> Gpu:
     key = _normalize(name)
     if (found := _by_name().get(key)) is not None:
         return found
-    if memory := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gi?b)", name.strip().lower()):
+    memory = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(gi?b)", name.strip().lower())
+    if memory and float(memory[1]) >= _LEAST_GIB:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     raise InvalidSetup.because(

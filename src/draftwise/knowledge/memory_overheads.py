@@ -14,7 +14,15 @@ from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release
 
-__all__ = ["EmbeddedOverheads", "Overheads", "Runner", "get_batch_defaults", "get_embedded_overheads", "get_overheads"]
+__all__ = [
+    "EmbeddedOverheads",
+    "Overheads",
+    "Runner",
+    "get_batch_defaults",
+    "get_embedded_overheads",
+    "get_overheads",
+    "list_tiers",
+]
 
 Runner = Literal["V1", "V2"]
 """vLLM's model runner."""
@@ -91,6 +99,15 @@ def get_batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
         if gpu.memory_gib >= _least_gib(name) and not excepted:
             return _for_server(tiers[name])
     return _for_server(tiers["gpu"])
+
+
+def list_tiers(release: Release) -> Mapping[str, Gpu]:
+    """Return a GPU for each of the batch sizes that a release defaults to, by which GPUs get them, in words."""
+    least = sorted(map(_least_gib, (name for name in release.table("batch_defaults") if name.startswith("gpu>="))))
+    excepted = release.table("batch_defaults")[f"gpu>={least[0]}"].get("not_named", ())
+    others = f" (and {' and '.join(name.upper() for name in excepted)})" if excepted else ""
+    tiers = {f"GPUs below {least[0]} GiB{others}": least[0] - 1} | {f"GPUs from {gib} GiB": gib for gib in least}
+    return {words: Gpu(name=words, architecture="other", memory_bytes=gib << 30) for words, gib in tiers.items()}
 
 
 def _least_gib(tier: str) -> int:

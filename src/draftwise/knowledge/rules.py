@@ -81,6 +81,9 @@ class VllmRule:
     probe: Probe | None = None
     stands_for: tuple[str, ...] = ()
     """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
+    reads: tuple[str, ...] = ()
+    """What it cannot be decided without: `target` and `drafter` (their config.json), `weights` (tensors and tokenizers
+    of both), `gpu`. Only of rules that stop a server or warn."""
     rests_on: Literal["source", "tables", "input"] = "source"
     """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
     generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
@@ -137,6 +140,23 @@ class Rulebook:
         about = get_rule(code).methods
         return (not about or method in about) and self.holds(code)
 
+    def count_waiting(self, missing: str, *, method: str | None, drafts: bool) -> int:
+        """Return how many rules of the release cannot be decided without an input.
+
+        Args:
+            missing: `target`, `drafter`, `weights` or `gpu`, as `VllmRule.reads` has it.
+            method: of drafting, whose rules count; None without speculation, and where it is not known.
+            drafts: whether a drafter of its own is named.
+        """
+        return sum(
+            missing in rule.reads
+            and rule.holds(self.version)
+            and (drafts or "drafter" not in rule.reads)
+            and (method in rule.methods or not rule.methods)
+            and (method is not None or drafts or rule.stage is not Stage.CONFIG)
+            for rule in all_rules().values()
+        )
+
     def ruling(self, code: str, *, method: str | None = None, **values: object) -> tuple[Ruling, ...]:
         """Return the finding that a configuration has met a rule, and none where the rule does not hold.
 
@@ -190,11 +210,11 @@ def find_doubts(release: Release) -> Iterator[Finding]:
 def of_release(finding: Finding, release: Release) -> Finding:
     """Return a finding as it is to be told of one release: with that release's source, and unknown where it is."""
     rule = all_rules().get(finding.code)
-    if rule is None or not isinstance(finding, Ruling) or finding.effect is Effect.UNKNOWN:
+    if rule is None or not isinstance(finding, Ruling):
         return finding
     doubts = get_doubts(release)
     cited = replace(finding, source=_cite(rule, release)) if finding.source == rule.source else finding
-    if rule.code not in doubts.changed | doubts.unproved:
+    if finding.effect is Effect.UNKNOWN or rule.code not in doubts.changed | doubts.unproved:
         return cited
     return replace(
         cited,
@@ -258,6 +278,7 @@ def _read(row: Mapping[str, Any]) -> VllmRule:
         "effect": Effect(row["effect"]),
         "stage": Stage(row["stage"]),
         "spans": tuple((first, last) for first, last in row["spans"]),
+        "reads": tuple(row.get("reads", ())),
         "probe": None if probe is None else Probe(**probe),
     }
     return VllmRule(**{**row, **parts})

@@ -20,7 +20,17 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
-__all__ = ["Release", "Span", "find_remarks", "forget_added", "get_release", "history", "releases", "topics"]
+__all__ = [
+    "Release",
+    "Span",
+    "all_keys",
+    "find_remarks",
+    "forget_added",
+    "get_release",
+    "history",
+    "releases",
+    "topics",
+]
 
 _DATA = files("draftwise.knowledge").joinpath("data/vllm")
 _RELEASES = "releases.json"
@@ -173,6 +183,11 @@ def topics() -> tuple[str, ...]:
     """Return the names of the tables."""
     names = (entry.name for entry in _DATA.iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name != _RELEASES))
+
+
+def all_keys(topic: str) -> tuple[str, ...]:
+    """Return every key that some release has, in the order of the topic's rows; KeyError for an unknown topic."""
+    return tuple(dict.fromkeys(row.key for row in _rows(topic)))
 
 
 def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:

@@ -115,7 +115,7 @@ def make_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
     """
     if spec.target is None:
         return _running_arms(spec)
-    setup = _read_serve_args(spec)
+    setup = _with_places(_read_serve_args(spec), spec)
     candidates = spec.candidates or DEFAULT_CANDIDATES
     if spec.draft_lengths:
         candidates = tuple(each.at_length(k) for each in candidates for k in spec.draft_lengths)
@@ -182,6 +182,19 @@ def _read_serve_args(spec: MeasurementSpec) -> Setup:
     if engine == "draftwise" and any(finding.code in _READ_OTHERWISE for finding in reading.findings):
         return Setup(target=target, engine_version=version, extra_args=spec.serve_args)
     return replace(reading.setup, target=target, engine=engine, engine_version=version)
+
+
+_PLACES = 16
+"""Sequences that an embedded server decodes together on every device (`engine_config.Limits`)."""
+
+
+def _with_places(setup: Setup, spec: MeasurementSpec) -> Setup:
+    """Return an embedded server's setup with a place for each request of the largest load, unless places are given."""
+    most = max((each.concurrency or 0 for each in spec.conditions), default=0)
+    given = any(word.partition("=")[0].replace("_", "-") == "--max-num-seqs" for word in spec.serve_args)
+    if spec.engine == "vllm" or given or most <= _PLACES:
+        return setup
+    return replace(setup, args={**setup.args, "max_num_seqs": most})
 
 
 def is_covered(version: str) -> bool:

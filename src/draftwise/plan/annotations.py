@@ -120,6 +120,7 @@ def _uri(path: str) -> str:
 
 def _properties(finding: Finding, report: Report) -> Iterator[tuple[str, str]]:
     yield "engineVersion", report.version
+    yield "outcome", report.outcome.value
     if report.asked:
         yield "askedVersion", report.asked
     if finding.fix:

@@ -1,25 +1,41 @@
-"""Explains a name: the code of a finding, a key, method, flag, model class or metric."""
+"""Explains a name (code, key, method, flag, variable, class, metric or word of the field), and messages of vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.defects import Defect, all_defects, find_said
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
-from draftwise.knowledge.vllm import Span, history, releases
+from draftwise.knowledge.terms import find_term, read_terms
+from draftwise.knowledge.vllm import Span, all_keys, history, releases
+from draftwise.knowledge.vllm_messages import find_messages
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "list_names"]
 
 _PAGE = "docs/findings.md"
 _OLD_FLAG = "flag-from-before-0.9"
+_FIELD = re.compile(r"\{(\w+)\}")
+"""A value in the text of a rule."""
+_BRACKETS = r"<\1>"
+_UNEXPLAINED = "draftwise has no rule about it: look at its place in vLLM, and run `draftwise check` on your setup."
+_LEVELS: Mapping[str, str] = {
+    "info": "logs it for information",
+    "warning": "logs it as a warning",
+    "error": "logs it as an error",
+    "exception": "logs it as an error with a traceback",
+    "critical": "logs it as an error",
+    "AssertionError": "asserts that it does not happen",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,26 +43,34 @@ class Explanation:
     """What is known under one name."""
 
     kind: str
-    """`finding`, `rule`, `advice`, `method`, `key`, `flag`, `architecture` or `metric`; the first three are codes."""
+    """`finding`, `rule`, `advice`, `defect` (these are codes), `method`, `key`, `value`, `flag`, `architecture`,
+    `metric`, `message`, or a kind of `knowledge.terms`."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
     """Its values by release, oldest first."""
     rule: VllmRule | None = None
     finding: FindingFact | None = None
+    defect: Defect | None = None
     link: str = ""
     """Link to a finding's code in the documentation."""
     related: tuple[VllmRule, ...] = ()
-    """Rules whose text mentions it."""
+    """Rules whose text mentions it, or that stand behind a message."""
+    see: tuple[str, ...] = ()
+    """Other names that `explain` knows, which say more."""
 
 
 def explain(name: str) -> tuple[Explanation, ...]:
-    """Return everything that is known under a name; a method and a flag may share one.
+    """Return everything that is known under a name, or of a pasted message; a method and a flag may share a name.
 
     Raises:
-        InvalidSetup: the name is unknown; the nearest names are suggested.
+        InvalidSetup: name or message are unknown; the nearest names are suggested.
     """
     found = tuple(_find(name.strip()))
+    if not found and len(name.split()) > 1:
+        found = (*_find_messages(name),)
+        if not found:
+            raise _unknown_message(name)
     if not found and (method := find_method(name.strip())) is not None:  # of the embedded engine alone
         found = (_explain_method(name.strip(), method, ()),)
     if not found:
@@ -60,7 +84,17 @@ def explain(name: str) -> tuple[Explanation, ...]:
 
 
 def _find(name: str) -> Iterator[Explanation]:
-    bare = name.lstrip("-").replace("-", "_")
+    yield from _find_codes(name)
+    yield from _find_terms(name)
+    if spans := history("methods", name):
+        yield _explain_method(name, find_method(name), spans)
+    yield from _find_settings(name)
+    if spans := history("architectures", name):
+        yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
+    yield from _find_metrics(name)
+
+
+def _find_codes(name: str) -> Iterator[Explanation]:
     link = f"{_PAGE}#{name}"
     if finding := all_findings().get(name):
         yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
@@ -69,19 +103,41 @@ def _find(name: str) -> Iterator[Explanation]:
     if advice := all_advice().get(name):
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
-    if spans := history("methods", name):
-        yield _explain_method(name, find_method(name), spans)
+    if defect := all_defects().get(name):
+        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect)
+
+
+def _find_terms(name: str) -> Iterator[Explanation]:
+    """Yield words of the field, and environment variables."""
+    if term := find_term(name):
+        yield Explanation(
+            kind=term.kind,
+            name=term.names[0],
+            text=f"{term.text} Source: {term.source}.",
+            history=history("env", term.names[0]),
+            related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
+            see=term.see,
+        )
+    elif spans := history("env", name):
+        yield Explanation(kind="variable", name=name, text="An environment variable of vLLM.", history=spans)
+
+
+def _find_settings(name: str) -> Iterator[Explanation]:
+    """Yield keys of --speculative-config, their values, and engine flags."""
+    bare = name.lstrip("-").replace("-", "_")
     if spans := history("spec_fields", bare):
         key = read_spec_keys().get(bare)
         text = key.meaning if key else "A key that draftwise has no description of yet."
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_find_rules(bare))
+    yield from _find_values(name)
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):
         yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
     if old := read_old_flags().get(flag):
         yield Explanation(kind="flag", name=flag, text=_tell_old_flag(old), related=(all_rules()[_OLD_FLAG],))
-    if spans := history("architectures", name):
-        yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
+
+
+def _find_metrics(name: str) -> Iterator[Explanation]:
     if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
         labels = ", ".join(metric.labels)
         text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}; scraped as {metric.sample}."
@@ -91,6 +147,70 @@ def _find(name: str) -> Iterator[Explanation]:
         instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
         text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
         yield Explanation(kind="metric", name=gone, text=text, link=f"{_PAGE}#metrics-v0")
+
+
+def _find_values(name: str) -> Iterator[Explanation]:
+    """Yield the keys of --speculative-config of which a name is a value, with the releases that take it."""
+    for key in read_spec_keys():
+        spans = history("spec_fields", key)
+        taking = [span for span in spans if name in (span.value.get("choices") or ())]
+        if taking and key != "method":
+            first, last = taking[0].since, taking[-1].until
+            until = f"to {last}" if last else "on"
+            text = f"A value of {key}, from vLLM {first} {until}. {read_spec_keys()[key].meaning}"
+            yield Explanation(kind="value", name=f"{key} {name}", text=text)
+
+
+def _find_messages(text: str) -> Iterator[Explanation]:
+    """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
+    for message in find_messages(text):
+        rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
+        told = " ".join(f"{rule.title}. {rule.explains} {_FIELD.sub(_BRACKETS, rule.fix)}".strip() for rule in rules)
+        yield Explanation(
+            kind="message",
+            name=message.template,
+            text=f"vLLM {_LEVELS.get(message.level, 'raises it as ' + message.level)}. {told or _UNEXPLAINED}",
+            history=message.history,
+            related=rules,
+        )
+    for row in find_said(text):
+        yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
+
+
+def _unknown_message(text: str) -> InvalidSetup:
+    known = releases()
+    shown = text.strip().splitlines()[-1][:120]
+    return InvalidSetup.because(
+        "unknown-message",
+        f"No message of vLLM {known[0]} to {known[-1]} in the code around speculation is like {shown!r}.",
+        fix="Paste the line with the exception itself, the last one of a traceback. What PyTorch, CUDA or a plugin "
+        "raises is not known here; `draftwise check` names known defects that your setup meets.",
+    )
+
+
+def list_names() -> tuple[Explanation, ...]:
+    """Return every name that can be explained, by kind, without its explanation; messages are too many to be listed."""
+    kinds: Mapping[str, Iterable[str]] = {
+        "method": [*all_keys("methods"), *(name for name in all_methods() if not history("methods", name))],
+        "key": all_keys("spec_fields"),
+        "word": [name for term in read_terms() if term.kind != "variable" for name in term.names],
+        "variable": all_keys("env"),
+        "flag": [*all_keys("flags"), *read_old_flags()],
+        "metric": [*(each.name for each in METRICS), *OLD_METRICS],
+        "architecture": all_keys("architectures"),
+        "finding": all_findings(),
+        "rule": all_rules(),
+        "advice": all_advice(),
+        "defect": all_defects(),
+    }
+    return tuple(Explanation(kind=kind, name=name, text="") for kind, names in kinds.items() for name in sorted(names))
+
+
+def _tell_defect(defect: Defect) -> str:
+    only = f" Only with {defect.requests}." if defect.requests else ""
+    ends = f" vLLM {defect.fixed_in} no longer has it." if defect.fixed_in else ""
+    mended = f" Pull requests: {', '.join(defect.fixes)}." if defect.fixes else ""
+    return f"Known defect, {defect.span}. {defect.what}{only} {defect.fix}{ends}{mended} Source: {defect.basis}."
 
 
 def _tell_old_flag(old: OldFlag) -> str:
@@ -126,9 +246,18 @@ def _words(text: str) -> set[str]:
 
 
 def _names() -> Iterable[str]:
-    names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *OLD_METRICS, *(each.name for each in METRICS)}
+    names: set[str] = {
+        *all_findings(),
+        *all_rules(),
+        *all_advice(),
+        *all_defects(),
+        *OLD_METRICS,
+        *(each.name for each in METRICS),
+    }
     for topic in ("methods", "spec_fields"):
         for release in releases(topic):
             names |= release.table(topic).keys()
     names |= all_methods().keys()
+    names |= {name for term in read_terms() for name in term.names}
+    names.update(all_keys("env"))
     return names | {flag.lstrip("-") for flag in (*releases("flags")[-1].table("flags"), *read_old_flags())}

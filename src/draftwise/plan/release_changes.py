@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftwise.core import Effect, Finding, Ruling, Setup, Stage
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Stage
 from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading
@@ -64,11 +64,15 @@ class Upgrade:
     still: tuple[Ruling, ...]
     """What both reject or fail on."""
     unknown: tuple[Ruling, ...]
-    """What nobody can judge for the new release, as the text does not tell a value."""
+    """What is not judged for the new release, as the text does not tell a value or a model is not known here."""
     other: tuple[Finding, ...]
     """New findings that do not stop the server: ignored, changed, deprecated, for information."""
     gone: tuple[Finding, ...]
     """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
+    appearing: tuple[Ruling, ...]
+    """Known defects that the setup meets on the new release and not on the old one."""
+    disappearing: tuple[Ruling, ...]
+    """Known defects that the old release has, and of which it is known that the new one does not."""
     changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
     possible: tuple[AcceptedChoice, ...]
@@ -102,18 +106,42 @@ def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool
     old, new = get_release(left.version), get_release(right.version)
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
+    unknown = tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN)
+    goes_on = right.is_judged and right.outcome is not CheckOutcome.REJECTED
     return Upgrade(
         before=left,
         after=right,
         breaks=breaks,
         still=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect in _HARD and f not in appeared),
-        unknown=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN),
-        other=tuple(f for f in appeared if f not in breaks),
-        gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
+        unknown=unknown,
+        other=tuple(f for f in appeared if f not in breaks and f not in unknown and not _is_defect(f)),
+        gone=tuple(f for f in _missing(left.findings, right.findings) if goes_on and not _is_defect(f)),
+        appearing=tuple(_find_defects(right, but=left)),
+        disappearing=tuple(_find_defects(left, but=right)),
         changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),
         possible=tuple(_additions(old, new)),
         removed=tuple(_additions(new, old)),
     )
+
+
+def _is_defect(finding: Finding) -> bool:
+    return isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
+
+
+def _find_defects(report: Report, *, but: Report) -> Iterator[Ruling]:
+    """Yield the known defects of one report that the other does not have, as far as both could be judged.
+
+    A defect that stops the server is among the breaks, or gone.
+    """
+    if report.resolved is None or but.resolved is None:
+        return
+    said = {finding.code for finding in (*report.findings, *but.findings)}
+    release = get_release(report.version)
+    for row in report.defects:
+        if row not in but.defects and said.isdisjoint(row.rules):
+            ruling = row.ruling(release)
+            if _is_defect(ruling):
+                yield ruling
 
 
 def _drop_version_remark(report: Report) -> Report:

@@ -7,21 +7,25 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from draftwise.core import SpecStats
 from draftwise.engine.engine_outputs import EngineStats
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.serve.asgi import ApiKey, EventStream, read_body, run_until_disconnect
-from draftwise.serve.calls import Defaults, ServedModel, read_chat, read_completion
+from draftwise.serve.asgi import BodyReader, EventStream, run_until_disconnect
+from draftwise.serve.calls import Defaults, ServedModel, check_model_name, read_chat, read_completion
 from draftwise.serve.engine_worker import EngineWorker
+from draftwise.serve.entrance import AccessRules, Entrance
 from draftwise.serve.errors import EXCEPTION_HANDLERS
 from draftwise.serve.generation import make_answer
+from draftwise.serve.in_flight import InFlight
 from draftwise.serve.request_fields import parse_body
 from draftwise.version import __version__
 
@@ -40,21 +44,33 @@ def create_app(
     tokenizer: Tokenizer,
     model_name: str,
     defaults: Defaults,
-    api_key: str | None = None,
+    access: AccessRules | None = None,
     tool_call_parser: str | None = None,
+    in_flight: InFlight | None = None,
 ) -> Starlette:
-    """Return the application over a worker whose engine is built."""
-    endpoints = _Endpoints(worker, tokenizer, model_name, defaults, tool_call_parser)
+    """Return the application over a worker whose engine is built; `in_flight` counts its requests."""
+    access, in_flight = access or AccessRules(), in_flight or InFlight()
+    endpoints = _Endpoints(worker, tokenizer, model_name, defaults, tool_call_parser, in_flight)
+    for_pages = Middleware(
+        CORSMiddleware, allow_origins=access.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+    )
     return Starlette(
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/models", endpoints.models),
+            Route("/v1/models/{name:path}", endpoints.model),
             Route("/health", endpoints.health),
+            Route("/ping", endpoints.health, methods=["GET", "POST"]),
+            Route("/load", endpoints.load),
             Route("/version", endpoints.version),
             Route("/metrics", endpoints.metrics),
         ],
-        middleware=[Middleware(ApiKey, key=api_key)] if api_key else [],
+        middleware=[
+            *([for_pages] if access.allowed_origins else []),
+            Middleware(Entrance, rules=access),
+            Middleware(in_flight.wrap),
+        ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=endpoints.lifespan,
     )
@@ -68,8 +84,10 @@ class _Endpoints:
         model_name: str,
         defaults: Defaults,
         tool_call_parser: str | None,
+        in_flight: InFlight,
     ) -> None:
         self._worker = worker
+        self._in_flight = in_flight
         self._about = worker.about
         limit = worker.about.config.max_model_len
         assert limit is not None, "the engine resolves it"
@@ -80,6 +98,7 @@ class _Endpoints:
             defaults=defaults,
             tool_call_parser=tool_call_parser,
         )
+        self._bodies = BodyReader(limit * tokenizer.longest_token)
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:
@@ -90,7 +109,11 @@ class _Endpoints:
 
     async def _answer(self, request: Request, read: Callable[..., Awaitable[tuple]]) -> Response:
         arrived = time.monotonic()
-        call, requests = await read(parse_body(await read_body(request)), self._model)
+        try:
+            body = await self._bodies.read(request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        call, requests = await read(parse_body(body), self._model)
         generation = await self._worker.submit(requests, arrived=arrived)
         if call.stream:
             return EventStream(call, generation)
@@ -100,7 +123,14 @@ class _Endpoints:
             return JSONResponse(answering.result()) if answering.done() else Response(status_code=_CLIENT_GONE)
 
     async def models(self, _: Request) -> Response:
-        model = {
+        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model_name(request.path_params["name"], self._model)
+        return JSONResponse(self._describe_model())
+
+    def _describe_model(self) -> dict[str, Any]:
+        return {
             "id": self._model.name,
             "object": "model",
             "created": self._created,
@@ -109,15 +139,21 @@ class _Endpoints:
             "parent": None,
             "max_model_len": self._model.max_model_len,
         }
-        return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _: Request) -> Response:
-        return Response(status_code=200 if self._worker.failure is None else 503)
+        return Response(status_code=200 if self._worker.failure is None and not self._in_flight.is_closing else 503)
 
-    async def version(self, _: Request) -> Response:
-        config = self._about.config
-        about = {"version": __version__, "engine": "draftwise", "dtype": config.dtype, "device": config.device}
-        return JSONResponse(about | {"speculative_config": self._about.spec})
+    async def load(self, _: Request) -> Response:
+        return JSONResponse({"server_load": self._in_flight.count})
+
+    async def version(self, request: Request) -> Response:
+        """Say which version this is, and what is served only to those who may ask it something."""
+        about: dict[str, Any] = {"version": __version__}
+        if request.scope["draftwise.knows_key"]:
+            config = self._about.config
+            about |= {"engine": "draftwise", "dtype": config.dtype, "device": config.device}
+            about["speculative_config"] = self._about.spec
+        return JSONResponse(about)
 
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(self._worker.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

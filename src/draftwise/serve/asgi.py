@@ -1,34 +1,76 @@
-"""HTTP below the endpoints: bounded bodies, disconnects of clients, event streams and the API key."""
+"""HTTP below the endpoints: bounded bodies, disconnects of clients, and event streams."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from draftwise.serve.errors import RequestError, handle_request_error
+from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Call, Generation, stream_events
 
-__all__ = ["ApiKey", "EventStream", "read_body", "run_until_disconnect"]
+__all__ = ["BodyReader", "EventStream", "run_until_disconnect"]
 
-_MAX_BODY_BYTES = 16 * 2**20
+_LARGEST_BODY = 16 * 2**20
+_OVERHEAD = 2**20
+"""Bytes of a body for everything but its prompt: tools, a schema, logit_bias."""
+_BYTES_A_CHARACTER = 6
+"""JSON may write a character as \\u1234."""
+_ALL_BODIES = 2**28
+"""Bytes of bodies that are held at once."""
+_PAUSE_S = 30.0
+"""Longest wait for the next piece of a body."""
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the body; raise as soon as it is too large."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > _MAX_BODY_BYTES:
-            message = f"The body is larger than {_MAX_BODY_BYTES} bytes."
-            raise RequestError(413, message, headers={"Connection": "close"})
-        chunks.append(chunk)
-    return b"".join(chunks)
+class BodyReader:
+    """Reads the bodies of requests, each and all together within limits.
+
+    Args:
+        most_characters: of a prompt that the model can take.
+    """
+
+    def __init__(self, most_characters: int) -> None:
+        self._largest = min(_OVERHEAD + _BYTES_A_CHARACTER * most_characters, _LARGEST_BODY)
+        self._held = 0
+
+    async def read(self, request: Request) -> bytes:
+        """Return the body.
+
+        Raises:
+            RequestError: 413 as soon as it is too large, 408 if its next piece does not come, 503 if too many bodies
+                are being read.
+            ClientDisconnect: the client left.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._largest:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size, stream = 0, request.stream()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(_PAUSE_S):
+                        chunk = await anext(stream)
+                except StopAsyncIteration:
+                    return b"".join(chunks)
+                except TimeoutError:
+                    raise RequestError(408, "The body did not arrive.", headers={"Connection": "close"}) from None
+                size += len(chunk)
+                self._held += len(chunk)
+                if size > self._largest:
+                    raise self._too_large()
+                if self._held > _ALL_BODIES:
+                    message = "Too many large bodies arrive at once. Try again later."
+                    raise RequestError(503, message, headers={"Connection": "close", "Retry-After": "1"})
+                chunks.append(chunk)
+        finally:
+            self._held -= size
+
+    def _too_large(self) -> RequestError:
+        message = f"The body is larger than {self._largest} bytes, more than any prompt of this model takes."
+        return RequestError(413, message, headers={"Connection": "close"})
 
 
 async def run_until_disconnect(work: asyncio.Future, receive: Receive) -> None:
@@ -68,28 +110,3 @@ class EventStream(Response):
         async for event in stream_events(self._call, self._generation):
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class ApiKey:
-    """Requires `Authorization: Bearer KEY` under /v1; the other paths stay open to probes, as in vLLM."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._digest = _digest(key.encode("utf-8", "surrogateescape"))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._admits(Headers(scope=scope)):
-            error = RequestError(401, "The API key is missing or wrong.", headers={"WWW-Authenticate": "Bearer"})
-            await handle_request_error(Request(scope), error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _admits(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.encode("latin-1")), self._digest)
-
-
-def _digest(key: bytes) -> bytes:
-    """Return values of equal length for the constant-time comparison, to hide even the key's length."""
-    return hashlib.sha256(key).digest()

@@ -23,6 +23,7 @@ from draftwise.serve.tools import read_tools
 __all__ = [
     "Defaults",
     "ServedModel",
+    "check_model_name",
     "encode_prompts",
     "read_chat",
     "read_completion",
@@ -118,18 +119,41 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
 def _read_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(400, f"{where} must be an object with a role.", param="messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
-        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
-            raise RequestError(400, f"{where} has content that is not text; this model takes text.", param="messages")
-        content = "\n".join(part["text"] for part in parts)
-    if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
-        raise RequestError(400, f"{where} must have text as content.", param="messages")
-    read = message | {"content": content}
-    if isinstance(calls := message.get("tool_calls"), list):
+    read: dict[str, Any] = message | {"content": _read_content(where, message.get("content"))}
+    calls = read.pop("tool_calls", None)
+    if isinstance(calls, list) and calls:  # templates take an empty list for an answer with calls
         read["tool_calls"] = [_with_arguments(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     return read
+
+
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of parts that hold text, and the field that does, as in vLLM."""
+
+
+def _read_content(where: str, content: Any) -> str:
+    """Return the text of a content; an absent one is empty, as in an answer that only calls tools."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(400, f"{where} must have text as content.", param="messages")
+    texts = []
+    for part in content:
+        field_name = _TEXT_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        text = part.get(field_name) if field_name else part
+        if text is None and field_name in ("text", "refusal"):
+            continue
+        if not isinstance(text, str):
+            raise RequestError(400, f"{where} has content that is not text; this model takes text.", param="messages")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _with_arguments(where: str, call: Any) -> dict[str, Any]:
@@ -140,10 +164,11 @@ def _with_arguments(where: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError:
-            raise RequestError(400, f"{where}.function.arguments is not valid JSON.", param="messages") from None
-    return call | {"function": function | {"arguments": arguments}}
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            # A model wrote it in an earlier turn: refusing it would end the conversation for good.
+            arguments = None
+    return call | {"function": function | {"arguments": arguments if isinstance(arguments, dict) else {}}}
 
 
 def render_conversation(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
@@ -266,8 +291,13 @@ def _read_structured(fields: Mapping[str, Any]) -> StructuredOutputsParams | Non
 
 def _check_model(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Refuse the name of another model; a request may leave it out."""
-    if fields.get("model", model.name) != model.name:
-        message = f"The model `{fields['model']}` does not exist; this server has `{model.name}`."
+    check_model_name(fields.get("model", model.name), model)
+
+
+def check_model_name(name: str, model: ServedModel) -> None:
+    """Refuse a name that is not the model's with 404."""
+    if name != model.name:
+        message = f"The model `{name[:200]}` does not exist; this server has `{model.name}`."
         raise RequestError(404, message, param="model")
 
 

@@ -41,6 +41,8 @@ __all__ = ["EngineProcess", "build_engine", "main", "start_process", "unpack"]
 
 logger = logging.getLogger("draftwise.serve")
 
+_NOTICE_S = 0.2
+"""Seconds in which the exit status of a process that closed its channel is known."""
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
 _BOOT = (
@@ -65,7 +67,20 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S if patient else 0)
         self.process.kill()
-        return f"its process ended with status {self.process.wait()}"
+        self.process.wait()
+        return self.describe_end()
+
+    def describe_end(self) -> str:
+        """Return how the process ended, as text, shortly after its channel did."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_NOTICE_S)
+        status = self.process.returncode
+        if status is None:
+            return "its process closed the connection"
+        if status >= 0:
+            return f"its process ended with status {status}"
+        hint = ", which Linux sends when memory runs out" if status == -signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-status).name}{hint}"
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -31,9 +32,12 @@ from draftwise.serve.channel import (
 from draftwise.serve.engine_process import EngineProcess, build_engine, start_process, unpack
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
+from draftwise.serve.in_flight import make_goodbye
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
 __all__ = ["EngineWorker", "FilledKernels", "fill_kernel_cache"]
+
+logger = logging.getLogger("draftwise.serve")
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ class EngineWorker:
 
     def __init__(self, launched: EngineProcess, *, max_waiting: int) -> None:
         self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when the engine has failed, with all that ran refused."""
         self.about: Ready
         self.metrics: ServerMetrics
         self.stats: EngineStats
@@ -62,7 +68,7 @@ class EngineWorker:
         self._launched = launched
         self._max_waiting = max_waiting
         self._live: dict[str, _Live] = {}
-        self._is_built = False
+        self._is_built = self._is_stopping = False
         self._unanswered: dict[int, Generation] = {}
         self._numbers = count()
         self._channel: ChannelProtocol
@@ -105,7 +111,8 @@ class EngineWorker:
         try:
             yield
         finally:
-            self._fail_all(RequestError(503, "The server is shutting down."))
+            self._is_stopping = True
+            self.fail_all(make_goodbye())
             self._channel.close()
 
     def stop(self) -> None:
@@ -140,7 +147,7 @@ class EngineWorker:
     def _check_room(self, requests: Sequence[EngineRequest]) -> None:
         """Refuse requests for which the queue has no room."""
         wanted = sum(request.params.n for request in requests)
-        places = self.about.config.max_num_seqs
+        places = self.about.config.num_slots
         most = places + self._max_waiting
         if wanted > most:
             raise RequestError(
@@ -190,14 +197,20 @@ class EngineWorker:
 
     def _lose(self) -> None:
         """Handle the end of the connection: after a failure, at shutdown, or because the engine's process died."""
-        if self.failure is None:
-            self._break("its process ended")
+        if self.failure is None and not self._is_stopping:
+            self._break(self._launched.describe_end())
 
     def _break(self, reason: str) -> None:
         self.failure = reason
-        self._fail_all(self._refusal(reason))
+        logger.error("The engine failed (%s) with %d requests; the server ends.", reason, len(self._live))
+        self.fail_all(self._refusal(reason))
+        self.stats = replace(self.stats, num_running=0, num_waiting=0)
+        self.on_failure()
 
-    def _fail_all(self, error: Exception) -> None:
+    def fail_all(self, error: Exception) -> None:
+        """End every request with an error."""
+        for generation in self._unanswered.values():
+            generation.fail(error)
         for live in self._live.values():
             live.generation.fail(error)
             self.metrics.count_finished("error", live.num_unfinished)

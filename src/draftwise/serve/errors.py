@@ -21,9 +21,11 @@ logger = logging.getLogger("draftwise.serve")
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     413: "BadRequestError",
     500: "InternalServerError",
+    503: "ServiceUnavailableError",
 }
 
 

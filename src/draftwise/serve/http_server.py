@@ -8,38 +8,39 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
-from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.core import BackendError, InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
+from draftwise.serve.connections import HttpServer, make_config
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
+from draftwise.serve.entrance import AccessRules, check_origins
+from draftwise.serve.in_flight import InFlight
 from draftwise.version import __version__
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
     from draftwise.engine.startup_phases import Startup
 
-__all__ = ["ServerOptions", "bind", "serve"]
+__all__ = ["ServerOptions", "bind", "make_rules", "serve"]
 
 logger = logging.getLogger("draftwise.serve")
 
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
 """Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
 
-_SHUTDOWN_S = 10
-"""Seconds in which running requests may finish after SIGTERM or SIGINT; then they are aborted."""
+_LAST_TASKS_S = 1
+"""Seconds for answers that are still being sent when connections are closed, to clients that do not read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,13 @@ class ServerOptions:
     tool_call_parser: str | None = None
     """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: such calls are refused."""
     allow_remote: bool = False
+    allowed_hosts: Sequence[str] = ()
+    """Names by which the server is reached, in addition to the loopback's; `*`: any. Without one, a server that other
+    machines can reach takes any."""
+    allowed_origins: Sequence[str] = ()
+    """Web pages that may use the server, as `https://example.com`; `*`: all."""
+    drain_seconds: float = 10
+    """Time for running requests to end after SIGTERM or SIGINT; then they end with an error."""
     max_waiting: int = 1024
     """Maximum number of sequences that wait while the engine is full."""
     kernel_cache: str | None = None
@@ -70,7 +78,7 @@ def serve(
     on_phase: Callable[[StartupPhase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, and then until running requests have ended.
 
     Args:
         config: of the engine.
@@ -82,11 +90,12 @@ def serve(
 
     Raises:
         InvalidSetup: the address, the model or the speculative config is invalid.
-        BackendError: the engine cannot be built for another reason.
+        BackendError: the engine cannot be built for another reason, or failed later.
     """
     if options.api_key == "":
         fix = "Leave it out, or give a key."
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+    check_origins(options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
     config, spec = unpack(config, spec)
@@ -94,7 +103,7 @@ def serve(
     spec_json = None if spec is None else spec.to_json()
     environment = make_environment(options.kernel_cache) if options.kernel_cache else None
     process = start_process(partial(build, config, spec_json), environment=environment)
-    worker = EngineWorker(process, max_waiting=options.max_waiting)
+    worker, in_flight = EngineWorker(process, max_waiting=options.max_waiting), InFlight()
     try:
         tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
         worker.wait_until_built(name, on_phase=on_phase)
@@ -103,22 +112,32 @@ def serve(
             tokenizer=tokenizer,
             model_name=name,
             defaults=defaults,
-            api_key=options.api_key,
+            access=make_rules(options),
             tool_call_parser=options.tool_call_parser,
+            in_flight=in_flight,
         )
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
-        )
+        config_of_http = make_config(app, log_level="critical", timeout_graceful_shutdown=_LAST_TASKS_S)
+        server = HttpServer(config_of_http, worker, in_flight, drain_s=options.drain_seconds)
         # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+            signal.signal(number, lambda *_: server.end())
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)
         on_ready(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
+        if worker.failure is not None:
+            raise BackendError(f"The engine failed: {worker.failure}.")
     finally:
         worker.stop()
+
+
+def make_rules(options: ServerOptions) -> AccessRules:
+    """Return which requests are answered at the address of the options."""
+    hosts: frozenset[str] | None = frozenset(map(str.lower, options.allowed_hosts))
+    if "*" in options.allowed_hosts or (options.allow_remote and not hosts):
+        hosts = None
+    return AccessRules(api_key=options.api_key, allowed_hosts=hosts, allowed_origins=tuple(options.allowed_origins))
 
 
 def bind(options: ServerOptions) -> socket.socket:

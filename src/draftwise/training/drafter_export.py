@@ -26,9 +26,9 @@ from draftwise.checkpoints.recognize import recognize
 from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup, ModelShape, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
+from draftwise.engine.families import get_family
 from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import CheckpointReader, write_tensors
-from draftwise.engine.models.weight_loading import get_family
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.knowledge.methods import Method

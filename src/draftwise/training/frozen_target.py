@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.families import get_family
 from draftwise.engine.models.checkpoint import CheckpointReader
-from draftwise.engine.models.weight_loading import get_family
 
 __all__ = ["FrozenTarget", "States", "TokenBatch"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from draftwise.core import Calibration, ClosedLoop, Condition, SpecConfig
 from draftwise.core.documents import HIDDEN
@@ -19,6 +19,7 @@ from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import write_document
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import read_numbers
 from draftwise.verbs.measuring import (
     Candidate,
@@ -54,7 +55,7 @@ class CalibrateRequest(ServersRequest):
     """Model at `url`, if the server does not tell: directory or known id."""
     concurrency: str | float | Sequence[float] | None = None
     """Streams at once; None for 1, 8 and 64, or for 1 and 4 of the embedded engine."""
-    minutes: float = 5.0
+    minutes: Annotated[float, Range(above=0)] = 5.0
     """Time budget in minutes, server starts included."""
     run: str | PathLike[str] | None = None
     """Directory for the raw readings; None for a new one under `runs`."""
@@ -135,7 +136,8 @@ def _open(request: CalibrateRequest, progress: Progress) -> Measurement:
         or _WORKLOADS,
         max_tokens=request.max_tokens,
         conditions=tuple(
-            Condition(load=ClosedLoop(concurrency=int(load))) for load in read_numbers(loads, least=1, whole=True)
+            Condition(load=ClosedLoop(concurrency=int(load)))
+            for load in read_numbers(loads, of="loads", least=1, whole=True)
         ),
         minutes=request.minutes,
         repeats=_REPEATS,

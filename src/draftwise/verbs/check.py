@@ -35,7 +35,7 @@ class CheckRequest(SetupRequest):
     installed: Iterable[str] | None = None
     """Optional packages that the server has, e.g. `arctic-inference`; None if unknown."""
     fail_on: FailOn = "error"
-    """Least severity that makes the exit code 1."""
+    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from draftwise.core import Arrivals, Calibration, Condition, Phase, Profile
 from draftwise.core.documents import HIDDEN
@@ -15,6 +15,7 @@ from draftwise.measure import measurement as measurements
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.verbs.concluded_runs import Concluded, conclude
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import make_conditions, read_numbers
 from draftwise.verbs.measuring import (
     ServersRequest,
@@ -27,7 +28,7 @@ from draftwise.verbs.measuring import (
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
-from draftwise.verbs.verb import refuse, verb
+from draftwise.verbs.verb import verb
 from draftwise.workloads import BUNDLED
 
 __all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
@@ -42,14 +43,14 @@ class DecideRequest(ServersRequest):
     _: KW_ONLY
     out: str | PathLike[str] | None = None
     """Run directory; None for a new one under `runs`."""
-    prompts: int | None = None
+    prompts: Annotated[int, Range(1)] | None = None
     """Prompts per workload; None for as many as fit in the time."""
-    minutes: float | None = None
+    minutes: Annotated[float, Range(above=0)] | None = None
     """Time budget in minutes, server starts included; None for 10, or for as long as it takes where `prompts` are
     given."""
-    repeats: int = 5
+    repeats: Annotated[int, Range(1)] = 5
     """Repetitions of the prompts."""
-    warmup: int = 3
+    warmup: Annotated[int, Range(1)] = 3
     """Discarded requests per arm."""
     seed: int = 0
     concurrency: str | float | Sequence[float] | None = None
@@ -60,9 +61,9 @@ class DecideRequest(ServersRequest):
     """Gaps between the requests of an open loop."""
     phases: str | Sequence[Phase] | None = None
     """Ramps and bursts, e.g. `60s:1-8/s,30s:20/s`."""
-    replay: float | None = None
+    replay: Annotated[float, Range(above=0)] | None = None
     """Speed at which recorded arrival times are replayed; None for no replay."""
-    turn_seconds: float = 20.0
+    turn_seconds: Annotated[float, Range(above=0)] = 20.0
     """How long a turn of a steady rate lasts."""
     temperatures: str | float | Sequence[float] = (0.0,)
     lengths: str | int | Sequence[int] | None = None
@@ -74,15 +75,15 @@ class DecideRequest(ServersRequest):
     calibration: Calibration | str | PathLike[str] | None = None
     """Calibration of these servers, from `calibrate`; drops candidates that cannot win, with `profile` also the loads
     at which to measure."""
-    processes: int | None = None
+    processes: Annotated[int, Range(1)] | None = None
     """Processes of the load generator; None for as many as the load needs."""
-    margin: float | None = None
+    margin: Annotated[float, Range(0, below=1)] | None = None
     """Smallest change worth making; None for 0.03."""
-    slo_ttft_ms: float | None = None
+    slo_ttft_ms: Annotated[float, Range(above=0)] | None = None
     """Promised time to first token, for goodput."""
-    slo_tpot_ms: float | None = None
+    slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
     """Promised time per output token, for goodput."""
-    slo_e2e_ms: float | None = None
+    slo_e2e_ms: Annotated[float, Range(above=0)] | None = None
     """Promised time to the last token, for goodput."""
 
 
@@ -131,7 +132,6 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
             minutes=request.minutes,
             began_s=request.began_s,
         )
-    _refuse_too_small(request)
     spec = MeasurementSpec(
         target=None if request.target is None else str(request.target),
         engine=request.engine,
@@ -142,7 +142,7 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
         metrics_urls=tuple(request.metrics_urls),
         headers=headers,
         candidates=tuple(read_candidates(request.candidates)),
-        draft_lengths=tuple(map(int, read_numbers(request.lengths or (), least=1, whole=True))),
+        draft_lengths=tuple(map(int, read_numbers(request.lengths or (), of="lengths", least=1, whole=True))),
         workloads=((request.workloads,) if isinstance(request.workloads, str) else tuple(request.workloads)) or BUNDLED,
         max_tokens=request.max_tokens,
         conditions=read_conditions(request),
@@ -166,20 +166,6 @@ def _open(request: DecideRequest, progress: Progress) -> Measurement:
     )
     refuse_conflict(spec)
     return measurements.prepare(spec, progress, began_s=request.began_s)
-
-
-def _refuse_too_small(request: DecideRequest) -> None:
-    """Refuse numbers with which nothing would be measured.
-
-    Raises:
-        InvalidRequest: there is one.
-    """
-    for name in ("prompts", "repeats", "warmup", "max_tokens", "processes"):
-        number = getattr(request, name)
-        if number is not None and number < 1:
-            refuse(f"{name} must be 1 or more, not {number}.", where=name)
-    if request.minutes is not None and request.minutes <= 0:
-        refuse(f"minutes must be above 0, not {request.minutes:g}.", where="minutes")
 
 
 def read_conditions(request: DecideRequest) -> tuple[Condition, ...]:

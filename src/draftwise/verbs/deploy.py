@@ -6,19 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from draftwise.core import Baseline, Device, Finding, InvalidSetup, Setup, Severity
+from draftwise.core import Baseline, Finding, InvalidSetup, Setup, Severity
 from draftwise.core.progress import Progress
 from draftwise.deploying import TARGETS, Mode, Platform, RunEvidence, make_order, read_layout
 from draftwise.deploying import deploy as write_files
 from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
+from draftwise.deploying.surroundings import read_surroundings
 from draftwise.deploying.targets import name_targets
-from draftwise.knowledge.gpus import get_gpu
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
-from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release
+from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ class DeployRequest(SetupRequest):
     """Who answers for the service."""
     image: str = ""
     """Server image; default: vLLM's own, by its tag."""
-    gpu: str | None = None
-    """Name such as H200; default: the source's."""
-    cold_start_s: float | None = None
+    cold_start_s: Annotated[float, Range(above=0)] | None = None
     """Seconds that a cold start took; the startup deadline is 1.5 times that."""
     start_log: str | PathLike[str] | None = None
     """vLLM's log of a cold start, instead of `cold_start_s`."""
@@ -66,9 +65,9 @@ class DeployRequest(SetupRequest):
     """Where the weights are on KServe: one, storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM."""
     service_account: str = ""
     """KServe service account whose secrets give access to the weights."""
-    max_replicas: int | None = None
+    max_replicas: Annotated[int, Range(2)] | None = None
     """Scale both twins up to this many replicas, by requests in flight."""
-    requests_per_replica: int | None = None
+    requests_per_replica: Annotated[int, Range(1)] | None = None
     """Requests in flight per replica; default: the highest load at which the run measured a gain."""
     observe: bool = True
     """Whether to write rules, alerts, a dashboard and the analysis of a canary."""
@@ -78,7 +77,7 @@ class DeployRequest(SetupRequest):
     """Image with draftwise: the analysis of a canary runs `draftwise verify` in it."""
     proxy: ProxyKind | None = None
     """Proxy in front of both twins, which keeps from each what it must not get."""
-    share: int = 10
+    share: Annotated[int, Range(0, 100)] = 10
     """Percent of the proxy's requests for the pool that speculates."""
     spec_address: str = ""
     """HOST:PORT where the proxy reaches that pool."""
@@ -133,12 +132,13 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     What vLLM would refuse is not written. Nothing is applied: MEMO.md in the folder has the commands.
     """
     version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
-    run = _find_run(request)
+    run, around = _find_run(request), None
     if run is not None:
         setup, evidence = _read_run(run, request, version)
     else:
-        setup = _with_gpu(find_sources(request).read(version).require_one(), request.gpu)
-        evidence = RunEvidence()
+        reading = find_sources(request).read(version).require_one()
+        setup, evidence = reading.setup, RunEvidence()
+        around = read_surroundings(reading)
     if request.edit is not None:
         if request.to is not None or request.out is not None:
             refuse("--edit changes a file that is there; --to and --out write new ones.")
@@ -148,7 +148,12 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     if request.to not in TARGETS:
         refuse(f"There is no platform {request.to!r}: give one of {', '.join(TARGETS)}.", where="--to")
     order = make_order(
-        setup, name=request.name, image=request.image, cold_start_s=_find_start(request), evidence=evidence
+        setup,
+        name=request.name,
+        image=request.image,
+        cold_start_s=_find_start(request),
+        evidence=evidence,
+        around=around,
     )
     folder = _make_folder(request, request.to, order)
     if request.probe is not None:
@@ -256,7 +261,7 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
 
     (source,) = find_texts(path)
     wanted = setup if version is None else replace(setup, engine_version=version)
-    changed = edit_as(source, _with_gpu(wanted, request.gpu))
+    changed = edit_as(source, with_gpu(wanted, request.gpu))
     is_written = request.write and bool(changed.difference)
     if is_written:
         replace_text(path, changed.text)
@@ -283,7 +288,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
             "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
         )
     version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
-    setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
+    setup = with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
     evidence = RunEvidence(
         run=path.resolve().name,
@@ -343,11 +348,3 @@ def _list_gaps(run: Run, *, adopted: bool) -> list[str]:
     if any(arm.url for arm in run.plan.arms):
         gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
     return gaps
-
-
-def _with_gpu(setup: Setup, name: str | None) -> Setup:
-    if name is None:
-        return setup
-    count = setup.device.count if setup.device is not None else 1
-    gpu = get_gpu(name)
-    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))

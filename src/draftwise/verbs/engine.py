@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwise.checkpoints.config_json import read_config
 from draftwise.core import InvalidSetup, Severity, SpecConfig
 from draftwise.engine.engine_config import (
     DEVICES,
@@ -17,6 +19,7 @@ from draftwise.engine.engine_config import (
     one_gpu_settings,
     vllm_setup,
 )
+from draftwise.engine.families import get_family
 
 if TYPE_CHECKING:
     from draftwise.serve.channel import StartupPhase
@@ -56,6 +59,8 @@ def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]
         InvalidSetup: they cannot work, or ask for what vLLM does, whose command is then named and judged.
     """
     given = {name: value for name, value in settings.items() if value is not None}
+    if Path(model).is_dir():  # before torch, which takes seconds to import
+        get_family(read_config(Path(model)), where=str(Path(model) / "config.json"))
     try:
         return EngineConfig.from_settings(model=model, **one_gpu_settings(model, spec, given))
     except InvalidSetup as error:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.vllm import Span, releases
-from draftwise.plan.explanations import Explanation
+from draftwise.plan.explanations import Explanation, list_names
 from draftwise.plan.explanations import explain as look_up
-from draftwise.verbs.verb import Result, verb
+from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """A name to explain."""
+    """A name or a message to explain, or the wish for all names."""
 
-    name: str
-    """Code of a finding, key of --speculative-config, method, engine flag, model class or metric."""
+    name: str = ""
+    """Code of a finding, key of --speculative-config, method, engine flag, environment variable, model class, metric or
+    word of the field; or an error or log line of vLLM, or several, as pasted."""
+    _: KW_ONLY
+    list_names: bool = False
+    """Whether to list all names instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class ExplainResult(Result):
     oldest: str = field(metadata=HIDDEN)
     """Oldest release that is known."""
     newest: str = field(metadata=HIDDEN)
+    is_list: bool = field(default=False, metadata=HIDDEN)
+    """Whether these are all names, without texts."""
 
     def to_wire(self) -> tuple[Explanation, ...]:
         """Return the explanations, which are the document."""
@@ -40,6 +46,10 @@ class ExplainResult(Result):
 
 @verb(ExplainRequest)
 def explain(request: ExplainRequest, _progress: Progress) -> ExplainResult:
-    """Show what a name means, which vLLM releases have it, and the sources."""
+    """Show what a name or a message of vLLM means, which releases have it, and the sources."""
     known = releases()
+    if request.list_names:
+        return ExplainResult(explanations=list_names(), oldest=str(known[0]), newest=str(known[-1]), is_list=True)
+    if not request.name.strip():
+        refuse("Give a name or a message, or --list for the names.")
     return ExplainResult(explanations=look_up(request.name), oldest=str(known[0]), newest=str(known[-1]))

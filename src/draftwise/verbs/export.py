@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
 
 __all__ = ["ExportRequest", "ExportResult", "export"]
@@ -28,7 +29,7 @@ class ExportRequest:
     """Checkpoint of its target."""
     format: Literal["vllm", "speculators"] = "vllm"
     """vLLM's plain layout, or that of the speculators library."""
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: Annotated[int, Range(1)] | None = None
     """Draft tokens per step; default: as trained."""
 
 

@@ -9,20 +9,31 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.vllm import Release, releases
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
     from draftwise.extract.wheel_sources import VllmSources
 
-__all__ = ["AddedRelease", "FactsRequest", "FactsResult", "KnownRelease", "KnownReleases", "RemovedReleases", "facts"]
+__all__ = [
+    "AddedRelease",
+    "FactsRequest",
+    "FactsResult",
+    "KnownDefects",
+    "KnownRelease",
+    "KnownReleases",
+    "RemovedReleases",
+    "facts",
+]
 
 _DAYS_A_MONTH = 30.44
 _SHIPPED = "shipped"
@@ -33,7 +44,7 @@ class FactsRequest:
     """List the known releases; or add one; or remove one that was added."""
 
     _: KW_ONLY
-    older_than_months: float = 6.0
+    older_than_months: Annotated[float, Range(0)] = 6.0
     """Age from which a release is marked as old."""
     add: str | None = None
     """Release to add: vllm==X (fetched as pip is configured to), a wheel, or a folder with sources."""
@@ -43,6 +54,12 @@ class FactsRequest:
     """Whether to add the vLLM that is installed for `python`, or for draftwise itself."""
     remove: str | None = None
     """Release to remove: vllm==X."""
+    defects: bool = False
+    """Whether to list the known defects instead of the releases."""
+    vllm: str | None = None
+    """Release whose defects are listed; default: every release."""
+    method: str | None = None
+    """Method whose defects are listed; default: every method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +124,33 @@ class RemovedReleases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDefects:
+    """Rows of the ledger of known defects."""
+
+    vllm: str | None
+    """Release that has them, or may have them still."""
+    method: str | None
+    defects: tuple[Defect, ...]
+
+
+Answer = KnownReleases | AddedRelease | RemovedReleases | KnownDefects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FactsResult(Result):
-    """The known releases, or what was added or removed."""
+    """The known releases, what was added or removed, or known defects."""
 
     VERB: ClassVar[str] = "facts"
-    answer: KnownReleases | AddedRelease | RemovedReleases
+    answer: Answer
 
-    def to_wire(self) -> KnownReleases | AddedRelease | RemovedReleases:
+    def to_wire(self) -> Answer:
         """Return the answer, which is the document."""
         return self.answer
 
 
 @verb(FactsRequest)
 def facts(request: FactsRequest, progress: Progress) -> FactsResult:
-    """List the vLLM releases that every verb can judge by, add one to this user's folder, or remove one that was added.
+    """List the vLLM releases that every verb can judge by, add one, remove one that was added, or list known defects.
 
     The user's folder is $DRAFTWISE_DATA_DIR, else `draftwise` in $XDG_DATA_HOME or ~/.local/share. vLLM is parsed and
     never imported; of a wheel on an index only the sources are transferred where the index allows it.
@@ -131,10 +161,31 @@ def facts(request: FactsRequest, progress: Progress) -> FactsResult:
         return FactsResult(answer=_add(request, progress))
     if request.remove is not None:
         return FactsResult(answer=_remove(request.remove))
+    if request.defects:
+        return FactsResult(answer=_list_defects(request))
     listed = tuple(_describe(release, request.older_than_months) for release in releases())
     newest = NewestRelease(version=listed[-1].version, date=listed[-1].date)
     months = request.older_than_months
     return FactsResult(answer=KnownReleases(newest=newest, older_than_months=months, releases=listed))
+
+
+def _list_defects(request: FactsRequest) -> KnownDefects:
+    from draftwise.knowledge.defects import all_defects
+    from draftwise.knowledge.methods import all_methods, find_method
+    from draftwise.knowledge.vllm import get_release
+
+    method = find_method(request.method)
+    if request.method is not None and method is None:
+        refuse(f"There is no method {request.method!r}: give one of {', '.join(all_methods())}.", where="--method")
+    release = None if request.vllm is None else get_release(request.vllm)
+    rows = (
+        row
+        for row in all_defects().values()
+        if (method is None or not row.methods or method.name in row.methods)
+        and (release is None or row.state_in(release.version) is not None)
+    )
+    name = None if method is None else method.name
+    return KnownDefects(vllm=None if release is None else str(release), method=name, defects=tuple(rows))
 
 
 def _add(request: FactsRequest, progress: Progress) -> AddedRelease:

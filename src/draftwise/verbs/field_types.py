@@ -1,21 +1,53 @@
-"""The types of a request's fields, checked before a verb runs: a program that passes another type gets a finding."""
+"""The types and ranges of a request's fields, checked before a verb runs: any other value is a finding."""
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from draftwise.core.finding import Finding
 
-__all__ = ["find_wrong_types"]
+__all__ = ["Range", "find_wrong_types"]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a field takes: `Annotated[int, Range(1)]`."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """Lower bound that is left out itself."""
+    below: float | None = None
+    """Upper bound that is left out itself."""
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """Return the bounds in words."""
+        if self.least is not None and self.most is not None:
+            return f"from {self.least:g} to {self.most:g}"
+        said = {
+            "{:g} or more": self.least,
+            "above {:g}": self.above,
+            "{:g} or less": self.most,
+            "below {:g}": self.below,
+        }
+        return " and ".join(words.format(bound) for words, bound in said.items() if bound is not None)
+
 
 _NAMES: Mapping[Any, str] = {
     str: "text",
@@ -32,27 +64,41 @@ _SCALARS: Mapping[Any, Callable[[Any], bool]] = {
     Any: lambda _: True,
     object: lambda _: True,
     str: lambda value: isinstance(value, str) and "\0" not in value,
-    int: lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-    float: lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
+    int: lambda value: isinstance(value, Integral) and _is_number(value),
+    float: lambda value: isinstance(value, Real) and _is_number(value),
     PathLike: lambda value: isinstance(value, PathLike) and "\0" not in str(value),
     Callable: callable,
 }
 _LONGEST = 60
+_LARGEST = 10**15
+"""Largest number: beyond it nothing is counted here, and not every integer is a float."""
 
 
-def find_wrong_types(request: Any) -> Iterator[Finding]:
-    """Yield a finding for each field of a request whose value does not have the field's type."""
-    kind_of_request: Any = type(request)
+def find_wrong_types(request: Any, *, of: Any = None) -> Iterator[Finding]:
+    """Yield a finding for each field of a request whose value does not have the field's type.
+
+    Args:
+        request: holds the values.
+        of: class with the fields, for values that cannot be made into one; None for the request's own.
+    """
+    kind_of_request: Any = of or type(request)
     hints = _hints_of(kind_of_request)
-    for each in fields(request):
-        value = getattr(request, each.name)
+    for each in fields(of or request):
+        value = getattr(request, each.name, each.default)
         kind = hints[each.name]
         if value is each.default or (_fits(value, kind) and not (value == "" and PathLike in _origins_of(kind))):
             continue
-        shown = repr(value)
-        shown = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-        text = f"{each.name} must be {' or '.join(_describe(kind))}, not {shown}."
+        shown = _show(value)
+        text = f"{each.name} must be {' or '.join(_find_range(value, kind) or _describe(kind))}, not {shown}."
         yield Finding.error("invalid-request", text, where=each.name)
+
+
+def _show(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a longer number"
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def _origins_of(kind: Any) -> set[Any]:
@@ -62,13 +108,15 @@ def _origins_of(kind: Any) -> set[Any]:
 
 @cache
 def _hints_of(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
 
 
 def _fits(value: Any, kind: Any) -> bool:
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return any(_fits(value, each) for each in arguments)
+    if origin is Annotated:
+        return _fits(value, arguments[0]) and value in arguments[1]
     if origin is Literal:
         return any(value == each and type(value) is type(each) for each in arguments)
     if (check := _SCALARS.get(origin)) is not None:
@@ -80,6 +128,11 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, origin)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a real value is a number that counts or measures something: finite, not too large, not a truth value."""
+    return not isinstance(value, bool) and bool(abs(value) <= _LARGEST)
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping)
 
@@ -89,11 +142,23 @@ def _can_repeat(value: Any) -> bool:
     return iter(value) is not value
 
 
+def _find_range(value: Any, kind: Any) -> list[str]:
+    """Return the range that a value of the right type lies out of, in words; empty for another fault."""
+    if get_origin(kind) is Annotated:
+        of, within = get_args(kind)
+        return [str(within)] if _fits(value, of) else []
+    if get_origin(kind) in (Union, types.UnionType):
+        return [text for each in get_args(kind) for text in _find_range(value, each)]
+    return []
+
+
 def _describe(kind: Any) -> list[str]:
     """Return the accepted types in words, without repetition."""
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return list(dict.fromkeys(text for each in arguments for text in _describe(each)))
+    if origin is Annotated:
+        return _describe(arguments[0])
     if origin is Literal:
         return [f"one of {', '.join(map(str, arguments))}"]
     if origin in (Sequence, Iterable):

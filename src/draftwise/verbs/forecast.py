@@ -8,7 +8,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from draftwise.core import Calibration, Forecast, HeldAgainst, InvalidSetup, Profile, Run, Severity
 from draftwise.core.documents import HIDDEN
@@ -18,6 +18,7 @@ from draftwise.plan.forecast.run_cells import hold_against
 from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import read_range
 from draftwise.verbs.verb import Result, verb
 
@@ -41,15 +42,15 @@ class ForecastRequest:
     """Requests a second, of arrivals that wait for nothing."""
     traffic: str | None = None
     """Workload whose lengths count, as `decide` takes it, e.g. a log."""
-    prompt_tokens: float | None = None
+    prompt_tokens: Annotated[float, Range(0)] | None = None
     """Mean tokens of a prompt; None for the median of the replayed log."""
-    output_tokens: float | None = None
+    output_tokens: Annotated[float, Range(1)] | None = None
     """Mean tokens of an answer; None for the mean of the replayed log."""
     simulate: bool = False
     """Whether 1,000 requests are also served step by step: percentiles of TTFT and TPOT at each load."""
     group: str | None = None
     """Group of the replayed log to show instead of all requests."""
-    slo_tpot_ms: float | None = None
+    slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
     """Promised time per output token, in milliseconds."""
     against: Run | str | PathLike[str] | None = None
     """Run of `decide`: compares the forecast with the measurement, and keeps the error for the next interval."""

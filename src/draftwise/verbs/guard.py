@@ -9,13 +9,14 @@ from contextlib import aclosing, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from draftwise.core import BackendError, Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, Window
 from draftwise.core.action import Action
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.runs.documents import read_baseline
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -44,11 +45,11 @@ class GuardRequest:
     """Replicas of the same model without speculation; they are never acted on."""
     baseline: Baseline | str | PathLike[str] | None = None
     """baseline.json of `deploy`: the break-even, and the probe of a good server."""
-    every_s: float = 30.0
+    every_s: Annotated[float, Range(0.5)] = 30.0
     """Seconds between two looks."""
     act: Sequence[str] = ()
     """Executors: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR. Without one, steps are proposed."""
-    min_spec: int | None = None
+    min_spec: Annotated[int, Range(0)] | None = None
     """Replicas with speculation that stay in the traffic; default: those that the plain ones could not replace."""
     trickle: bool = False
     """Whether a replica that is out is tried with a twentieth of the traffic."""

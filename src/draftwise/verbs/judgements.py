@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Effect, Finding, Ruling, Severity, SpecConfig
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
-from draftwise.plan.check.check_report import Report, Resolved
+from draftwise.plan.check.check_report import FailOn, Report, Resolved
 from draftwise.verbs.verb import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["FailOn", "Judgement", "Judgements", "Resolved"]
-
-FailOn = Literal["error", "warning", "never"]
-_LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARNING), "never": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +31,12 @@ class Judgement:
     speculative_config: SpecConfig | None
     args: Mapping[str, Any]
     """Engine flags by their long name with underscores."""
+    outcome: CheckOutcome
+    """What becomes of the setup, as far as it can be judged; the headline and the exit code follow from it."""
     accepted: bool | None
-    """Whether the server would accept the configuration; null if nobody can say."""
+    """Whether the server would accept the configuration, which may still fail later; null if it is not judged."""
+    unchecked: Mapping[str, int]
+    """How many rules wait for what was not given: `target`, `drafter`, `weights` or `gpu` -> rules."""
     resolved: Resolved | None
     """The speculative config as the server would hold it; null if it is rejected, or does not speculate."""
     findings: tuple[Ruling | Finding, ...]
@@ -54,7 +55,9 @@ class Judgement:
             target=setup.target,
             speculative_config=setup.spec,
             args=setup.args,
+            outcome=report.outcome,
             accepted=report.accepted,
+            unchecked=report.unchecked,
             resolved=report.resolved,
             findings=report.findings,
             report=report,
@@ -63,15 +66,11 @@ class Judgement:
 
 
 def _verdict(report: Report) -> str:
-    if report.accepted is None:
-        return "cannot be judged"
-    if not report.accepted:
-        return "rejected"
-    effects = {finding.effect for finding in report.findings if isinstance(finding, Ruling)}
-    has_errors = any(finding.severity is Severity.ERROR for finding in report.findings)
-    if has_errors or Effect.FAILS_LATER in effects:
-        return "accepted, fails later"
-    return "accepted, with changes" if Effect.CHANGED in effects else "accepted"
+    """Return the outcome as a headline says it."""
+    if report.outcome is CheckOutcome.FAILS_LATER:
+        return f"{CheckOutcome.ACCEPTED}, {report.outcome}"
+    changes = any(isinstance(each, Ruling) and each.effect is Effect.CHANGED for each in report.findings)
+    return f"{report.outcome}, with changes" if report.outcome is CheckOutcome.ACCEPTED and changes else report.outcome
 
 
 class Judgements(Result):
@@ -83,9 +82,8 @@ class Judgements(Result):
 
     @property
     def exit_code(self) -> int:
-        """1 if a finding has the severity of `fail_on`, or a higher one."""
-        levels = _LEVELS[self.fail_on]
-        return int(any(finding.severity in levels for each in self.judgements for finding in each.findings))
+        """1 if a setup fails by `fail_on`."""
+        return int(any(each.report.fails(self.fail_on) for each in self.judgements))
 
     def to_wire(self) -> tuple[Judgement, ...]:
         """Return the judgements, which are the document."""

@@ -18,12 +18,13 @@ _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per seco
 
 
 def read_numbers(
-    given: str | float | Iterable[float], *, least: float, whole: bool = False, open_end: bool = False
+    given: str | float | Iterable[float], *, of: str = "", least: float, whole: bool = False, open_end: bool = False
 ) -> tuple[float, ...]:
     """Return numbers, each once, in the order given.
 
     Args:
         given: text with commas between the numbers, or the numbers.
+        of: field that holds them; empty where whoever calls names it.
         least: smallest number allowed.
         whole: takes whole numbers only.
         open_end: does not allow `least` itself.
@@ -31,17 +32,17 @@ def read_numbers(
     Raises:
         InvalidRequest: the text is something else, or a number is out of range.
     """
-    kind = int if whole else float
+    kind, subject = int if whole else float, f"{of}: " if of else ""
     parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int | float) else given
     try:
         numbers = tuple(dict.fromkeys(kind(part) for part in parts))
     except (ValueError, OverflowError):
-        refuse(f"{given!r} is not a list of {'whole numbers' if whole else 'numbers'} like 1,2,4.")
+        refuse(f"{subject}{given!r} is not a list of {'whole numbers' if whole else 'numbers'} like 1,2,4.", where=of)
     for number in numbers:
         if not math.isfinite(number):
-            refuse(f"{number} is not a finite number.")
+            refuse(f"{subject}{number} is not a finite number.", where=of)
         if number < least or (open_end and number == least):
-            refuse(f"{number:g} is {'not above' if open_end else 'below'} {least:g}.")
+            refuse(f"{subject}{number:g} is {'not above' if open_end else 'below'} {least:g}.", where=of)
     return numbers
 
 
@@ -136,12 +137,12 @@ def make_conditions(
     if arrivals not in tuple(Arrivals):
         refuse(f"There are no arrivals {arrivals!r}: give one of {', '.join(Arrivals)}.", where="--arrivals")
     gaps = Arrivals(arrivals)
-    streams = read_numbers(concurrency, least=1, whole=True)
+    streams = read_numbers(concurrency, of="concurrency", least=1, whole=True)
     loads: list[Load] = [ClosedLoop(concurrency=int(number)) for number in streams]
-    loads += [OpenLoop.steady(number, gaps) for number in read_numbers(rate, least=0, open_end=True)]
+    loads += [OpenLoop.steady(number, gaps) for number in read_numbers(rate, of="rate", least=0, open_end=True)]
     if phases:
         loads.append(OpenLoop(phases=read_phases(phases), arrivals=gaps))
     if replay:
         loads.append(Replay(speed=replay))
-    found = product(read_numbers(temperatures, least=0), loads or [ClosedLoop(concurrency=1)])
+    found = product(read_numbers(temperatures, of="temperatures", least=0), loads or [ClosedLoop(concurrency=1)])
     return tuple(Condition(load=load, temperature=temperature) for temperature, load in found)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, SpecConfig, StorageError
 from draftwise.core.progress import Progress, Stopped
 from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import ENGINES, Candidate, MeasurementSpec
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header
 from draftwise.verbs.verb import refuse
 
@@ -71,7 +72,7 @@ class ServersRequest:
     """Arguments of the engine's `serve`, e.g. `--dtype float32`."""
     workloads: str | Sequence[str] = ()
     """Prompts: names of bundled ones, logs, traces, `synthetic:...`."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, Range(1)] | None = None
     """Cap on every prompt's own."""
     notes: Mapping[str, str] | Sequence[str] = ()
     """What cannot be seen from here, by key or as `KEY=VALUE`: hardware, precision, model, hardware.ARM,

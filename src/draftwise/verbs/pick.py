@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from draftwise.core import Calibration, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
@@ -20,6 +20,7 @@ from draftwise.plan.pick.recommend import decide_command
 from draftwise.runs.documents import read_calibration
 from draftwise.setups.read import read_words
 from draftwise.setups.write import write_shell
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.sources import open_release, remarks_on
 from draftwise.verbs.verb import Result, verb
@@ -47,7 +48,7 @@ class PickRequest:
     _: KW_ONLY
     gpu: str
     """H200, H100, A100, L40S, B200, MI300X ..."""
-    gpus: int = 1
+    gpus: Annotated[int, Range(1)] = 1
     """GPUs of the deployment."""
     vllm: str = "newest"
     nearest: bool = False
@@ -56,19 +57,19 @@ class PickRequest:
     """Kind of requests: a name of `list_traffic_kinds()`."""
     overlap: Literal["none", "some", "high"] | None = None
     """How much of the output repeats the prompt; default: the workload's."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Range(0)] = 0.0
     """Median of the requests."""
     mixed_temperatures: bool = False
     """Whether requests of different temperatures share a batch."""
-    concurrency: int = 1
+    concurrency: Annotated[int, Range(1)] = 1
     """Median number of requests that decode together."""
-    peak_concurrency: int | None = None
+    peak_concurrency: Annotated[int, Range(1)] | None = None
     """Maximum of the same; default: the median."""
-    prompt_tokens: int = 1024
-    output_tokens: int = 256
-    slo_ttft_ms: float | None = None
+    prompt_tokens: Annotated[int, Range(1)] = 1024
+    output_tokens: Annotated[int, Range(1)] = 256
+    slo_ttft_ms: Annotated[float, Range(above=0)] | None = None
     """Objective for the time to the first token."""
-    slo_tpot_ms: float | None = None
+    slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
     """Objective for the time per output token."""
     uses: Sequence[str] = ()
     """Sampling parameters in use: min_p, logit_bias, structured_outputs ..."""

@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
@@ -33,6 +33,7 @@ from draftwise.replaying.transcripts import (
     read_transcripts,
 )
 from draftwise.reporting.replayed import PAGE, render_replay
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
@@ -57,13 +58,13 @@ class ReplayRequest:
     """Draft lengths to answer for; empty for all."""
     group_by: Grouping | str | None = None
     """What the log's requests are grouped by; the acceptance of each group is given too."""
-    default_temperature: float = 1.0
+    default_temperature: Annotated[float, Range(0)] = 1.0
     """Temperature of requests that do not say theirs."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Range(2)] | None = None
     """Longest context of the server that wrote the log, in tokens."""
-    in_flight: int = 1
+    in_flight: Annotated[int, Range(1)] = 1
     """Requests decoded together, for what is drafted from other answers."""
-    warm: int = 0
+    warm: Annotated[int, Range(0)] = 0
     """First requests of the log that a method with a memory has seen, not counted."""
     to_the_end: bool = False
     """Whether drafts reach up to the last token of max_tokens, as vLLM's do."""
@@ -77,7 +78,7 @@ class ReplayRequest:
     """Precision of the models; None for the target's."""
     device: str | None = None
     """Where the models run; None to find out."""
-    max_num_seqs: int | None = None
+    max_num_seqs: Annotated[int, Range(1)] | None = None
     """Requests that models replay together; None for 64 on a GPU, else 16."""
 
 

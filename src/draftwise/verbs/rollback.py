@@ -11,8 +11,9 @@ from typing import ClassVar
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.deploying.deployment_folder import prove
+from draftwise.deploying.deployment_folder import read_record
 from draftwise.deploying.rollback_plan import RollbackPlan, plan_rollback, run
+from draftwise.deploying.verify.manifest_files import prove_deployment
 from draftwise.verbs.verb import Result, verb
 
 __all__ = ["RollbackRequest", "RollbackResult", "RollbackStep", "rollback"]
@@ -68,7 +69,7 @@ def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
     way = plan_rollback(folder)
     ran: list[str] = []
     after: list[str] = []
-    if (request.apply or request.remove) and (changed := list(prove(folder))):
+    if (request.apply or request.remove) and (changed := list(prove_deployment(folder, read_record(folder)))):
         raise InvalidSetup(changed)
     if request.apply:
         if way.compare:

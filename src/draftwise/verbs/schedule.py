@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from draftwise.core import Calibration, Profile, SpecConfig
 from draftwise.core.documents import HIDDEN
@@ -13,6 +13,7 @@ from draftwise.core.progress import Progress
 from draftwise.plan.schedule.draft_lengths import WORTH_A_CHANGE
 from draftwise.plan.schedule.length_advice import FORMATS, LengthAdvice, advise_lengths, emit
 from draftwise.runs.documents import read_calibration, read_profile
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["FORMATS", "WORTH_A_CHANGE", "ScheduleRequest", "ScheduleResult", "ScheduleRow", "schedule"]
@@ -29,7 +30,7 @@ class ScheduleRequest:
     _: KW_ONLY
     vllm: str | None = None
     """Release that is to follow the schedule; None for the calibrated one."""
-    max_num_seqs: int | None = None
+    max_num_seqs: Annotated[int, Range(1)] | None = None
     """Largest batch; None for that of the calibrated servers."""
     format: str = "vllm"
     """Engine in whose form a schedule is written: one of `FORMATS`."""

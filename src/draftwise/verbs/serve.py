@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from draftwise.core import SpecConfig
 from draftwise.core.progress import Progress
 from draftwise.verbs.engine import make_config, parse_spec
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["TOOL_CALL_PARSERS", "ServeRequest", "ServeResult", "serve"]
@@ -28,19 +29,26 @@ class ServeRequest:
     speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
     """vLLM's JSON; None for plain decoding."""
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Range(0, 65535)] = 8000
     """0 takes a free port."""
     served_model_name: str | None = None
     """Name in the API and in metrics; default: the model."""
     api_key: str | None = None
-    """Key that requests under /v1 must bring."""
+    """Key that requests must bring, except those of probes and scrapers."""
     enable_auto_tool_choice: bool = False
     """Whether the model may choose to call tools."""
     tool_call_parser: str | None = None
     """What calls look like in its answers: one of `TOOL_CALL_PARSERS`."""
     allow_remote: bool = False
     """Whether `host` may be reachable from other machines."""
-    max_waiting: int = 1024
+    allowed_hosts: Sequence[str] = ()
+    """Names by which clients reach the server, in addition to localhost; `*` allows any. A server that other machines
+    can reach takes any unless one is given."""
+    allowed_origins: Sequence[str] = ()
+    """Web pages that may use the server, such as `https://example.com`; `*` allows all."""
+    drain_seconds: Annotated[float, Range(0, 86400)] = 10
+    """Time for running requests to end after SIGTERM or SIGINT; what is left then ends with an error."""
+    max_waiting: Annotated[int, Range(0)] = 1024
     """Longest queue; 503 beyond."""
     kernel_cache: str | None = None
     """Folder of compiled kernels: taken from there, new ones kept there."""
@@ -62,7 +70,8 @@ def serve(request: ServeRequest, progress: Progress) -> ServeResult:
 
     Phases of the start go to `progress.update`, and the line that says where it listens to `progress.status`. What a
     request leaves out is taken from the checkpoint's generation_config.json, as in vLLM. The engine runs in a process
-    of its own. More than one GPU is vLLM's job: the error names its command.
+    of its own; when that fails, the verb raises BackendError. More than one GPU is vLLM's job: the error names its
+    command.
     """
     spec = parse_spec(request.speculative_config)
     config = make_config(str(request.model), spec, request.settings)
@@ -81,6 +90,9 @@ def serve(request: ServeRequest, progress: Progress) -> ServeResult:
         api_key=request.api_key,
         tool_call_parser=request.tool_call_parser if request.enable_auto_tool_choice else None,
         allow_remote=request.allow_remote,
+        allowed_hosts=request.allowed_hosts,
+        allowed_origins=request.allowed_origins,
+        drain_seconds=request.drain_seconds,
         max_waiting=request.max_waiting,
         kernel_cache=request.kernel_cache,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Setup, Severity, SpecConfig
@@ -16,7 +16,8 @@ from draftwise.knowledge.vllm import Release, find_remarks
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import GpuMemory, Item, contexts_of, describe_memory, items
-from draftwise.verbs.sources import open_release
+from draftwise.verbs.field_types import Range
+from draftwise.verbs.sources import open_release, read_spec
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["Item", "SizeRequest", "SizeResult", "items", "size"]
@@ -35,24 +36,24 @@ class SizeRequest:
     """Draft model or head: directory or known id."""
     method: str | None = None
     """Drafting method; None as vLLM infers it."""
-    num_speculative_tokens: int | None = None
-    speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
-    """vLLM's own JSON, instead of the three fields above."""
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
+    num_speculative_tokens: Annotated[int, Range(1)] | None = None
+    speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
+    """vLLM's own JSON or a file that holds it, instead of the three fields above."""
+    tensor_parallel_size: Annotated[int, Range(1, 1024)] = 1
+    pipeline_parallel_size: Annotated[int, Range(1, 1024)] = 1
     quantization: str | None = None
     """Quantization of the target's weights: a method of vLLM that quantizes while it loads, or the precision of a
     quantized copy; None as stored."""
     kv_cache_dtype: str | None = None
-    block_size: int | None = None
+    block_size: Annotated[int, Range(1)] | None = None
     """Tokens of a KV block."""
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_model_len: Annotated[int, Range(1)] | None = None
+    max_num_seqs: Annotated[int, Range(1)] | None = None
+    max_num_batched_tokens: Annotated[int, Range(1)] | None = None
     gpu_memory_utilization: float | None = None
     enforce_eager: bool = False
     """Whether vLLM runs without CUDA graphs."""
-    contexts: Sequence[int] = ()
+    contexts: Sequence[Annotated[int, Range(1)]] = ()
     """Lengths, in tokens, at which to count sequences; default: powers of two."""
     vllm: str = "newest"
     nearest: bool = False
@@ -169,7 +170,7 @@ def _read_spec(request: SizeRequest) -> SpecConfig | None:
         return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None
     if known:
         refuse("Give either --speculative-config or --drafter, --method and --num-speculative-tokens.")
-    return given if isinstance(given, SpecConfig) else SpecConfig.parse(given)
+    return read_spec(given)[0]
 
 
 def _find_stored(target: str, release: Release, name: str | None) -> str | None:

@@ -11,7 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
 from draftwise.knowledge.rules import find_doubts, get_rule
 from draftwise.knowledge.vllm import Release, find_remarks, get_release, releases
@@ -41,7 +42,9 @@ __all__ = [
     "flags_of_vllm",
     "join_command",
     "open_release",
+    "read_spec",
     "remarks_on",
+    "with_gpu",
 ]
 
 Source = str | Path | Setup
@@ -73,6 +76,8 @@ class SetupRequest:
     """Model that replaces the target in the sources, e.g. where that is a mount."""
     speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """Config that replaces those in the sources: a value, its JSON, or a file that holds it."""
+    gpu: str | None = None
+    """GPU that serves, such as H200, or its memory, as 48GiB. Default: the one that a source names, else any."""
     engine_flags: Sequence[str] = ()
     """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
     env_files: Sequence[str | PathLike[str]] = ()
@@ -106,8 +111,8 @@ class FoundSetups:
                 fix="Name the file that does, or add --skip-other-files where that is right.",
             )
 
-    def require_one(self) -> Setup:
-        """Return the only setup.
+    def require_one(self) -> SetupReading:
+        """Return the only setup as it was read.
 
         Raises:
             InvalidSetup: there is none, there are several, or something is wrong with its text.
@@ -120,7 +125,8 @@ class FoundSetups:
                 f"The source starts {len(self.readings)} servers, and one is deployed at a time.",
                 fix="Give the file or the command line of one server.",
             )
-        return self.readings[0].require()
+        self.readings[0].require()
+        return self.readings[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,7 @@ class Sources:
     engine_flags: tuple[str, ...]
     variables: Mapping[str, str]
     """Values of variables that texts take from elsewhere."""
+    gpu: str | None
     changes: Mapping[str, Any]
     """Fields of every setup that the request replaces."""
     about_changes: tuple[Finding, ...]
@@ -159,13 +166,19 @@ class Sources:
                 else:
                     skipped.append(text.name)
         found = FoundSetups(
-            readings=tuple(reading.with_fields(*self.about_changes, **self.changes) for reading in readings),
+            readings=tuple(
+                reading.with_fields(*self.about_changes, **self.changes, **self._place(reading.setup))
+                for reading in readings
+            ),
             unread=tuple(unread),
             skipped=tuple(skipped),
             may_be_empty=self.may_be_empty,
         )
         found.require_some()
         return found
+
+    def _place(self, setup: Setup) -> Mapping[str, Any]:
+        return {} if self.gpu is None else {"device": with_gpu(setup, self.gpu).device}
 
 
 def find_sources(request: SetupRequest) -> Sources:
@@ -195,6 +208,7 @@ def find_sources(request: SetupRequest) -> Sources:
         texts=tuple(replace(text, is_chosen=text.is_chosen and not skips) for text in texts),
         engine_flags=tuple(request.engine_flags),
         variables=_read_env_files(request.env_files),
+        gpu=request.gpu,
         changes=changes,
         about_changes=about,
         may_be_empty=skips,
@@ -211,6 +225,19 @@ def open_release(version: str, *, nearest: bool) -> Release:
         return get_release(version, nearest=nearest)
     except InvalidSetup as error:
         raise InvalidSetup(replace(finding, where="--vllm") for finding in error.findings) from None
+
+
+def with_gpu(setup: Setup, name: str | None) -> Setup:
+    """Return a setup on a GPU that a request names; a server for CPUs stays one.
+
+    Raises:
+        InvalidSetup: the GPU is not in the table.
+    """
+    device = setup.device
+    if name is None or (device is not None and device.kind == "cpu"):
+        return setup
+    gpu, count = get_gpu(name), 1 if device is None else device.count
+    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))
 
 
 def remarks_on(release: Release) -> tuple[Finding, ...]:

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidRequest, InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, Stopped
 from draftwise.knowledge.methods import all_methods
+from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -78,9 +80,14 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     known = {each.name for each in fields(TrainSettings)} - {"target", "data", "out", "options"}
     if unknown := [each for each in request.settings if each not in known]:
         refuse(f"There is no setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
-    settings = TrainSettings(
-        target=request.target, data=data, out=request.out, options=request.options, **request.settings
-    )
+    try:
+        settings = TrainSettings(
+            target=request.target, data=data, out=request.out, options=request.options, **request.settings
+        )
+    except TypeError:  # a range was asked of a value of another type
+        raise InvalidRequest(find_wrong_types(SimpleNamespace(**request.settings), of=TrainSettings)) from None
+    if wrong := [*find_wrong_types(settings)]:
+        raise InvalidRequest(wrong)
     if request.gpus is None or "RANK" in os.environ:
         made = run(request.method, settings, Reporter(progress))
     else:

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from packaging.version import Version
 
-from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.core import CheckOutcome, Finding, InvalidSetup, Ruling, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
 from draftwise.setups.read import SetupReading
-from draftwise.verbs.judgements import Judgement
+from draftwise.verbs.judgements import FailOn, Judgement
 from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
 from draftwise.verbs.verb import Result, verb
 
@@ -42,6 +42,8 @@ class UpgradeRequest(SetupRequest):
     """Release to move to, e.g. `newest`; an older one is a roll-back."""
     nearest: bool = False
     """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    fail_on: FailOn = "error"
+    """What makes the exit code 1: a break, also a setup that is not judged in full (`unknown`), also a new warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +60,15 @@ class UpgradedSetup:
     still: tuple[Ruling, ...]
     """What both releases reject or fail on."""
     unknown: tuple[Ruling, ...]
-    """What cannot be judged for the new release, as the text leaves a value open."""
+    """What is not judged for the new release, as the text leaves a value open or a model is not known here."""
     other: tuple[Ruling | Finding, ...]
     """New findings that do not stop the server."""
     gone: tuple[Ruling | Finding, ...]
     """Findings of the old release that no longer hold."""
+    appearing: tuple[Ruling, ...]
+    """Known defects that the setup meets on the new release only."""
+    disappearing: tuple[Ruling, ...]
+    """Known defects that it meets on the old release only."""
     changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
     possible: tuple[AcceptedChoice, ...]
@@ -82,6 +88,7 @@ class UpgradeResult(Result):
     """Findings of files that cannot be read."""
     skipped: tuple[str, ...]
     """Files that start no vLLM server."""
+    fail_on: FailOn = field(default="error", metadata=HIDDEN)
 
     def to_wire(self) -> tuple[UpgradedSetup, ...]:
         """Return the setups, which are the document."""
@@ -94,9 +101,19 @@ class UpgradeResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """1 if something breaks or cannot be judged, or if a setup starts on neither release."""
-        is_unread = any(finding.severity is Severity.ERROR for finding in self.unread)
-        return int(is_unread or any(each.breaks or each.unknown or each.starts_on_neither for each in self.setups))
+        """1 if something breaks, a setup starts on neither release, or something is as `fail_on` says."""
+        return int(self.fail_on != "never" and (_has_errors(self.unread) or any(map(self._fails, self.setups))))
+
+    def _fails(self, setup: UpgradedSetup) -> bool:
+        if setup.breaks or setup.starts_on_neither or _has_errors(setup.unknown):
+            return True
+        is_open = setup.after.outcome is CheckOutcome.NOT_JUDGED or setup.before.outcome is CheckOutcome.NOT_JUDGED
+        warns = any(each.severity is Severity.WARNING for each in setup.other)
+        return self.fail_on in ("unknown", "warning") and (is_open or (warns and self.fail_on == "warning"))
+
+
+def _has_errors(findings: Iterable[Finding]) -> bool:
+    return any(each.severity is Severity.ERROR for each in findings)
 
 
 @verb(UpgradeRequest)
@@ -113,6 +130,7 @@ def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
         ),
         unread=tuple(finding for _, report in new.unread for finding in report.findings),
         skipped=new.skipped,
+        fail_on=request.fail_on,
     )
 
 
@@ -142,6 +160,8 @@ def _describe(where: str, found: Upgrade) -> UpgradedSetup:
         unknown=found.unknown,
         other=found.other,
         gone=found.gone,
+        appearing=found.appearing,
+        disappearing=found.disappearing,
         changes=found.changes,
         possible=found.possible,
         removed=found.removed,

@@ -126,9 +126,11 @@ class Verb(Generic[P, Q, R]):
             request: what is asked for.
             progress: is told what is done, and can ask the verb to stop early with what it has.
         """
+        if any(type(getattr(request, name)) in (int, float) for name in getattr(request, "__dataclass_fields__", ())):
+            _refuse_wrong_types(request)  # numbers out of their range, which cost most where they are not refused
         try:
             return self._function(request, Silent() if progress is None else progress)
-        except (TypeError, AttributeError, ValueError, LookupError):
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError):
             _refuse_wrong_types(request)
             raise
         except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from draftwise.core import Baseline, InvalidSetup, Setup, Severity
 from draftwise.core.documents import HIDDEN
@@ -14,6 +14,7 @@ from draftwise.core.progress import Progress
 from draftwise.deploying.verify.manifest_files import find_ordered, read_setup, report_of, verify_folder, verify_text
 from draftwise.plan.check import Report
 from draftwise.setups.read import SourceText, find_texts, read_stdin
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import refuse, verb
@@ -37,11 +38,11 @@ class VerifyRequest:
     """Output of `kubectl apply --dry-run=server -o json` for the source: what was dropped?"""
     against: str | None = None
     """URL of a server without speculation, whose outputs should be the same."""
-    expected: float | None = None
+    expected: Annotated[float, Range(1)] | None = None
     """Tokens per step that this probe counted before; fewer are an error."""
     baseline: Baseline | str | PathLike[str] | None = None
     """Baseline with earlier answers to the probe: are engine and drafter the same?"""
-    prompts: int = 24
+    prompts: Annotated[int, Range(3, 60)] = 24
     """Prompts of the probe, 64 output tokens each, at temperature 0."""
     headers: Sequence[Header | str] = ()
     """Headers for the URLs; ${VARIABLE} is replaced."""
@@ -54,7 +55,7 @@ class VerifyRequest:
     gpu: str | None = None
     """Name such as H200, where the source does not name it."""
     fail_on: FailOn = "error"
-    """Least severity that makes the exit code 1."""
+    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
+from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
@@ -46,7 +47,7 @@ class WatchRequest:
     """baseline.json of `deploy`: what was measured, and where it stops paying."""
     once: bool = True
     """Whether to end after one window; otherwise the verb goes on until it is stopped."""
-    interval_s: float = 10.0
+    interval_s: Annotated[float, Range(0.2)] = 10.0
     """Seconds between two looks."""
     prometheus: str | None = None
     """URL of a Prometheus that recorded the servers."""

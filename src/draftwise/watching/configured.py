@@ -33,8 +33,13 @@ def read_side_info(setup_file: Path | None, start_log: Path | None) -> SideInfo:
     readings = read_setups(setup_file)
     chosen = next((reading for reading in readings if reading.setup.spec is not None), readings[0])
     chosen = chosen if log is None else _settle(chosen, started)
-    rulings = {finding.code: finding.message for finding in judge(chosen, nearest=True).findings}
-    return SideInfo(spec=chosen.setup.spec, rulings=rulings, log=log, largest_graph=largest)
+    report = judge(chosen, nearest=True)
+    rulings = {finding.code: finding.message for finding in report.findings}
+    suspects: dict[str, list[str]] = {}
+    for row in report.defects:
+        for symptom in row.symptoms:
+            suspects.setdefault(symptom, []).append(row.code)
+    return SideInfo(spec=chosen.setup.spec, rulings=rulings, suspects=suspects, log=log, largest_graph=largest)
 
 
 def _settle(reading: SetupReading, started: StartupLog) -> SetupReading:

@@ -62,7 +62,16 @@ def test_a_bundle_proves_itself_with_and_without_draftwise(checkpoints: Setup, t
         proved = subprocess.run(["sha256sum", "--check", "--quiet", "CHECKSUMS"], cwd=folder, check=False)
         assert proved.returncode == 0
     assert {path.relative_to(out).as_posix() for path in out.glob("*")} == {
-        *("CHECKSUMS", "Dockerfile.modelcar", "README.md", "env", "images.txt", "models", "setup.json"),
+        *(
+            "CHECKSUMS",
+            "CHECKSUMS.sum",
+            "Dockerfile.modelcar",
+            "README.md",
+            "env",
+            "images.txt",
+            "models",
+            "setup.json",
+        ),
         "stage-job.yaml",
     }
     assert "HF_HUB_OFFLINE=1\nTRANSFORMERS_OFFLINE=1\n" in (out / "env").read_text()

@@ -98,11 +98,28 @@ def test_rows_that_lie_apart(device, dtype):
 @pytest.mark.parametrize(("num_rows", "num_in"), [(65, 512), (3, 80), (0, 512)])
 def test_other_shapes_go_to_the_library(num_rows, num_in, device, dtype):
     x, weight = random(num_rows, num_in, device=device, dtype=dtype), random(48, num_in, device=device, dtype=dtype)
-    linear = CudaLinear(weight, random(48, device=device, dtype=dtype))
+    bias = random(48, device=device, dtype=dtype)
+    linear = CudaLinear(weight, bias)
     assert products.find_config(x, weight, gated=False) is None
-    torch.testing.assert_close(linear(x), F.linear(x, weight, linear.bias))
-    gate, up = F.linear(x, weight, linear.bias).chunk(2, dim=-1)
+    torch.testing.assert_close(linear(x), F.linear(x, weight, bias))
+    gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
     torch.testing.assert_close(linear.gated(x), F.silu(gate) * up, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("num_rows", [3, 65])
+@pytest.mark.parametrize("num_out", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("has_room", [False, True])
+def test_any_number_of_outputs_is_computed_in_aligned_ones(num_rows, num_out, has_room, device, dtype):
+    """What lies behind a matrix in its memory may be anything, and is never part of an answer."""
+    x = random(num_rows, NUM_IN, device=device, dtype=dtype)
+    memory = random(192 if has_room else num_out, NUM_IN, device=device, dtype=dtype)
+    memory[num_out:] = torch.nan
+    weight, bias = memory[:num_out], random(num_out, device=device, dtype=dtype)
+    linear = CudaLinear(weight, bias)
+    assert len(linear.weight) % 64 == 0
+    assert (linear.weight.data_ptr() == weight.data_ptr()) == (has_room or num_out == 64)
+    assert linear(x).shape == (num_rows, num_out)
+    torch.testing.assert_close(linear(x), F.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("num_rows", [1, 6, 64, 70])

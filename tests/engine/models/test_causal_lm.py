@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from draftwise.engine.models import load_model
+from draftwise.engine.models.linear import align
+from draftwise.engine.models.weight_loading import WeightReader
 
 TOKENS = torch.randint(96, (50,), generator=torch.Generator().manual_seed(3)).tolist()
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
@@ -54,6 +56,17 @@ def test_logits_agree_with_transformers(name, dtype, tolerance, save_tiny, run_p
     [(hidden,)] = run_paged(ours, [TOKENS], [[35, 9, 1, 5]])
     assert ours.logits(hidden).dtype == getattr(torch, dtype)
     torch.testing.assert_close(ours.logits(hidden), expected, rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "llama-tied", "qwen2"])
+@pytest.mark.parametrize(("vocab", "inner"), [(96, 64), (97, 61), (129, 130), (192, 256)])
+def test_room_for_whole_tiles_adds_nothing(name, vocab, inner, save_tiny, run_paged, monkeypatch):
+    path, theirs = save_tiny(name.split("-")[0], **FAMILIES[name], vocab_size=vocab, intermediate_size=inner)
+    expected, _ = reference(theirs.double(), TOKENS)
+    monkeypatch.setattr(WeightReader, "_room", lambda _, size, multiple=64: align(size, multiple))  # as on a GPU
+    ours = load_model(path, dtype="float64", device="cpu")
+    [(hidden,)] = run_paged(ours, [TOKENS], [[35, 9, 1, 5]])
+    torch.testing.assert_close(ours.logits(hidden), expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ROPES)

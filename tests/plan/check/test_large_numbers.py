@@ -1,23 +1,33 @@
-"""Large numbers of flags cost no memory: each is judged in a process that has little of it."""
+"""Whatever number is given, an answer comes in little memory and few steps: no clock is read."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tests.support.bounded import GROUPS
 
-_CHECK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-import draftwise
-draftwise.check(
-    "meta-llama/Llama-3.1-8B-Instruct", vllm=["0.19.1", "0.33.0"], engine_flags=sys.argv[1:],
-    speculative_config={"method": "ngram", "num_speculative_tokens": 3},
-)
-"""
+from draftwise.plan.check.serving.cuda_graphs import find_holes
 
 
-@pytest.mark.parametrize("flag", ["--max-num-seqs", "--max-num-batched-tokens"])
-@pytest.mark.parametrize("value", ["10000000000", "1000000000000000000", "-10000000000", "0"])
-def test_a_large_number_of_a_flag_is_judged_in_little_memory(flag: str, value: str) -> None:
-    done = subprocess.run([sys.executable, "-c", _CHECK, flag, value], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("group", GROUPS)
+def test_any_number_is_answered_in_little_memory_and_few_steps(group: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.bounded", group],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("sizes", "seqs", "k"), [([1, 2, 4, 8, 16, 24, 32], 12, 2), ([8, 16], 9, 4), ([5, 7], 3, 1)])
+def test_holes_are_the_requests_whose_next_graph_is_not_whole(sizes: list[int], seqs: int, k: int) -> None:
+    step, most = k + 1, min(seqs * (k + 1), sizes[-1])
+    full = {-(-size // step) * step for size in sizes if -(-size // step) * step <= most}
+    graphs = sorted({*sizes, *full})
+    expected = [
+        count
+        for count in range(1, most // step + 1)
+        if next(size for size in graphs if size >= count * step) not in full
+    ]
+    found = find_holes(sizes, max_num_seqs=seqs, num_speculative_tokens=k)
+    assert [count for each in found for count in each] == expected

@@ -22,7 +22,8 @@ from draftwise.plan.size.weight_parts import PRECISIONS, elements, get_precision
 
 EXACT = [
     model for model in read_models()
-    if model.params % 100_000_000 and "vision_config" not in model.config and model.config.get("model_type") != "gpt2"
+    if model.params and model.params % 100_000_000
+    and "vision_config" not in model.config and model.config.get("model_type") != "gpt2"
     and not model.id.startswith(("meta-llama/Llama-4", "moonshotai/", "XiaomiMiMo/"))
 ]  # fmt: skip
 """Models whose parameter count is published to the last one, and counts nothing but the language model's weights."""

@@ -113,7 +113,7 @@ class TestKubernetes:
         reading = read_one(
             self.text(
                 "env: [{name: K, valueFrom: {secretKeyRef: {name: hf, key: KEY}}}]\n"
-                "args: [m, --api-key, $(K), --served-model-name, $(K)]"
+                "args: [gpt2, --api-key, $(K), --served-model-name, $(K)]"
             )
         )
         assert (reading.findings, judge(reading).accepted) == ((), True)
@@ -221,7 +221,7 @@ class TestShell:
         assert (reading.setup.target, dict(reading.setup.args), reading.findings) == ("m", {"seed": 1}, ())
 
     def test_only_the_servers_own_words_count(self):
-        reading = read_one(f"docker run -v $HOME/.cache:/root -e HF_TOKEN=$HF_TOKEN {IMAGE} --model m")
+        reading = read_one(f"docker run -v $HOME/.cache:/root -e HF_TOKEN=$HF_TOKEN {IMAGE} --model gpt2")
         assert (reading.findings, judge(reading).accepted) == ((), True)
 
 

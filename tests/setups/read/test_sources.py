@@ -56,7 +56,7 @@ class TestText:
         ("version", "nearest"), [("0.6.0", "0.9.2"), ("0.34.0", "0.33.0"), ("0.33.1rc0", "0.33.0")]
     )
     def test_an_unknown_release_is_kept_and_its_words_read_by_the_nearest(self, version, nearest):
-        (reading,) = read_setups(f"docker run vllm/vllm-openai:v{version} --model m")
+        (reading,) = read_setups(f"docker run vllm/vllm-openai:v{version} --model gpt2")
         assert (reading.setup.engine_version, codes(reading)) == (version, [])
         assert judge(reading).accepted is None
         assert [finding.code for finding in judge(reading).findings] == ["unknown-release"]
@@ -146,7 +146,7 @@ services:
         assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
         assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
-        assert (codes(second), second.unknown) == (["unresolved-variable"], {})
+        assert (codes(second), second.unknown) == (["unresolved-variable", "taken-as-not-set"], {})
         assert second.findings[0].where == f"{path}:13 services.text.command --port"
         assert codes(third) == []
 

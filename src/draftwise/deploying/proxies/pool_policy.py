@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from draftwise.core import Finding, Setup
 from draftwise.deploying.deployment_folder import StepFile
 from draftwise.deploying.messages import note
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import check
 
@@ -73,6 +74,8 @@ _FATES: Mapping[str, str] = {"rejected": "refuses", "ignored": "ignores"}
 _BYTES_PER_TOKEN = 3
 """Estimated bytes of a request's body per token, as proxies do not count tokens: English text has more than four, and
 the JSON around it adds to that."""
+_CLASSES = ("structured", "tools")
+"""Names that stand for a class of requests in a known defect; all others are fields of a body."""
 _TOOLS = "short-lookup-with-tools"
 _STRUCTURED = ("structured-outputs-backend", "structured-outputs-misaligned", "requests-refused-async")
 _STRUCTURED_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -145,17 +148,26 @@ def find_policy(setup: Setup) -> Policy:
     found = {finding.code: finding for finding in reversed(report.findings)}
     release = get_release(setup.engine_version)
     parameters = dict(_find_parameters(release))
+    broken = dict(_find_broken(report.defects, release))
+    parameters |= {name: why for name, why in broken.items() if name not in _CLASSES}
     if "requests-refused-async" in found:
         parameters |= dict.fromkeys(_PENALTIES, _say(found["requests-refused-async"]))
     draft_length = None if report.resolved is None else report.resolved.draft_max_model_len
     k = 0 if setup.spec is None else setup.spec.num_speculative_tokens or 0
     return Policy(
         parameters=parameters,
-        structured=next((_say(found[code]) for code in _STRUCTURED if code in found), ""),
-        tools=_say(found[_TOOLS]) if _TOOLS in found else "",
+        structured=next((_say(found[code]) for code in _STRUCTURED if code in found), broken.get("structured", "")),
+        tools=_say(found[_TOOLS]) if _TOOLS in found else broken.get("tools", ""),
         context=draft_length - k if "context-gate" in found and draft_length is not None else None,
         models=tuple(_list_names(setup)) if setup.args.get("enable_lora") is True else (),
     )
+
+
+def _find_broken(met: Iterable[Defect], release: Release) -> Iterator[tuple[str, str]]:
+    """Yield fields of a body, or classes of requests, that a known defect of the release breaks, and what it does."""
+    for row in met:
+        if row.state_in(release.version) == "present":
+            yield from ((name, row.ruling(release).message) for name in row.keep_from)
 
 
 def _find_parameters(release: Release) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,9 @@ class DeployTarget:
     """What an autoscaler of the cluster scales: apiVersion, kind and name; empty where the platform does it itself."""
     brings_weights: bool = False
     """Whether its files put the weights where the server looks for them."""
+    carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where its files take what stands around a server (`surroundings.Part`): the paths by part, under `kind` the kind
+    of the object that has them."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     spans_hosts: bool = False

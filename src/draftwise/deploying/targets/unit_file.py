@@ -8,7 +8,7 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import PROGRAM, list_args
 
-__all__ = ["HOOKS"]
+__all__ = ["HOOKS", "quote_word"]
 
 _MIB = 1 << 20
 
@@ -28,8 +28,8 @@ def _render(order: ServiceOrder) -> str:
         "Wants=network-online.target",
         "",
         "[Service]",
-        *(f"Environment={_quote(f'{name}={value}')}" for name, value in order.setup.env.items()),
-        "ExecStart=" + " \\\n  ".join([program, *(_quote(word.replace("$", "$$")) for word in list_args(order))]),
+        *(f"Environment={quote_word(f'{name}={value}')}" for name, value in order.setup.env.items()),
+        "ExecStart=" + " \\\n  ".join([program, *(quote_word(word.replace("$", "$$")) for word in list_args(order))]),
         "Restart=on-failure",
         "RestartSec=10",
         f"TimeoutStartSec={order.startup_s}",
@@ -41,7 +41,7 @@ def _render(order: ServiceOrder) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quote(word: str) -> str:
+def quote_word(word: str) -> str:
     """Return a word that systemd reads as it is (systemd.syntax(7)); in commands `$` is doubled before."""
     escaped = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

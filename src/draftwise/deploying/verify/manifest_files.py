@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploying.api_server import validate_text
-from draftwise.deploying.deployment_folder import DEPLOYMENT, SETUP, prove, read_record
+from draftwise.deploying.deployment_folder import DEPLOYMENT, MEMO, SETUP, Record, prove, read_record
 from draftwise.deploying.messages import refusal, unreadable
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
@@ -17,7 +17,10 @@ from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
 
-__all__ = ["find_ordered", "read_setup", "report_of", "verify_folder", "verify_text"]
+__all__ = ["find_ordered", "prove_deployment", "read_setup", "report_of", "verify_folder", "verify_text"]
+
+
+_NOT_MOUNTED = "directory-not-mounted"
 
 
 def find_ordered(path: Path) -> Setup | None:
@@ -58,6 +61,11 @@ def report_of(*findings: Finding, setup: Setup | None = None) -> Report:
     return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
 
 
+def prove_deployment(folder: Path, record: Record) -> Iterator[Finding]:
+    """Yield each way in which the folder of a deployment is not what `deploy` wrote."""
+    return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for side in record.sides.values())))
+
+
 def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
     """Yield what is wrong with a folder that `deploy` wrote: with the folder, and with the file of each twin.
 
@@ -69,11 +77,11 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
         UnreadableSource: the folder is no deployment's.
     """
     record, setup = read_record(folder), read_setup(folder / SETUP)
-    yield str(folder), report_of(*prove(folder))
+    yield str(folder), report_of(*prove_deployment(folder, record))
     ordered: dict[Pool, Setup] = {"spec": setup, "plain": without_speculation(setup)}
     for pool, side in record.sides.items():
         path = folder / side.file
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             (source,) = find_texts(path)
             yield str(path), verify_text(source, ordered[pool], gpu=gpu, platform_release=record.platform_release)
 
@@ -99,7 +107,11 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, p
     # Where files put the checkpoints, there is nothing here to be looked at: their names are known.
     judged = replace(rename_upstream(found), engine_version=ordered.engine_version)
     report = judge(replace(reading, setup=judged))
-    findings = (*refused, *differences, *_tell_lost(name, lost), *report.findings, *_size(judged, gpu))
+    # `deploy` has warned of a directory that the files do not bring.
+    known = (
+        replace(each, severity=Severity.WARNING) if each.code == _NOT_MOUNTED else each for each in report.findings
+    )
+    findings = (*refused, *differences, *_tell_lost(name, lost), *known, *_size(judged, gpu))
     return replace(report, findings=findings)
 
 

@@ -77,7 +77,7 @@ def num_pages(
         pages = memory.pool_bytes // page_bytes - 1  # one more page is scratch
     else:
         pages, memory = int(_free_cpu_bytes() * _FREE_CPU_SHARE) // page_bytes, None
-        pages = min(per_sequence * config.max_num_seqs, pages)
+        pages = min(per_sequence * config.num_slots, pages)
     if pages < per_sequence:
         raise _too_small(config, pages=max(pages, 0), page_bytes=page_bytes, per_sequence=per_sequence, memory=memory)
     return pages

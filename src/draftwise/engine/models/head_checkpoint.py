@@ -16,12 +16,13 @@ from torch import Tensor
 from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_fault
 from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
+from draftwise.engine.families import FAMILIES, Family
 from draftwise.engine.models.causal_lm import CausalLM, Layer
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.draft_head import DraftLayers, HeadVocabulary
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
-from draftwise.engine.models.weight_loading import FAMILIES, Family, WeightReader
+from draftwise.engine.models.weight_loading import WeightReader
 
 __all__ = ["HeadCheckpoint", "LayeredHead"]
 

@@ -11,10 +11,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantize", "quantized"]
+__all__ = [
+    "ALIGNMENT",
+    "CudaLinear",
+    "Linear",
+    "PackedLinear",
+    "align",
+    "can_pack",
+    "make_linear",
+    "pack",
+    "quantize",
+    "quantized",
+]
 
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
+
+ALIGNMENT = 64
+"""Outputs of a product on a GPU come in multiples of this: cuBLAS takes 15 to 18 % longer for a step with an odd
+vocabulary (benchmarks/h200/NOTES.md). vLLM pads its vocabularies to 64 as well."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
@@ -95,11 +110,32 @@ def quantize(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
     return scaled_OK.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scale_O
 
 
+def align(size: int, multiple: int = ALIGNMENT) -> int:
+    """Return the next multiple of a size."""
+    return -(-size // multiple) * multiple
+
+
+def _with_aligned_outputs(weight_OK: Tensor) -> Tensor:
+    """Return a matrix with a multiple of `ALIGNMENT` rows; what products with further rows give is cut off.
+
+    The rows are those behind the matrix in its memory, where `WeightReader` made room for them, else those of a copy.
+    """
+    (rows, width), wanted = weight_OK.shape, align(len(weight_OK))
+    if rows == wanted:
+        return weight_OK
+    room = weight_OK.untyped_storage().nbytes() // weight_OK.itemsize - weight_OK.storage_offset()
+    if weight_OK.is_contiguous() and room >= wanted * width:
+        return weight_OK.as_strided((wanted, width), (width, 1))
+    padded_OK = weight_OK.new_zeros(wanted, width)
+    padded_OK[:rows] = weight_OK
+    return padded_OK
+
+
 class CudaLinear:
     """A product on a GPU: kernels of our own for few rows, cuBLAS for many.
 
     Attributes:
-        weight: [out, in]; gate above up in a gated pair.
+        weight: [out, in], `out` aligned; gate above up in a gated pair.
         bias: [out] or None.
         scale: float32 [out] of float8_e4m3fn weights, or None.
     """
@@ -107,18 +143,23 @@ class CudaLinear:
     def __init__(self, weight_OK: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None) -> None:
         from draftwise.engine.kernels.cuda import layer, matmul  # Triton is there only where a GPU is
 
-        self.weight, self.bias, self.scale = weight_OK, bias_O, scale_O
+        self._num_out = len(weight_OK)
+        self.weight = _with_aligned_outputs(weight_OK)
+        more = len(self.weight) - self._num_out
+        self.bias, self.scale = (each if each is None else F.pad(each, (0, more)) for each in (bias_O, scale_O))
         self._code, self._silu_mul = matmul, layer.silu_mul
 
     def __call__(self, x_RK: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [R, out]."""
-        return self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale)
+        y_RO = self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale)
+        return y_RO if y_RO.shape[1] == self._num_out else y_RO[:, : self._num_out]
 
     def gated(self, x_RK: Tensor) -> Tensor:
-        """Return silu(gate) * up of the two halves of the product, [R, out / 2]."""
+        """Return silu(gate) * up of the two halves of the product, [R, out / 2]; `WeightReader` aligns each half."""
         if self.bias is not None:
-            return self._silu_mul(self(x_RK))
-        return self._code.gated_matmul(x_RK, self.weight, scale_2I=self.scale)
+            return self._silu_mul(self(x_RK).contiguous())
+        scale_2I = None if self.scale is None else self.scale[: self._num_out]
+        return self._code.gated_matmul(x_RK, self.weight[: self._num_out], scale_2I=scale_2I)
 
 
 def _multiplies_fp8(device: torch.device) -> bool:

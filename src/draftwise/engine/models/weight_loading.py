@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,21 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.families import Family, get_family
 from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
-from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["FAMILIES", "Family", "WeightReader", "get_family", "load_model"]
+__all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+_WHOLE_COLUMNS = 256
+"""Columns of a row of weights, folded in four, that our kernels read in whole tiles. An MLP of 14,400 takes a sixth
+longer than one of 14,592 on an H200 (benchmarks/h200/results/alignment.json)."""
 
 _MOST_DUPLICATED = 512 * 2**20
 """Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
@@ -52,13 +56,6 @@ def load_model(
     checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
     config, where = checkpoint.config, str(Path(path) / "config.json")
     family = get_family(config, where=where)
-    if config.get("quantization_config"):
-        raise InvalidSetup.because(
-            "quantized",
-            "Quantized checkpoints are not supported.",
-            where=where,
-            fix="Use the bfloat16 checkpoint of the model.",
-        )
     shape = ModelShape.from_hf_config(config, where=where)
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
@@ -196,9 +193,10 @@ class WeightReader:
 
     def _mlp(self, prefix: str, inner: int) -> GatedMlp:
         names, hidden, bias, how = ["gate_proj", "up_proj"], self._shape.hidden_size, self._mlp_bias, self._quantization
+        room = self._room(inner, _WHOLE_COLUMNS)  # zeros more, of which silu(gate) * up is zero too
         return GatedMlp(
-            gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how),
-            down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how),
+            gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how, room=room),
+            down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how, room_in=room),
         )
 
     def _experts(self, prefix: str, mixture: MixtureShape) -> ExpertsMlp:
@@ -233,13 +231,30 @@ class WeightReader:
         *,
         bias: bool = False,
         quantization: str | None = None,
+        room: int = 0,
+        room_in: int = 0,
     ) -> Linear:
-        """Return one product with the matrices [size, num_in] of these names below each other."""
+        """Return one product with the matrices [size, num_in] of these names below each other.
+
+        Args:
+            prefix: of the names.
+            names: without `.weight` and `.bias`.
+            sizes: outputs of each.
+            num_in: inputs.
+            bias: whether they have biases.
+            quantization: see `make_linear`.
+            room: rows that each matrix takes at least, with zeros after its own; the same for biases.
+            room_in: columns that they take at least, likewise.
+        """
         weights = [f"{prefix}{name}.weight" for name in names]
-        biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
+        biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes, room=room) if bias else None
+
+        def read() -> Tensor:
+            return self.fused(weights, sizes, num_in, room=room, room_in=room_in)
+
         if self._packed is not None:
-            return self._packed.linear(" ".join(weights), lambda: self.fused(weights, sizes, num_in), biases)
-        return make_linear(self.fused(weights, sizes, num_in), biases, quantization=quantization)
+            return self._packed.linear(" ".join(weights), read, biases)
+        return make_linear(read(), biases, quantization=quantization)
 
     def table(self, name: str, rows: int, width: int) -> Tensor:
         """Return the matrix `name` [rows, width] as it is, which nobody writes to."""
@@ -258,59 +273,17 @@ class WeightReader:
         """Return the tensor `name` [size]."""
         return self.fused([name], [size])
 
-    def fused(self, names: list[str], sizes: list[int], *rest: int) -> Tensor:
-        """Return the named tensors, [size, *rest] each, below each other in one."""
-        fused = torch.empty(sum(sizes), *rest, dtype=self.dtype, device=self.device)
-        for name, size, part in zip(names, sizes, fused.split(sizes), strict=True):
-            self._checkpoint.read(name, (size, *rest), out=part)
-        return fused
+    def fused(self, names: list[str], sizes: list[int], *rest: int, room: int = 0, room_in: int = 0) -> Tensor:
+        """Return the named tensors, [size, *rest] each, below each other in one; `linear` explains the room."""
+        rooms = [max(size, room) for size in sizes]
+        rows, widths = sum(rooms), (max(rest[0], room_in), *rest[1:]) if rest else ()
+        make = torch.zeros if (rooms, widths) != (sizes, rest) else torch.empty
+        memory = make(self._room(rows) if rest else rows, *widths, dtype=self.dtype, device=self.device)
+        memory[rows:] = 0
+        for name, size, part in zip(names, sizes, memory[:rows].split(rooms), strict=True):
+            self._checkpoint.read(name, (size, *rest), out=part[:size, : rest[0]] if rest else part[:size])
+        return memory[:rows]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
-
-    architecture: str
-    qkv_bias: bool | None = False
-    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
-    mlp_bias_key: str | None = None
-    qk_norm: bool = False
-    """RMS norm over each head of q and k before the rotation."""
-    window_switch: str | None = None
-    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
-    has_experts: bool = False
-    """Whether layers have a mixture of experts (`MixtureShape`)."""
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
-    "mistral": Family(architecture="MistralForCausalLM"),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
-    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
-    "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
-    "qwen3_moe": Family(
-        architecture="Qwen3MoeForCausalLM",
-        qkv_bias=None,
-        qk_norm=True,
-        window_switch="use_sliding_window",
-        has_experts=True,
-    ),
-}
-
-
-def get_family(config: Mapping[str, Any], *, where: str) -> Family:
-    """Return the family of a config.json, by `architectures` or else by `model_type`.
-
-    Raises:
-        InvalidSetup: it is not one of the families.
-    """
-    named = config.get("architectures") or []
-    for model_type, family in FAMILIES.items():
-        if family.architecture in named or (not named and config.get("model_type") == model_type):
-            return family
-    raise InvalidSetup.because(
-        "unsupported-architecture",
-        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
-        where=where,
-        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
-    )
+    def _room(self, size: int, multiple: int = ALIGNMENT) -> int:
+        """Return the size with what is added on a GPU."""
+        return align(size, multiple) if self.device.type == "cuda" else size

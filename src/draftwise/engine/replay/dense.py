@@ -83,7 +83,7 @@ class DenseReplayer:
         batch: list[Transcript] = []
         for request in requests:
             together = [*batch, request]
-            too_many = len(together) > self._engine.config.max_num_seqs
+            too_many = len(together) > self._engine.config.num_slots
             if batch and (too_many or sum(map(self._count_pages, together)) > self._kv.num_pages):
                 yield batch
                 together = [request]
@@ -150,7 +150,7 @@ class DenseReplayer:
         """Run the target over one text, all of it but the last token, in pieces of max_num_batched_tokens."""
         request, aux_layers = batch.requests[place], self._proposer.aux_layers
         text = [*request.prompt_ids, *request.answer_ids]
-        prompt, step = len(request.prompt_ids), self._engine.config.max_num_batched_tokens
+        prompt, step = len(request.prompt_ids), self._engine.config.num_step_tokens
         kept: list[Tensor] = []
         for start in range(0, len(text) - 1, step):
             end = min(start + step, len(text) - 1)

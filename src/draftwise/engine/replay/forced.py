@@ -76,7 +76,7 @@ class ForcedReplayer:
             InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
         """
         check_fit(self.engine, requests)
-        size = self.engine.config.max_num_seqs
+        size = self.engine.config.num_slots
         for begin in range(0, len(requests), size):
             batch = requests[begin : begin + size]
             walks = {k: force(self.engine, batch, k) for k in self.ks}

@@ -26,6 +26,8 @@ _ON_GPU = 64
 """Requests that a GPU replays together: the drafter's walk over their answers waits for the host, however many they are
 (3 ms a token on an H200), but memory is set aside for the logits of all. A processor takes the engine's default: a
 batch ends, and is kept, sooner."""
+_TOKENS_ON_GPU = 2048
+"""Tokens of a pass, for the same reason."""
 
 
 def open_replayer(
@@ -53,6 +55,7 @@ def open_replayer(
     given = {name: value for name, value in settings.items() if value is not None}
     if given.get("device") != "cpu" and torch.cuda.is_available():
         given.setdefault("max_num_seqs", _ON_GPU)
+        given.setdefault("max_num_batched_tokens", _TOKENS_ON_GPU)
     if "max_model_len" not in given:
         positions = get_int(read_config(target), "max_position_embeddings")
         wanted = longest + max(ks) + 1  # so that no draft ends where the log does

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,11 @@ class Tokenizer:
             named_tokens=named,
             chat_template=find_chat_template(directory, settings),
         )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text with more of them than that for each token fits a prompt."""
+        return max(map(len, self._token_by_id.values()), default=1)
 
     @property
     def vocab_size(self) -> int:

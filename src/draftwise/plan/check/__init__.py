@@ -6,17 +6,26 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
+from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
-from draftwise.knowledge.rules import find_doubts, of_release
+from draftwise.knowledge.defects import Defect
+from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.memory_overheads import list_tiers
+from draftwise.knowledge.rules import find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
+from draftwise.plan.check.engine.step_budget import find_gpu
+from draftwise.plan.check.known_defects import contradicts, find_defects, find_met
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
 
@@ -25,11 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
 
+_WAITS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "target-not-here": ("target",), "drafter-not-here": ("drafter", "weights"), "depends-on-gpu": ("gpu",),
+})  # fmt: skip
+"""Findings that say what was not given, and the inputs that rules then wait for."""
+
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return what the setup's vLLM release makes of it.
 
-    A target or drafter that is neither a directory here nor in the table of known models is judged by its name alone.
+    Of a target or drafter that is neither a directory here nor in the table of known models only the name is judged.
 
     Args:
         setup: what the operator wrote.
@@ -56,19 +70,64 @@ def check_context(context: Context) -> Report:
 
     tell(*find_remarks(release), *find_doubts(release), *context.rulings)
     resolved: Resolved | None = None
+    met: tuple[Defect, ...] = ()
     is_judged = True
     try:
         context, resolved = run(configure(context), tell)
-        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
-        if rejected:
+        if not _find_stages(findings):
+            tell(*_judge_tiers(context))
+        if rejected := _find_stages(findings):
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
-            tell(*find_serving(context, resolved))
+            met = tuple(find_met(context, resolved))
+            tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
+            tell(*find_defects(context, met, findings))
     except MissingFacts as gap:
         tell(*gap.findings)
         is_judged = False
-    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
+    report = _report(release, context.setup, findings, resolved, is_judged=is_judged)
+    missing = [name for each in findings for name in _WAITS.get(each.code, ())]
+    method = context.keys.get("method") if resolved is None else resolved.method
+    count = partial(context.rules.count_waiting, method=method, drafts="model" in context.keys)
+    return replace(report, unchecked={name: count(name) for name in missing}, defects=met)
+
+
+def _find_stages(findings: Iterable[Finding]) -> Set[Stage]:
+    """Return the stages that reject the setup."""
+    return {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+
+
+def _judge_tiers(context: Context) -> Iterator[Ruling]:
+    """Yield what stops a server whose GPU is not known: on every GPU, or on those that default to certain batches."""
+    open_sizes = not {"max_num_batched_tokens", "max_num_seqs"} <= context.given.keys()
+    if context.platform == "cpu" or context.runs_on_v0 or not open_sizes or find_gpu(context) is not None:
+        return
+    tiers = list_tiers(context.release)
+    stops = {words: [*_find_stops(_on_gpu(context, gpu))] for words, gpu in tiers.items()}
+    refused = [words for words, found in stops.items() if found]
+    if not refused:
+        return
+    last = stops[refused[-1]]
+    if len(refused) == len(tiers):
+        yield from (replace(each, message=f"On every GPU. On {refused[-1]}: {each.message}") for each in last)
+    else:
+        fine = join_names(words for words in tiers if words not in refused)
+        fault = " ".join(dict.fromkeys(each.message for each in last))
+        yield from context.rules.ruling("depends-on-gpu", fine=fine, refused=join_names(refused), fault=fault)
+
+
+def _on_gpu(context: Context, gpu: Gpu) -> Context:
+    count = 1 if context.setup.device is None else context.setup.device.count
+    device = Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes)
+    return replace(context, setup=replace(context.setup, device=device))
+
+
+def _find_stops(context: Context) -> Iterator[Ruling]:
+    """Yield what stops a server, of what depends on its batch sizes."""
+    found: list[Ruling] = []
+    run(configure(context), found.append)
+    yield from (each for each in found if "gpu" in get_rule(each.code).reads and each.severity is Severity.ERROR)
 
 
 def _report(
@@ -94,8 +153,75 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
     Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
-    here, so that it hides no other setup of the same text.
+    here, so that it hides no other setup of the same text. Where the text starts the server in several ways, the report
+    is that of one that works, and names the others: only a server that fails on every way is rejected.
     """
+    ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
+    shown, report = max(ways, key=lambda way: _rank(way[1]))
+    if len(ways) == 1:
+        return report
+    rank = _rank(report)
+    told = (each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank))
+    return replace(report, findings=(*report.findings, *islice(told, _MOST_WAYS)))
+
+
+_MOST_WAYS = 8
+
+
+def _rank(report: Report) -> int:
+    """Return how much of a setup works: nothing, only its start, what nobody can say, or all of it."""
+    unknown = 2 if _find_failures(report) else 3
+    ranks = {CheckOutcome.REJECTED: 0, CheckOutcome.FAILS_LATER: 1, CheckOutcome.NOT_JUDGED: unknown}
+    return ranks.get(report.outcome, 4)
+
+
+def _find_failures(report: Report) -> list[Finding]:
+    return [
+        each
+        for each in report.findings
+        if each.severity is Severity.ERROR or (isinstance(each, Ruling) and each.effect is Effect.UNKNOWN)
+    ]
+
+
+def _tell_way(way: SetupReading, judged: Report, shown: Setup, rank: int) -> Iterator[Finding]:
+    """Yield what a reader must know of another way than the one that is shown, which has a rank."""
+    path = way.path or "no other variable is set"
+    failures, own = _find_failures(judged), _rank(judged)
+    if not failures:
+        yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown), where=way.where)
+    elif own < rank:
+        code = "unknown-on-a-way" if judged.accepted is None else "fails-on-a-way"
+        yield get_rule(code).ruling(path=path, why=failures[0].message, where=failures[0].where)
+
+
+def _compare(setup: Setup, shown: Setup) -> list[str]:
+    """Return what a setup has otherwise than the one that is shown."""
+    fields: list[tuple[str, object, object]] = [
+        ("the target", setup.target, shown.target),
+        ("vLLM", setup.engine_version, shown.engine_version),
+        *_pair(setup.args, shown.args),
+        *_pair(setup.spec.to_dict() if setup.spec else {}, shown.spec.to_dict() if shown.spec else {}),
+        *_pair(setup.env, shown.env),
+    ]
+    changed = [f"{name} is {_show(name, one)}" for name, one, other in fields if one != other]
+    return changed or ["other words of the command"]
+
+
+def _show(name: str, value: object) -> str:
+    if value is None:
+        return "not set"
+    return "another" if name in _SECRET else str(value)[:60]
+
+
+_SECRET = frozenset({"api_key", "hf_token", "ssl_keyfile_password"})
+"""Arguments whose values nobody may read in a report."""
+
+
+def _pair(one: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    return [(name, one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))]
+
+
+def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, nearest: bool) -> Report:
     setup = reading.setup
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)

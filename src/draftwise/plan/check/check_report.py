@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from draftwise.core import Effect, Finding, Ruling, Setup, Severity
+from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Severity
+from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.methods import Method, get_method
 
-__all__ = ["Report", "Resolved"]
+__all__ = ["FailOn", "Report", "Resolved"]
+
+FailOn = Literal["error", "unknown", "warning", "never"]
+"""What fails a gate, each with all before it; `unknown` is a setup that cannot be judged in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,10 @@ class Report:
     findings: tuple[Finding, ...]
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
+    unchecked: Mapping[str, int] = field(default_factory=dict)
+    """How many rules wait for what was not given: `target`, `drafter`, `weights` or `gpu` -> rules."""
+    defects: tuple[Defect, ...] = ()
+    """Known defects whose condition the setup meets, those that only a service's counters can tell among them."""
     is_judged: bool = True
     """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
     something open."""
@@ -64,15 +72,35 @@ class Report:
         return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"
 
     @property
-    def accepted(self) -> bool | None:
-        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say.
+    def outcome(self) -> CheckOutcome:
+        """What becomes of the setup: everything that is said of it as a whole is derived from this.
 
         An error of reading, such as a `--config` file that is missing, is one of the server too.
         """
-        if not self.is_judged:
-            return None
         errors = [each for each in self.findings if each.severity is Severity.ERROR]
-        effects = {each.effect for each in errors if isinstance(each, Ruling)}
-        if Effect.REJECTED in effects or not all(isinstance(each, Ruling) for each in errors):
-            return False
-        return None if Effect.UNKNOWN in effects else True
+        effects = {each.effect if isinstance(each, Ruling) else Effect.REJECTED for each in errors}
+        if not self.is_judged:
+            return CheckOutcome.NOT_JUDGED
+        if Effect.REJECTED in effects:
+            return CheckOutcome.REJECTED
+        if effects - {Effect.UNKNOWN}:
+            return CheckOutcome.FAILS_LATER
+        told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
+        return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
+        return {CheckOutcome.REJECTED: False, CheckOutcome.NOT_JUDGED: None}.get(self.outcome, True)
+
+    def fails(self, fail_on: FailOn) -> bool:
+        """Say whether the setup fails a gate: `error` is also what nothing at all could be said of."""
+        severities = {each.severity for each in self.findings}
+        is_wrong = self.outcome in (CheckOutcome.REJECTED, CheckOutcome.FAILS_LATER) or Severity.ERROR in severities
+        is_unknown = self.outcome is CheckOutcome.NOT_JUDGED
+        return {
+            "never": False,
+            "error": is_wrong,
+            "unknown": is_wrong or is_unknown,
+            "warning": is_wrong or is_unknown or Severity.WARNING in severities,
+        }[fail_on]

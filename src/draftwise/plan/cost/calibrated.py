@@ -45,7 +45,7 @@ class GraphPlan:
 
     sizes: tuple[int, ...] = ()
     """Tokens of a step, in order; empty where steps need no graphs, or where they are not known."""
-    holes: frozenset[int] = frozenset()
+    holes: tuple[range, ...] = ()
     """Numbers of sequences that find no full graph although a larger one is there."""
     mixed_lengths: bool = False
     """Whether steps whose sequences verify different numbers of tokens run without a full graph."""
@@ -70,7 +70,8 @@ class GraphPlan:
         if prefill_tokens:
             return Graph.PIECEWISE, None
         padded = float(self.sizes[bisect_left(self.sizes, tokens)])
-        whole = self.full and round(sequences) not in self.holes and not (uneven and self.mixed_lengths)
+        falls = any(round(sequences) in each for each in self.holes) or (uneven and self.mixed_lengths)
+        whole = self.full and not falls
         return (Graph.FULL if whole else Graph.PIECEWISE), padded
 
 
@@ -87,12 +88,14 @@ def plan_graphs(setup: Setup) -> tuple[GraphPlan, Resolved | None]:
     k = (resolved.num_speculative_tokens if resolved is not None else None) or 0
     limits = get_limits(context)
     sizes = list_captured(context, k, limits)
+    if not sizes:
+        return GraphPlan(), resolved
     runner = resolved.runner if resolved is not None else None
     reach = limits.requests or sizes[-1] // (k + 1)
     has_holes = k and runner == "V2" and context.rules.holds("graph-holes")
     plan = GraphPlan(
         sizes=sizes,
-        holes=frozenset(find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k) if has_holes else ()),
+        holes=find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k) if has_holes else (),
         mixed_lengths=runner == "V1",
         full=not context.lacks_full_graphs,
     )

@@ -21,7 +21,7 @@ from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.machine import Constants, DecodeBatch, Machine, gpu_prior
 from draftwise.plan.cost.work import find_work
 from draftwise.plan.size.shapes import read_shape
-from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
+from draftwise.plan.size.weight_parts import BF16, Precision, get_precision, precision_of
 
 __all__ = [
     "STRUCTURED_OUTPUT",
@@ -204,7 +204,7 @@ def open_case(requirements: Requirements) -> PickCase:
 
 
 def _get_target(name: str) -> ModelConfig:
-    found = find_model_config(name)
+    found = find_model_config(name, partly=True)
     if found is not None:
         return found
     raise InvalidSetup.because(
@@ -233,6 +233,8 @@ def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     A directory is taken for the well-known model that it is named after, if the shapes agree. It may hold a fine-tuned
     copy, so no name of it is exact.
     """
+    if target.copy is not None:
+        return (), target.copy.base.names
     if target.origin == "table":
         row = find_model(target.name)
         names = row.names if row is not None else ()
@@ -258,7 +260,14 @@ def _same_shape(row: KnownModel, target: ModelConfig) -> bool:
 
 def _precision(requirements: Requirements, target: ModelConfig) -> Precision:
     given = requirements.args.get("quantization")
+    if not isinstance(given, str) and not _knows_weights(target):
+        return BF16  # it stands for nothing: without a machine nothing is computed from it
     return get_precision(given) if isinstance(given, str) else precision_of(target.config)
+
+
+def _knows_weights(target: ModelConfig) -> bool:
+    declared = target.config.get("quantization_config")
+    return not isinstance(declared, Mapping) or declared.get("quant_method", "") is not None
 
 
 def _tensor_parallel_size(requirements: Requirements) -> int:
@@ -273,6 +282,8 @@ def _tensor_parallel_size(requirements: Requirements) -> int:
 
 
 def _machine(requirements: Requirements, target: ModelConfig, precision: Precision) -> Machine | None:
+    if target.is_partial or not (_knows_weights(target) or "quantization" in requirements.args):
+        return None
     size = _tensor_parallel_size(requirements)
     work = find_work(target.config, precision, size)
     if work is None or not requirements.gpu.bandwidth_gbs or not requirements.gpu.bf16_tflops:

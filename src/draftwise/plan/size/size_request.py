@@ -139,11 +139,12 @@ def _get_target(context: Context) -> ModelConfig:
         raise InvalidSetup([*rejected, *context.faults])
     if context.target is None and context.faults:
         raise InvalidSetup(context.faults)
-    if context.target is None:
+    if context.target is None or context.target.is_partial:
         name = context.setup.target
         raise InvalidSetup.because(
             "unknown-target",
-            f"The target {name!r} is neither a checkpoint's directory nor in the table of known models.",
+            f"The sizes of the target {name!r} are not known: it is neither a checkpoint's directory nor in the table "
+            "of known models with its config.json.",
             where="target",
             fix="Give the checkpoint's directory, or the config.json itself.",
         )

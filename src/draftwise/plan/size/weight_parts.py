@@ -116,7 +116,16 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
     if not isinstance(given, Mapping):
         dtype = str(config.get("torch_dtype") or config.get("dtype") or "bf16").removeprefix("torch.")
         return PRECISIONS["fp32"] if dtype in ("float32", "float") else BF16
+    if given.get("quant_method", "") is None:
+        raise InvalidSetup.because(
+            "unknown-precision",
+            "The checkpoint is quantized, and how is not known: neither are the bytes of its weights.",
+            where="target",
+            fix="Give the checkpoint's directory or its config.json, or --quantization.",
+        )
     method = str(given.get("quant_method") or "").lower()
+    if method == "modelopt" and "FP4" in str(given.get("quant_algo")):
+        return PRECISIONS["nvfp4"]
     if method in ("awq", "gptq"):
         return _grouped(given.get("bits"), given.get("group_size"))
     if method == "fp8":

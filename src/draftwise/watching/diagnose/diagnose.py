@@ -126,11 +126,14 @@ def _add_candidates(diagnosis: Diagnosis, case: PoolCase, hits: Mapping[str, _Hi
         can_be_told = code in _DECIDED or bool(row.confirmed_by or row.logged)
         if code not in hits and (lacks or not can_be_told):
             missing[code] = lacks
+    suspects = [
+        row for code in (diagnosis.code, *_list_causes(diagnosis.code)) for row in case.asked.suspects.get(code, ())
+    ]
     commands = Counter(command for lacks in missing.values() for command in _list_commands(lacks))
     url = case.windows[0].instance
     return replace(
         diagnosis,
-        candidates=tuple(sorted(missing, key=lambda code: len(missing[code]))),
+        candidates=(*dict.fromkeys(suspects), *sorted(missing, key=lambda code: len(missing[code]))),
         settles=commands.most_common(1)[0][0].format(url=url) if commands else "",
     )
 

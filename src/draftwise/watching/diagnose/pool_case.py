@@ -70,6 +70,8 @@ class SideInfo:
     """The speculative config of the servers."""
     rulings: Mapping[str, str] | None = None
     """What `draftwise check` and `inspect` say of their setup: messages by code."""
+    suspects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Known defects of the release that the setup meets, by the diagnosis whose cause they can be."""
     log: str | None = None
     """Text of a server's start-up log."""
     largest_graph: float | None = None

@@ -82,7 +82,7 @@ def _look_up(
         keys={key.replace("-", "_"): value for key, value in (spec or {}).items()},
         target=target,
         drafter=drafter,
-        draft_config={} if drafter is None else drafter.config,
+        draft_config={} if drafter is None or drafter.is_partial else drafter.config,
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
@@ -118,7 +118,7 @@ def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
                 where=name,
                 fix="Write ORG/NAME for a model of the hub. A running server goes to `watch` or `decide --url`.",
             )
-        return find_model_config(name)
+        return find_model_config(name, partly=True)
     except InvalidSetup as fault:
         faults.extend(fault.findings)
         return None

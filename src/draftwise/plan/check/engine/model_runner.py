@@ -119,7 +119,7 @@ def _takes_v2(context: Context) -> bool | None:
     facts = context.release.table(_RUNNER_V2)
     if facts["default"] != "by architecture":
         return bool(facts["default"] == "always")
-    if context.target is None or not context.target.architectures:
+    if context.target is None or not context.target.architectures or context.target.is_partial:
         return None
     kinds = facts["default_models"]
     listed = bool(set(facts["default_architectures"]).intersection(context.target.architectures))

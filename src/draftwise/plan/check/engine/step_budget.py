@@ -122,14 +122,15 @@ def get_limits(context: Context) -> StepLimits:
 
 
 def find_gpu(context: Context) -> Gpu | None:
-    """Return the setup's GPU; None for a CPU and for one that is not in the table."""
+    """Return the setup's GPU; None for a CPU, and for a GPU of which neither name nor memory is known."""
     device = context.setup.device
     if device is None or context.platform == "cpu":
         return None
     try:
         return get_gpu(device.name)
     except InvalidSetup:
-        return None
+        memory = device.memory_bytes
+        return None if memory is None else Gpu(name=device.name, architecture="other", memory_bytes=memory)
 
 
 def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:

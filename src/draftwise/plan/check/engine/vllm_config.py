@@ -10,9 +10,10 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
+from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
-from draftwise.plan.check.engine.step_budget import fit_steps
+from draftwise.plan.check.engine.step_budget import find_gpu, fit_steps
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.spec import resolve
@@ -178,9 +179,6 @@ def _find_rounding(context: Context) -> Iterator[Ruling]:
 
 _TOKENS = "max_num_batched_tokens"
 _SEQS = "max_num_seqs"
-_GIB = 2**30
-_HUGE, _LARGE = 160 * _GIB, 70 * _GIB
-"""GPU memory from which on servers default to larger batches, in bytes."""
 _ADAPTIVE = "enable_adaptive_verification"
 _REJECTED_FLAGS: Mapping[str, str] = {
     "adaptive-rejects-routed-experts": "enable_return_routed_experts",
@@ -231,7 +229,6 @@ def fill_in_batch(context: Context, target: Model | None) -> Context:
 
 def _find_batch_defaults(context: Context) -> tuple[int, int] | None:
     """Return tokens and requests a step, None where they depend on a GPU that is not known."""
-    device = context.setup.device
     if context.platform == "cpu":
         ranks = _read_count(context.flags, "pipeline_parallel_size") * _read_count(
             context.flags, "tensor_parallel_size"
@@ -239,13 +236,10 @@ def _find_batch_defaults(context: Context) -> tuple[int, int] | None:
         return 2048 * ranks, 128 * ranks
     if context.runs_on_v0:
         return 2048, 256
-    if device is None or device.memory_bytes is None:
+    if (gpu := find_gpu(context)) is None:
         return None
-    if device.memory_bytes >= _HUGE and context.rules.holds("batch-defaults-for-huge-gpus"):
-        return 16384, 1024
-    if device.memory_bytes >= _LARGE and "a100" not in device.name.lower():
-        return 8192, 1024
-    return 2048, 256
+    defaults = get_batch_defaults(gpu, context.release)
+    return defaults[_TOKENS], defaults[_SEQS]
 
 
 def _read_count(flags: Mapping[str, Any], name: str) -> int:

@@ -40,6 +40,8 @@ def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, wh
     known = None if found is None or found.origin != "table" else find_model(name)
     if known is not None and name.lower() not in map(str.lower, known.names):
         hint = f"Write {known.id}"
+    elif found is not None and found.copy is not None and "/" not in name:
+        hint = "Write ORG/NAME for a model of the hub"
     elif found is None and not _may_be_there(name):
         hint = f"{near_models(name)}Write ORG/NAME for a model of the hub"
     else:

@@ -19,6 +19,7 @@ __all__ = [
     "Model",
     "build_model",
     "find_architecture",
+    "find_class_faults",
     "has_interface",
     "place_of",
     "supports",
@@ -136,8 +137,7 @@ def build_model(
         quantization: method asked for.
         target_length: the target's context length, which a drafter without its own takes over.
     """
-    yield from _find_class(context, config, role)
-    yield from _find_dtype(context, config, role)
+    yield from find_class_faults(context, config, role)
     derived = _derive_length(context, config)
     length = max_model_len if max_model_len not in (None, -1) else derived
     if length is None:
@@ -146,6 +146,12 @@ def build_model(
         yield from _find_too_long(context, config, length, derived, role)
     method = yield from _resolve_quantization(context, config, quantization, role)
     return Model(config=config, max_model_len=length, quantization=method)
+
+
+def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
+    """Yield why a release cannot build the class of a model, or not in the type of weights asked for."""
+    yield from _find_class(context, config, role)
+    yield from _find_dtype(context, config, role)
 
 
 def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:

@@ -13,10 +13,19 @@ from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.model_copies import ModelCopy
 from draftwise.knowledge.models import near_models
 from draftwise.knowledge.quantization import needs_checkpoint
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
-from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
+from draftwise.plan.check.model.model_config import (
+    HfConfig,
+    Model,
+    build_model,
+    find_architecture,
+    find_class_faults,
+    place_of,
+    supports,
+)
 from draftwise.plan.check.stages import Context, Step
 
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
@@ -38,6 +47,13 @@ def read_target(context: Context) -> Step[Model | None]:
     yield from find_other_name(context.rules, context.target.name, context.target, where="target")
     yield from _find_format(context, context.target)
     yield from _find_gguf(context, context.target)
+    if context.target.copy is not None:
+        yield from _find_copy(context, context.target.copy)
+    if context.target.is_partial:
+        yield from find_class_faults(context, HfConfig(context.target.config), "target")
+        known = {"name": context.target.name, "names": ", ".join(context.target.architectures)}
+        yield from context.rules.ruling("target-partly-known", **known, waiting=_count_waiting(context))
+        return None
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
         return None
@@ -67,7 +83,13 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
         yield from others
         return
-    yield from context.rules.ruling("target-not-here", name=name, near=near_models(name))
+    near = near_models(name)
+    yield from context.rules.ruling("target-not-here", name=name, near=near, waiting=_count_waiting(context))
+
+
+def _count_waiting(context: Context) -> int:
+    """Return how many rules need the target's config.json."""
+    return context.rules.count_waiting("target", method=context.keys.get("method"), drafts="model" in context.keys)
 
 
 def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
@@ -76,8 +98,14 @@ def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
         yield from context.rules.ruling("config-format-without-file")
 
 
+def _find_copy(context: Context, copy: ModelCopy) -> Iterator[Ruling]:
+    """Yield what a copy is judged as, and what of it nobody here knows."""
+    weights = "" if copy.has_known_weights else " How its weights are quantized is not known here."
+    yield from context.rules.ruling("judged-as-base", what=copy.what, base=copy.base_name, weights=weights)
+
+
 def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
-    if target.file is None:
+    if target.file is None and not (target.copy is not None and target.copy.is_gguf):
         return
     if target.model_type not in _GGUF_ALWAYS_READ:
         yield from context.rules.ruling("gguf-architecture-unread", model_type=target.model_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
@@ -16,6 +17,8 @@ __all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_c
 
 _FEW = 8
 """Batch sizes that a message names."""
+_MOST_TOKENS = 2**17
+"""Largest size of a graph, or draft, up to which every size is looked at; no server has captured so many graphs."""
 
 
 def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -26,7 +29,10 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if k is not None and not context.keys.get(SCHEDULE):
         limits = get_limits(context)
         sizes = list_captured(context, k, limits)
-        if sizes:
+        largest = _find_given(context)
+        if not sizes and largest is not None:
+            yield from context.rules.ruling("graphs-beyond-count", largest=largest, num=largest // 16)
+        if sizes and k < _MOST_TOKENS:
             yield from _find_end(context, k, limits.requests, sizes[-1])
             yield from _find_holes(context, resolved, k, limits, sizes)
     yield from _find_mixed(context, resolved)
@@ -42,15 +48,24 @@ def list_captured(context: Context, k: int, limits: StepLimits) -> tuple[int, ..
     )
     if isinstance(given, list):
         return tuple(sorted(size for size in given if isinstance(size, int)))
-    largest = context.sizes.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    largest = _find_given(context)
+    if largest is not None and largest > _MOST_TOKENS:
+        return ()
     return capture_sizes(
         context.release,
         find_gpu(context),
         max_num_seqs=limits.requests,
         max_num_batched_tokens=limits.tokens,
         num_speculative_tokens=k,
-        largest=largest if isinstance(largest, int) else None,
+        largest=largest,
     )
+
+
+def _find_given(context: Context) -> int | None:
+    """Return the size to end at, where one is given."""
+    compilation = context.objects.get("compilation_config", {})
+    largest = context.sizes.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    return largest if type(largest) is int and largest > 0 else None
 
 
 def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Iterator[Ruling]:
@@ -82,10 +97,11 @@ def _find_holes(
         return
     reach = limits.requests or sizes[-1] // (k + 1)
     holes = find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k)
-    if holes:
-        named = ", ".join(map(str, holes[:_FEW])) + (" ..." if len(holes) > _FEW else "")
+    num = sum(map(len, holes))
+    if num:
+        named = ", ".join(map(str, islice(chain.from_iterable(holes), _FEW))) + (" ..." if num > _FEW else "")
         yield from context.rules.ruling(
-            "graph-holes", k=k, num=len(holes), reach=min(reach, sizes[-1] // (k + 1)), named=named
+            "graph-holes", k=k, num=num, reach=min(reach, sizes[-1] // (k + 1)), named=named
         )
 
 
@@ -151,8 +167,10 @@ def count_graphs(release: Release, sizes: tuple[int, ...], *, max_num_seqs: int,
     return len(sizes) + sum(step <= size <= max_num_seqs * step for size in sizes)
 
 
-def find_holes(sizes: Iterable[int], *, max_num_seqs: int, num_speculative_tokens: int) -> tuple[int, ...]:
+def find_holes(sizes: Iterable[int], *, max_num_seqs: int, num_speculative_tokens: int) -> tuple[range, ...]:
     """Return the numbers of decoding requests that run without a full graph while the rule `graph-holes` holds.
+
+    They are ranges, one a graph, since the requests between two graphs may be any number.
 
     Those releases make full graphs at captured sizes rounded up to multiples of k + 1, and look a batch up at the next
     size of *any* graph: where that is a size of mixed batches only, no full graph is found, although a larger one is
@@ -162,5 +180,6 @@ def find_holes(sizes: Iterable[int], *, max_num_seqs: int, num_speculative_token
     most = min(max_num_seqs * step, max(sizes, default=0))
     full = {rounded for size in sizes if (rounded := -(-size // step) * step) <= most}
     graphs = sorted({*sizes, *full})
-    reached = range(1, most // step + 1)
-    return tuple(count for count in reached if next(size for size in graphs if size >= count * step) not in full)
+    ends = [min(size, most) // step for size in graphs]
+    reached = zip([0, *ends], ends, graphs, strict=False)
+    return tuple(range(last + 1, end + 1) for last, end, size in reached if size not in full and end > last)

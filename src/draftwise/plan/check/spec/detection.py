@@ -11,7 +11,7 @@ from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.model.hf_config import V0_EAGLE
-from draftwise.plan.check.model.model_config import HfConfig, find_architecture
+from draftwise.plan.check.model.model_config import HfConfig, Model, find_architecture
 from draftwise.plan.check.spec.speculative_config import Spec
 from draftwise.plan.check.stages import Context, Step
 
@@ -39,6 +39,22 @@ def detect_method(context: Context, spec: Spec) -> Step[Spec]:
     if method != before:
         yield from _find_changed(context, spec, before, "name" if by_name else "config.json")
     return spec
+
+
+def find_missing_modules(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
+    """Judge a target of which the class alone is known, as its own drafter: the release has modules for it, or refuses.
+
+    A class without a `model_type` is not judged, nor one that has modules: how many they are is not known.
+    """
+    if spec.facts is None or spec.facts.weights != "target" or not config.model_type:
+        return spec
+    table = context.release.table("mtp_remap")
+    if _type_key(table, config.model_type) or not table.keys().isdisjoint(config.architectures):
+        return spec
+    if context.rules.holds("everything-else-is-draft-model"):
+        return spec
+    as_drafter = Model(config=config, max_model_len=0, quantization=None)
+    return (yield from _refuse(context, replace(spec, draft=as_drafter), False))
 
 
 def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import find_placeholder
-from draftwise.knowledge.models import find_model
+from draftwise.knowledge.model_copies import find_base
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, build_model
-from draftwise.plan.check.spec.detection import TOP_K_KEY, detect_method, name_class, rewrite_draft
+from draftwise.plan.check.spec.detection import (
+    TOP_K_KEY,
+    detect_method,
+    find_missing_modules,
+    name_class,
+    rewrite_draft,
+)
 from draftwise.plan.check.spec.speculative_config import Spec
 from draftwise.plan.check.stages import Context, Step, collect
 
@@ -47,6 +53,7 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
     spec = yield from detect_method(context, spec)
     if not spec.known("draft"):
         return spec
+    yield from _find_lost_modules(context, spec)
     spec = yield from name_class(context, spec)
     always = spec.facts is not None and spec.facts.parallel == "always"
     spec = replace(spec, parallel_drafting=always or bool(spec.get("parallel_drafting")))
@@ -61,8 +68,10 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     """Return the config with the drafter as ModelConfig holds it, or with `draft` left open by its refusal."""
     is_target = spec.model == (context.verifier or context.setup.target)
     own = context.target if is_target else context.drafter
-    if own is None:
-        return spec if is_target else (yield from _judge_unknown(context, spec))
+    if own is None or own.is_partial:
+        if not is_target:
+            return (yield from _judge_unknown(context, spec))
+        return spec if own is None else (yield from find_missing_modules(context, spec, HfConfig(own.config)))
     if not is_target:
         yield from find_other_name(context.rules, own.name, own, where="model")
     if is_target and spec.target is None:
@@ -79,6 +88,14 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     if as_medusa and spec.target is not None:  # the release makes their vocabularies agree
         config = config.changed(vocab_size=spec.target.config.get("vocab_size"))
     return (yield from _build_drafter(context, spec, config))
+
+
+def _find_lost_modules(context: Context, spec: Spec) -> Iterator[Ruling]:
+    """Yield that a copy may lack the modules of its base, if these are to draft."""
+    copy = None if context.target is None else context.target.copy
+    drafts_itself = spec.facts is not None and spec.facts.weights == "target"
+    if copy is not None and not copy.keeps_modules and drafts_itself:
+        yield from context.rules.ruling("copy-modules-unknown", name=copy.name, base=copy.base_name)
 
 
 def _build_drafter(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
@@ -109,13 +126,16 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     )
 
     published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
-    known = (
-        "is neither a directory here nor in the table of known models; it is judged by its name alone"
-        if published is None
-        else f"is published as {published.model}, {published.method} for {', '.join(published.targets)}; its"
-        " config.json is not here"
+    known = "is neither a directory here nor in the table of known models"
+    if published is not None:
+        made_for = f"{published.method} for {', '.join(published.targets)}"
+        known = f"is published as {published.model}, {made_for}; its config.json is not here"
+    elif context.drafter is not None:
+        known = f"is of the architecture {', '.join(context.drafter.architectures)}; its config.json is not here"
+    waiting, weights = (
+        context.rules.count_waiting(missing, method=spec.method, drafts=True) for missing in ("drafter", "weights")
     )
-    yield from context.rules.ruling("drafter-not-here", model=spec.model, known=known)
+    yield from context.rules.ruling("drafter-not-here", model=spec.model, known=known, waiting=waiting, weights=weights)
     stages = context.flags.get("pipeline_parallel_size", 1)
     if isinstance(stages, int) and stages > 1:
         yield from context.rules.ruling("drafter-stages-unknown", model=spec.model, stages=stages)
@@ -135,7 +155,7 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
             method=method,
             source=published.source,
         )
-    known = find_model(target)
+    known = find_base(target)
     if known is not None and {name.lower() for name in known.names}.isdisjoint(map(str.lower, published.targets)):
         yield from context.rules.ruling(
             "drafter-of-other-target",

@@ -11,6 +11,7 @@ from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.manifests.parts import Findings, get_mapping, get_words
 from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
@@ -66,6 +67,7 @@ class _Project:
             num_gpus=_count_gpus(service) or launch.num_gpus,
             where=f"line {self.document.line(path)} {get_text(path)}",
             findings=(*found, *launch.findings),
+            place=Place(form="services", value=self.document.value, path=path, folder=self.folder),
         )
 
     def _read_words(self, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
@@ -99,7 +101,7 @@ class _Project:
         word = COMPOSE.fill_in(Word(f"${{{name}}}" if text is None else text), self.caller)
         if word.unknown:
             return Environment(unknown={name: ", ".join(word.unknown) if text else _CALLER})
-        return Environment(values={name: word.text})
+        return Environment(values={name: word.text}, assumed={name: ", ".join(word.assumed)} if word.assumed else {})
 
 
 def _get_variables(document: YamlDocument, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:

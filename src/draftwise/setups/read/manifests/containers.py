@@ -9,6 +9,7 @@ from typing import Any
 from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.references import KUBERNETES
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
@@ -143,6 +144,7 @@ def read_container(
         volumes=get_volumes(container),
         where=f"line {document.line(path)} {get_text(path)}",
         findings=(*found, *launch.findings),
+        place=Place(form="object", value=document.value, path=path),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.setups.read.manifests.containers import Stores, get_container_words, read_container
 from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.words import Word
@@ -61,7 +62,13 @@ def _read(document: YamlDocument, path: Path, container: Mapping[str, Any], stor
     if launch is None:
         return None
     where = f"line {document.line(path)} {get_text(path)}"
-    return replace(launch, num_gpus=get_gpus(container), where=where, findings=(*found, *launch.findings))
+    return replace(
+        launch,
+        num_gpus=get_gpus(container),
+        where=where,
+        findings=(*found, *launch.findings),
+        place=Place(form="object", value=document.value, path=path),
+    )
 
 
 def _get_brought(document: YamlDocument, role: str) -> Iterator[Word]:
@@ -174,6 +181,7 @@ def _launch(
         num_gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,
         where=f"line {document.line(path)} {get_text(path)}",
         findings=tuple(found),
+        place=Place(form="values", value=document.value, path=path),
     )
 
 

@@ -157,7 +157,9 @@ def find_objects(documents: Sequence[YamlDocument], given: Mapping[str, str]) ->
         for launch in _find(document, documents, runtimes, stores):
             name = get_mapping(document.value, "metadata").get("name")
             kind = document.value.get("kind")
-            yield replace(launch, where=f"{launch.where} ({kind} {name})" if name else launch.where)
+            others = [each.value for each in documents if each is not document]
+            place = None if launch.place is None else replace(launch.place, others=others)
+            yield replace(launch, where=f"{launch.where} ({kind} {name})" if name else launch.where, place=place)
 
 
 def _find(

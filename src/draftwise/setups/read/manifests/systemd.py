@@ -9,11 +9,12 @@ from pathlib import Path
 
 from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
+from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
 
-__all__ = ["find_containers", "find_units", "get_settings", "read_environment", "read_words"]
+__all__ = ["find_containers", "find_units", "get_settings", "list_settings", "read_environment", "read_words"]
 
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
@@ -36,7 +37,8 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
         if name == "ExecStart":
             launch = find_launch(read_words(value.lstrip("-@:+!"), env, line), env=env)
             if launch is not None:
-                yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart")
+                place = Place(form="unit", value=list_settings(text))
+                yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart", place=place)
 
 
 def get_settings(text: str, section: str) -> Iterator[tuple[int, str, str]]:
@@ -48,6 +50,12 @@ def get_settings(text: str, section: str) -> Iterator[tuple[int, str, str]]:
             inside = setting.strip() == f"[{section}]"
         elif inside and match is not None:
             yield line, match[1], match[2]
+
+
+def list_settings(text: str) -> tuple[tuple[str, str, str], ...]:
+    """Return every setting of a unit: section, name and value."""
+    sections = dict.fromkeys(re.findall(r"^\[([\w-]+)\]", text, re.MULTILINE))
+    return tuple((each, name, value) for each in sections for _, name, value in get_settings(text, each))
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -144,7 +152,7 @@ def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     image = next(iter(_read(values.get("Image"), unit)), Word(""))
     launch = run_image(image, entrypoint, command, env=env)
     if launch is not None:
-        yield replace(launch, where=f"line {line} Exec")
+        yield replace(launch, where=f"line {line} Exec", place=Place(form="unit", value=list_settings(text)))
 
 
 def _read(setting: tuple[int, str] | None, unit: Environment) -> tuple[Word, ...]:

@@ -1,0 +1,459 @@
+"""Carries the surroundings of a source's server over to the files of a platform, and names the rest."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import yaml
+
+from draftwise.core import Finding
+from draftwise.deploying.messages import warning
+from draftwise.deploying.order import ServiceOrder
+from draftwise.deploying.surroundings import SourceItem
+from draftwise.deploying.targets import DeployTarget
+from draftwise.deploying.templating import dump_yaml
+
+__all__ = ["carry", "find_secret_commands", "find_uncarried"]
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")
+_SCRAPED = ("prometheus.io/", "prometheus.kserve.io/", "serving.kserve.io/enable-prometheus-scraping")
+_TWICE = "the PodMonitor finds the pods; scraped a second time, every counter would be there twice"
+_NO_PLACE = "the files for {to} have no place for it; set it on the platform"
+_OWN = "the files have their own, {value}"
+_FILLED_IN = "only a cluster fills it in"
+_SET = "the deployment sets it itself"
+_MERGED = ("securityContext", "resources", "nodeSelector")
+_KEYED = {"volumeMounts": "mountPath", "volumes": "name", "initContainers": "name", "containers": "name"}
+
+
+def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, dict[str, str]]:
+    """Return a file of a twin with what stands around the source's server, and what it does not take.
+
+    Args:
+        text: of a file that the target wrote.
+        order: of the twin.
+        target: the platform.
+
+    Returns:
+        The text, and for each item that is not in it the reason, by the item's place in the source.
+    """
+    items = order.around.items
+    if not items:
+        return text, {}
+    if not target.carries:
+        return text, {each.where: each.reason or _NO_PLACE.format(to=target.name) for each in items}
+    (kind,) = target.carries["kind"]
+    if kind == "unit":
+        return _carry_into_unit(text, order, items)
+    documents = list(yaml.load_all(text, Loader=_Loader))
+    refused: dict[str, str] = {}
+    for document in documents:
+        if kind == "services":
+            refused |= _carry_into_compose(document, order, items)
+        elif document.get("kind", "") == kind:
+            refused |= _Objects(document, order, target).take(items)
+    return dump_yaml(*documents), refused
+
+
+def find_uncarried(refused: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a warning for each item that no file holds."""
+    for where, reason in refused.items():
+        yield warning("not-carried", item=where, reason=reason)
+
+
+def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str, str]:
+    """Return the commands that make the secrets which the files name, by what they do."""
+    (kind,) = target.carries.get("kind", ("",))
+    names = [_name_origin(item) for item in order.around.items
+             if item.part == "env" and "value" not in item.value and not _is_of_cluster(item)]  # fmt: skip
+    asked = [item.key for item in order.around.items if item.part == "env" and "raw" in item.value]
+    files = [item.value for item in order.around.items if item.part == "env-file" and isinstance(item.value, str)]
+    given = [each for each in order.around.items if each.part == "env-file" and not isinstance(each.value, str)]
+    store = f"{order.service}-env"
+    if kind == "unit" and (names or given or files):
+        path = _env_path(order)
+        does = f"Write these variables into {path}, which only root reads: {', '.join(names) or 'those of the source'}"
+        return {does: f"sudo install -D -m 600 /dev/stdin {path}"}
+    if kind == "services" and (names or given):
+        return {
+            "Set these variables where docker compose runs, or in a file .env that is not committed: "
+            f"{', '.join(names) or 'those of the source'}": "docker compose config --quiet"
+        }
+    if kind not in ("unit", "services") and (asked or files):
+        words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
+        words += [f"--from-env-file={name.removeprefix('-')}" for name in files]
+        return {f"Make the secret {store} that the pods take variables from": (
+            f"kubectl create secret generic {store} {' '.join(words)}"
+        )}  # fmt: skip
+    return {}
+
+
+def _is_of_cluster(item: SourceItem) -> bool:
+    """Say whether a variable's value is the pod's own, such as its address."""
+    given = item.value.get("valueFrom")
+    return isinstance(given, Mapping) and not given.keys() & {"secretKeyRef", "configMapKeyRef"}
+
+
+def _name_origin(item: SourceItem) -> str:
+    """Return a variable with where the source takes it from."""
+    for kind, reference in item.value.get("valueFrom", {}).items():
+        return f"{item.key} ({kind.removesuffix('KeyRef')} {reference.get('name')}, key {reference.get('key')})"
+    return item.key
+
+
+def _env_path(order: ServiceOrder) -> str:
+    return f"/etc/draftwise/{order.service}.env"
+
+
+def _steps(path: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in path.split(".")]
+
+
+def _find(document: Any, path: str, *, make: bool = False) -> Any:
+    """Return what stands at a path; a missing mapping at its end is made where that is wanted, else None."""
+    steps = _steps(path)
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        if isinstance(step, int):
+            if not isinstance(document, list) or step >= len(document):
+                return None
+        elif step not in document:
+            if not (make and last):
+                return None
+            document[step] = {}
+        document = document[step]
+    return document
+
+
+class _Objects:
+    """An object that takes items at the places that its target's row names."""
+
+    def __init__(self, document: Any, order: ServiceOrder, target: DeployTarget) -> None:
+        self._document, self._order, self._target = document, order, target
+        self._refused: dict[str, str] = {}
+        self._ports = {
+            each.value.get("name"): each.value.get("containerPort")
+            for each in order.around.items
+            if each.part == "container" and each.key == "ports" and isinstance(each.value, Mapping)
+        }
+
+    def take(self, items: Sequence[SourceItem]) -> dict[str, str]:
+        """Put items into the object; return those that it does not take, with the reason."""
+        replaced: set[tuple[int, str]] = set()
+        for item in items:
+            reason = item.reason or self._take(item, replaced)
+            if reason:
+                self._refused[item.where] = reason
+        return self._refused
+
+    def _take(self, item: SourceItem, replaced: set[tuple[int, str]]) -> str:
+        match item.part:
+            case "env":
+                return self._take_variable(item)
+            case "env-file":
+                return self._take_env_file(item)
+            case "labels" | "annotations" | "pod-labels" | "pod-annotations":
+                return self._take_mark(item)
+            case "replicas":
+                return self._take_replicas(item)
+            case "container" | "pod":
+                return self._take_field(item, replaced)
+            case "spec":
+                return self._take_spec(item)
+            case "entry":
+                return self._take_entry(item)
+        return _NO_PLACE.format(to=self._target.name)
+
+    def _places(self, part: str, *, make: bool = False) -> list[Any]:
+        found = (_find(self._document, path, make=make) for path in self._target.carries.get(part, ()))
+        return [each for each in found if each is not None]
+
+    def _take_variable(self, item: SourceItem) -> str:
+        if item.key in self._order.setup.env:
+            return ""
+        value = {key: each for key, each in item.value.items() if key != "raw"}
+        if "raw" in item.value:
+            whole = re.fullmatch(r"\$(?:(\w+)|\{(\w+)(?::?([-?])([^{}]*))?\})", item.value["raw"])
+            if whole is None:
+                return "its value is put together from variables of the source's host; set it in the files"
+            value["valueFrom"] = {"secretKeyRef": {"name": f"{self._order.service}-env", "key": whole[1] or whole[2]}}
+            if whole[3] == "-":
+                value["valueFrom"]["secretKeyRef"]["optional"] = True
+        lists = [each.setdefault("env", []) for each in self._places("container")]
+        literal = self._target.carries.get("literals", ()) if "value" in value else ()
+        for path in (*self._target.carries.get("env", ()), *literal):
+            holder = _find(self._document, path.rpartition(".")[0])
+            if holder is not None:
+                lists.append(holder.setdefault("env", []))
+        for variables in lists:
+            if not any(each.get("name") == item.key for each in variables):
+                variables.append(copy.deepcopy(value))
+            elif "raw" not in item.value and value not in variables:
+                variables[:] = [value if each.get("name") == item.key else each for each in variables]
+        return "" if lists else _NO_PLACE.format(to=self._target.name)
+
+    def _take_env_file(self, item: SourceItem) -> str:
+        value = item.value if isinstance(item.value, Mapping) else {"secretRef": {"name": f"{self._order.service}-env"}}
+        containers = self._places("container")
+        for container in containers:
+            sources = container.setdefault("envFrom", [])
+            if value not in sources:
+                sources.append(copy.deepcopy(value))
+        return "" if containers else _NO_PLACE.format(to=self._target.name)
+
+    def _take_mark(self, item: SourceItem) -> str:
+        if item.key.startswith(_SCRAPED) and item.part.endswith("annotations"):
+            return _TWICE
+        if item.part.endswith("labels") and item.key.startswith(_OWN_LABELS) and not item.key.startswith("app.k"):
+            return _SET if item.key == "app" or "/" in item.key else self._add_mark(item)
+        return self._add_mark(item)
+
+    def _add_mark(self, item: SourceItem) -> str:
+        places = self._places(item.part, make=True)
+        for marks in places:
+            if item.key in marks and marks[item.key] != item.value:
+                return _OWN.format(value=marks[item.key])
+            marks[item.key] = item.value
+        return "" if places else _NO_PLACE.format(to=self._target.name)
+
+    def _take_replicas(self, item: SourceItem) -> str:
+        if self._order.platform.scale is not None:
+            return "the autoscaler sets the number of replicas (--max-replicas)"
+        if not isinstance(item.value, int) or isinstance(item.value, bool):
+            return "it is no number"
+        taken = False
+        for path in self._target.carries.get("replicas", ()):
+            holder = _find(self._document, path.rpartition(".")[0])
+            if holder is not None:
+                holder[path.rpartition(".")[2]] = item.value
+                if "maxReplicas" in holder:
+                    holder["maxReplicas"] = max(holder["maxReplicas"], item.value)
+                taken = True
+        return "" if taken else _NO_PLACE.format(to=self._target.name)
+
+    def _take_field(self, item: SourceItem, replaced: set[tuple[int, str]]) -> str:
+        holders = self._places(item.part)
+        if not holders:
+            return _NO_PLACE.format(to=self._target.name)
+        reasons = [self._put(holder, item, replaced) for holder in holders]
+        return next(filter(None, reasons), "")
+
+    def _put(self, holder: MutableMapping[str, Any], item: SourceItem, replaced: set[tuple[int, str]]) -> str:
+        key, value = item.key, copy.deepcopy(item.value)
+        is_worker = item.part == "container" and "ports" not in holder and "args" in holder and (
+            "--headless" in holder["args"])  # fmt: skip
+        if is_worker and (key == "ports" or key.endswith("Probe")):
+            return ""
+        if key == "ports":
+            return self._put_port(holder, value)
+        if key.endswith("Probe"):
+            _number_ports(value, self._ports)
+        if key in _KEYED:
+            return self._put_keyed(holder, key, value)
+        if key in _MERGED:
+            _merge(holder.setdefault(key, {}), value)
+            return ""
+        if isinstance(holder.get(key), list) or key in ("tolerations", "imagePullSecrets", "volumeDevices"):
+            entries = holder.setdefault(key, [])
+            if (id(holder), key) not in replaced and key not in ("tolerations", "imagePullSecrets", "volumeDevices"):
+                entries.clear()
+            replaced.add((id(holder), key))
+            if value not in entries:
+                entries.append(value)
+            return ""
+        if key == "serviceAccountName" and holder.get(key, value) != value:
+            return _OWN.format(value=holder[key])
+        holder[key] = value
+        return ""
+
+    def _put_port(self, holder: MutableMapping[str, Any], value: Any) -> str:
+        ports = holder.setdefault("ports", [])
+        if not isinstance(value, Mapping):
+            return "it is no port"
+        same = [each for each in ports if each.get("containerPort") == value.get("containerPort")]
+        if same:
+            left = {key: each for key, each in value.items() if same[0].get(key, each) != each}
+            for key, each in value.items():
+                same[0].setdefault(key, each)
+            return f"{_OWN.format(value=json.dumps(same[0]))}" if left else ""
+        if any(each.get("name") == value.get("name") for each in ports if "name" in value):
+            return "its name is that of the server's own port"
+        ports.append(value)
+        return ""
+
+    def _put_keyed(self, holder: MutableMapping[str, Any], key: str, value: Any) -> str:
+        entries, name = holder.setdefault(key, []), _KEYED[key]
+        if not isinstance(value, Mapping):
+            return "it has no name"
+        if key == "volumeMounts":
+            path = str(value.get(name, "")).rstrip("/")
+            # A mount of the source takes the place of the files' own above or at the same directory.
+            entries[:] = [each for each in entries
+                          if value == each or not f"{each[name]}/".startswith(f"{path}/")]  # fmt: skip
+            self._free(str(value.get("name")), holder)
+        elif key == "containers" and any(each.get(name) == value.get(name) for each in entries):
+            return "a container of its name is the server itself"
+        if value not in entries:
+            entries[:] = [each for each in entries if key == "volumeMounts" or each.get(name) != value.get(name)]
+            entries.append(value)
+        return ""
+
+    def _free(self, name: str, container: MutableMapping[str, Any]) -> None:
+        """Rename the files' own volume whose name the source gives to another one."""
+        taken = any(each.part == "pod" and each.key == "volumes" and isinstance(each.value, Mapping)
+                    and each.value.get("name") == name for each in self._order.around.items)  # fmt: skip
+        for mount in container.get("volumeMounts", ()) if taken else ():
+            own = mount.get("name") == name and mount.get("mountPath") in (
+                "/dev/shm",
+                "/root/.cache",
+                "/home/ray/.cache",
+            )
+            if own:
+                mount["name"] = f"draftwise-{name}"
+                for pod in self._places("pod"):
+                    for volume in pod.get("volumes", ()):
+                        if volume.get("name") == name:
+                            volume["name"] = f"draftwise-{name}"
+
+    def _take_spec(self, item: SourceItem) -> str:
+        same = self._order.around.kind == self._document.get("kind")
+        if not (same and "spec" in self._target.carries and item.where.startswith("spec.")):
+            return _NO_PLACE.format(to=self._target.name)
+        own = self._document["spec"].get(item.key)
+        if isinstance(own, Mapping) and item.key not in ("strategy", "rolloutStrategy"):
+            return _OWN.format(value=json.dumps(own)[:80])
+        self._document["spec"][item.key] = copy.deepcopy(item.value)
+        return ""
+
+    def _take_entry(self, item: SourceItem) -> str:
+        if self._order.around.form != "values" or "entry" not in self._target.carries or self._order.around.kind:
+            return _NO_PLACE.format(to=self._target.name)
+        for entry in self._places("entry"):
+            if item.key in entry and entry[item.key] != item.value and not isinstance(entry[item.key], Mapping):
+                entry[item.key] = copy.deepcopy(item.value)
+            elif item.key in entry and isinstance(item.value, Mapping):
+                _merge(entry[item.key], item.value)
+            else:
+                entry[item.key] = copy.deepcopy(item.value)
+        return ""
+
+
+def _number_ports(probe: Any, ports: Mapping[Any, Any]) -> None:
+    """Put numbers in the place of the ports' names, which are the source's."""
+    if isinstance(probe, MutableMapping):
+        for key, value in probe.items():
+            if key == "port" and isinstance(value, str) and value in ports:
+                probe[key] = ports[value]
+            else:
+                _number_ports(value, ports)
+
+
+def _merge(into: MutableMapping[str, Any], value: Any) -> None:
+    for key, each in value.items():
+        if isinstance(each, Mapping) and isinstance(into.get(key), MutableMapping):
+            _merge(into[key], each)
+        else:
+            into[key] = copy.deepcopy(each)
+
+
+def _carry_into_compose(document: Any, order: ServiceOrder, items: Sequence[SourceItem]) -> dict[str, str]:
+    refused: dict[str, str] = {}
+    service = document["services"][order.name]
+    for item in items:
+        reason = item.reason or _take_into_service(document, service, item, order)
+        if reason:
+            refused[item.where] = reason
+    return refused
+
+
+def _take_into_service(document: Any, service: Any, item: SourceItem, order: ServiceOrder) -> str:
+    match item.part:
+        case "env":
+            if item.key in order.setup.env:
+                return ""
+            if _is_of_cluster(item):
+                return _FILLED_IN
+            environment = service.setdefault("environment", {})
+            text = item.value.get("value")
+            raw = item.value.get("raw") or f"${{{item.key}:?set {item.key}}}"
+            environment[item.key] = raw if text is None else str(text).replace("$", "$$")
+        case "env-file":
+            name = item.value if isinstance(item.value, str) else f"{order.service}.env"
+            service.setdefault("env_file", []).append(name)
+        case "service":
+            return _take_service_key(service, item)
+        case "project":
+            _merge(document.setdefault(item.key, {}), {k: v or {} for k, v in (item.value or {}).items()})
+        case "replicas":
+            return _NO_PLACE.format(to="this platform")
+        case _:
+            return _NO_PLACE.format(to="this platform")
+    return ""
+
+
+def _take_service_key(service: Any, item: SourceItem) -> str:
+    key, value = item.key, item.value
+    if key == "container_name":
+        return "both twins would have the same name"
+    if key in ("labels", "deploy") and isinstance(value, Mapping):
+        _merge(service.setdefault(key, {}), value)
+    elif key == "labels":
+        _merge(service.setdefault(key, {}), {each.partition("=")[0]: each.partition("=")[2] for each in value})
+    elif key == "volumes":
+        inside = {str(each).split(":")[1] for each in value if isinstance(each, str) and ":" in each}
+        service["volumes"] = [each for each in service["volumes"] if each.split(":")[1] not in inside] + list(value)
+    elif key == "ports":
+        own = service["ports"][0].split(":")[-1]
+        if str(value[0]).split(":")[-1].partition("/")[0] == own:
+            service["ports"] = list(value)
+        else:
+            service["ports"] = [*service["ports"], *value]
+    elif isinstance(value, list) and isinstance(service.get(key), list):
+        service[key] = [*service[key], *value]
+    else:
+        service[key] = copy.deepcopy(value)
+    return ""
+
+
+_ADDED = ("After", "Wants", "Requires", "WantedBy")
+_QUIET = ("Description",)
+
+
+def _carry_into_unit(text: str, order: ServiceOrder, items: Sequence[SourceItem]) -> tuple[str, dict[str, str]]:
+    from draftwise.deploying.targets.unit_file import quote_word
+
+    refused: dict[str, str] = {}
+    lines = text.splitlines()
+    added: dict[str, list[str]] = {"Unit": [], "Service": [], "Install": []}
+    for item in items:
+        reason = item.reason or (_FILLED_IN if item.part == "env" and _is_of_cluster(item) else "")
+        if reason:
+            pass
+        elif item.part == "env" and item.key not in order.setup.env and "value" in item.value:
+            text = str(item.value["value"])
+            added["Service"].append(f"Environment={quote_word(f'{item.key}={text}')}")
+        elif item.part == "env" and item.key not in order.setup.env:
+            added["Service"].append(f"EnvironmentFile={_env_path(order)}")
+        elif item.part == "env-file":
+            name = item.value if isinstance(item.value, str) else _env_path(order)
+            added["Service"].append(f"EnvironmentFile={name}")
+        elif item.part == "unit" and item.value[0] in added and item.key not in _QUIET:
+            section, value = item.value
+            if item.key not in _ADDED:
+                lines = [line for line in lines if not line.startswith(f"{item.key}=")]
+            added[section].append(f"{item.key}={value}")
+        elif item.part != "env" and not reason:
+            reason = _SET if item.key in _QUIET else _NO_PLACE.format(to="this platform")
+        if reason:
+            refused[item.where] = reason
+    result: list[str] = []
+    for line in lines:
+        result.append(line)
+        section = line.strip("[]") if line.startswith("[") else ""
+        result += dict.fromkeys(each for each in added.get(section, ()) if each not in lines)
+    return "\n".join(result) + "\n", refused

@@ -1,0 +1,68 @@
+"""The families of models that the engine runs, and where each departs from Llama; read before torch is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["FAMILIES", "Family", "get_family"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
+
+    architecture: str
+    qkv_bias: bool | None = False
+    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
+    mlp_bias_key: str | None = None
+    qk_norm: bool = False
+    """RMS norm over each head of q and k before the rotation."""
+    window_switch: str | None = None
+    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    has_experts: bool = False
+    """Whether layers have a mixture of experts (`MixtureShape`)."""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
+    "mistral": Family(architecture="MistralForCausalLM"),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch="use_sliding_window",
+        has_experts=True,
+    ),
+}
+
+
+def get_family(config: Mapping[str, Any], *, where: str) -> Family:
+    """Return the family of a target's config.json, by `architectures` or else by `model_type`.
+
+    Raises:
+        InvalidSetup: it is not one of the families, or its weights are quantized.
+    """
+    named = config.get("architectures") or []
+    for model_type, family in FAMILIES.items():
+        if family.architecture in named or (not named and config.get("model_type") == model_type):
+            if config.get("quantization_config"):
+                raise InvalidSetup.because(
+                    "quantized",
+                    "Quantized checkpoints are not supported.",
+                    where=where,
+                    fix="Use the bfloat16 checkpoint of the model.",
+                )
+            return family
+    raise InvalidSetup.because(
+        "unsupported-architecture",
+        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
+        where=where,
+        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
+    )

@@ -1,0 +1,114 @@
+"""The messages that vLLM raises or logs in the code that speculation runs through, with `{}` where a value stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import Module, Tree
+from draftwise.knowledge.rules import VllmRule, all_rules
+
+__all__ = ["messages"]
+
+_PLACES = (
+    "config/*.py", "config.py", "engine/arg_utils.py", "sampling_params.py", "spec_decode/**/*.py",
+    "transformers_utils/config.py", "transformers_utils/configs/eagle.py", "transformers_utils/configs/medusa.py",
+    "transformers_utils/configs/mlp_speculator.py", "transformers_utils/configs/speculators/*.py",
+    "v1/core/**/*.py", "v1/engine/*.py", "v1/sample/**/*.py", "v1/spec_decode/**/*.py", "v1/structured_output/**/*.py",
+    "v1/worker/gpu_model_runner.py", "v1/worker/gpu_worker.py", "v1/worker/utils.py", "v1/worker/gpu/**/*.py",
+    "model_executor/models/*eagle*.py", "model_executor/models/*mtp*.py", "model_executor/models/*dflash*.py",
+    "model_executor/models/*dspark*.py", "model_executor/models/medusa.py", "model_executor/models/registry.py",
+)  # fmt: skip
+"""Files below `vllm/` that a speculating server's configuration, start and steps go through."""
+_LEVELS = frozenset({"warning", "warning_once", "error", "error_once", "exception", "critical"})
+_ABOUT = re.compile(r"specul|draft|eagle|mtp|medusa|ngram|suffix|dflash|dspark|accept|runner|async", re.IGNORECASE)
+"""What a line for information must speak of to be kept."""
+_VALUE = re.compile(r"%(\(\w+\))?[-+ #0]*[\d.*]*[sdrfgexi%]|\{[^{}]*\}")
+_SHORTEST = 16
+"""Least letters of a message without its values: a shorter one fits too much."""
+
+
+def messages(tree: Tree) -> Facts:
+    """Text of each message -> an exception's class, or a level, and the rules whose probe is seen at its place."""
+    found: Facts = {}
+    paths = {path for place in _PLACES for path in (tree.root / "vllm").glob(place)}
+    for path in sorted(paths):
+        module = tree.get(path.relative_to(tree.root).as_posix())
+        sightings = list(_find_sightings(module))
+        for function, first, last, level, text in _find_told(module.body, "", 0):
+            if text in found or sum(map(str.isalpha, text)) < _SHORTEST:
+                continue
+            rules = sorted({code for code, begin, end in sightings if begin <= last and end >= first})
+            value: dict[str, Any] = {"level": level, **({"rules": rules} if rules else {})}
+            found[text] = (value, module.source(function) if function else module.path)
+    return found
+
+
+def _find_sightings(module: Module) -> Iterator[tuple[str, int, int]]:
+    """Yield each rule whose pattern a file shows, with its first and last line."""
+    for rule in _rules_by_file().get(module.path, ()):
+        assert rule.probe is not None
+        if module.tree.find(*rule.probe.files) is module:
+            match = re.search(rule.probe.pattern, module.text, re.DOTALL | re.MULTILINE)
+            if match:
+                begin, end = (module.text.count("\n", 0, at) + 1 for at in match.span())
+                yield rule.code, begin, end
+
+
+@cache
+def _rules_by_file() -> dict[str, list[VllmRule]]:
+    by_file: dict[str, list[VllmRule]] = {}
+    for rule in all_rules().values():
+        if rule.probe is not None and not rule.probe.absent:
+            for path in rule.probe.files:
+                by_file.setdefault(path, []).append(rule)
+    return by_file
+
+
+def _find_told(nodes: Iterable[ast.AST], inside: str, condition: int) -> Iterator[tuple[str, int, int, str, str]]:
+    """Yield of each message its function, first and last line, level and text.
+
+    Args:
+        nodes: to look into.
+        inside: the class and function that they are part of.
+        condition: line of the `if` that they stand under; 0 without one.
+    """
+    for node in nodes:
+        name, line = inside, condition
+        told: tuple[str, ast.expr] | None = None
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                name, line = f"{inside}.{node.name}".lstrip("."), 0
+            case ast.If():
+                line = node.lineno
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=raised) | ast.Attribute(attr=raised), args=[first, *_])):
+                told = raised, first
+            case ast.Assert(msg=ast.expr() as said):
+                told = "AssertionError", said
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[first, *_]):
+                about = level.startswith("info") and _ABOUT.search(_spell(first))
+                told = (level.removesuffix("_once"), first) if level in _LEVELS or about else None
+        if told and (text := _spell(told[1])):
+            assert isinstance(node, ast.stmt | ast.expr)
+            yield name, line or node.lineno, node.end_lineno or node.lineno, told[0], text
+        yield from _find_told(ast.iter_child_nodes(node), name, line)
+
+
+def _spell(node: ast.expr) -> str:
+    """Return a text with `{}` for its values; empty for another expression."""
+    match node:
+        case ast.Constant(value=str() as text):
+            spelled = _VALUE.sub("{}", text)
+        case ast.JoinedStr(values=parts):
+            spelled = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            spelled = f"{_spell(left) or '{}'}{_spell(right) or '{}'}"
+        case ast.Call(func=ast.Attribute(value=inner, attr="format")):
+            spelled = _spell(inner)
+        case _:
+            return ""
+    return re.sub(r"\s+", " ", re.sub(r"(\{\}\s*)+\{\}", "{}", spelled)).strip()

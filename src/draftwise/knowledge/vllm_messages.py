@@ -1,0 +1,86 @@
+"""The messages of vLLM's releases, found again in a pasted error, log line or whole log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from draftwise.knowledge.vllm import Span, all_keys, history
+
+__all__ = ["KnownMessage", "find_messages"]
+
+_TOPIC = "messages"
+_LONGEST = 200_000
+"""Characters of a pasted text that are looked at, from its end: that is where an error stands."""
+_VALUE = r".{0,400}?"
+_ENOUGH = 24
+"""Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
+_PART = 12
+"""Letters of a message's longest part without a value: where that is not found, the message is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMessage:
+    """One message of vLLM."""
+
+    template: str
+    """Text of the message, `{}` for a value."""
+    level: str
+    """Class of the exception, or level of the line."""
+    rules: tuple[str, ...]
+    """Rules whose condition stands at the same place."""
+    history: tuple[Span, ...]
+
+
+def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
+    """Return the messages that a text holds, those of which most is constant first.
+
+    Args:
+        text: as pasted: with or without time, process, file and the exception's class, perhaps wrapped over lines.
+        most: messages that are returned.
+    """
+    squeezed = _squeeze(text[-_LONGEST:])
+    lowered = squeezed.lower()
+    parts = {template: part for template, part in _parts().items() if part in lowered}
+    whole = [template for template in parts if _pattern(template).search(squeezed) is not None]
+    cut_off = [template for template, part in parts.items() if sum(map(str.isalpha, part)) >= _ENOUGH]
+    found = {template.lower(): template for template in whole or cut_off}  # of two spellings the newer one
+    alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
+    ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
+    return tuple(map(_describe, ordered[:most]))
+
+
+def _describe(template: str) -> KnownMessage:
+    spans = history(_TOPIC, template)
+    newest = spans[-1].value
+    return KnownMessage(
+        template=template, level=newest["level"], rules=tuple(newest.get("rules", ())), history=_merge(spans)
+    )
+
+
+def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Return spans by level alone, without the rules at the same place."""
+    return tuple(replace(each, value=each.value["level"]) for each in spans)
+
+
+@cache
+def _parts() -> Mapping[str, str]:
+    """Return each message of any release with its longest part without a value, in lower case."""
+    parts = {template: max(_split(template.lower()), key=len).strip() for template in all_keys(_TOPIC)}
+    return {template: part for template, part in parts.items() if sum(map(str.isalpha, part)) >= _PART}
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(_VALUE.join(map(re.escape, _split(template))), re.IGNORECASE)
+
+
+def _split(template: str) -> list[str]:
+    """Return the parts of a message between its values; who copies one may leave out the full stop at its end."""
+    return template.rstrip(". ").split("{}")
+
+
+def _squeeze(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

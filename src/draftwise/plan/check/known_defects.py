@@ -1,0 +1,217 @@
+"""Known defects that a setup meets: the rows of the ledger whose condition holds, as findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from draftwise.checkpoints.config_json import ModelConfig, count_experts
+from draftwise.core import Finding, Ruling
+from draftwise.knowledge.defects import Defect, find_open
+from draftwise.knowledge.stored import read_rows
+from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
+from draftwise.plan.check.engine.step_budget import SCHEDULE, find_gpu, get_limits
+from draftwise.plan.check.model.model_config import HfConfig, has_interface
+from draftwise.plan.check.stages import Context
+
+__all__ = ["contradicts", "find_defects", "find_met", "read_facts"]
+
+_PRAISED_FOR: Mapping[str, str] = {
+    "prefix-caching-with-drafts": "prefix_caching",
+    "kv-transfer-with-drafts": "kv_connector",
+    "lora-with-drafts": "lora",
+    "structured-outputs-with-drafts": "structured",
+    "logprobs-with-drafts": "logprobs",
+    "chunked-prefill-with-drafts": "chunked_prefill",
+}
+"""Rule that says that a feature goes with speculation -> the fact that a row names whose fault is about the feature."""
+_INTERFACES: Mapping[str, str] = {"IsHybrid": "hybrid", "SupportsMultiModal": "multimodal", "SupportsMRoPE": "mrope"}
+_SM: Mapping[str, int] = {
+    "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100, "blackwell-rtx": 120,
+}  # fmt: skip
+"""NVIDIA's compute capability by generation; an A10 or a 30-series card has 86."""
+_PLATFORMS: Mapping[str, tuple[str, ...]] = {
+    "rocm": ("VLLM_ROCM_",),
+    "ascend": ("VLLM_ASCEND_",),
+    "xpu": ("VLLM_XPU_",),
+}
+"""Platform -> beginnings of the variables that only it reads."""
+
+
+def find_met(context: Context, resolved: Resolved) -> Iterator[Defect]:
+    """Yield the rows of the release whose condition surely holds, whoever tells them."""
+    facts: Mapping[str, Any] | None = None
+    for row in find_open(context.release.version, resolved.facts.name):
+        facts = facts or read_facts(context, resolved)
+        holds = decide(row.when, facts)
+        if holds is not UNKNOWN and holds:
+            yield row
+
+
+def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Finding]) -> Iterator[Ruling]:
+    """Yield the known defects that `check` tells of a setup.
+
+    Args:
+        context: the setup.
+        met: rows whose condition holds.
+        found: what else is said of the setup: a fault that a rule tells is not told twice.
+    """
+    said = {each.code for each in found}
+    for row in met:
+        if row.told_by != "watch" and said.isdisjoint(row.rules):
+            yield row.ruling(context.release)
+
+
+def contradicts(finding: Finding, rows: Iterable[Defect]) -> bool:
+    """Say whether a finding praises a feature that one of the rows is about."""
+    fact = _PRAISED_FOR.get(finding.code)
+    return fact is not None and any(fact in names_in(row.when) for row in rows)
+
+
+def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
+    """Return what rows may ask of a setup, by name; what is not known is missing or `UNKNOWN`.
+
+    `target` and `drafter` are lists of words: family, class, model type and traits. `flags`, `keys` and `env` hold what
+    was given over the defaults.
+    """
+    flags, given, sizes = context.flags, context.given, context.sizes
+    target = _describe_model(context.target, context.setup.target)
+    if target is not UNKNOWN:
+        target += [trait for interface, trait in _INTERFACES.items() if has_interface(context, interface)]
+    limits = get_limits(context)
+    compilation = context.objects.get("compilation_config", {})
+    connector = context.objects.get("kv_transfer_config", {})
+    hybrid = target is not UNKNOWN and "hybrid" in target
+    caches = _caches_prefixes(context, hybrid)
+    gpu = find_gpu(context)
+    return {
+        "method": resolved.facts.name,
+        "written_method": context.keys.get("method"),
+        "has_drafter": resolved.facts.has_weights,
+        "k": _or_unknown(resolved.num_speculative_tokens),
+        "runner": resolved.runner or "",
+        "async_scheduling": _or_unknown(resolved.async_scheduling),
+        "parallel_drafting": resolved.parallel_drafting,
+        "platform": _find_platform(context, None if gpu is None else gpu.architecture),
+        "sm": UNKNOWN if gpu is None else _SM.get(gpu.architecture, UNKNOWN),
+        "gpu": UNKNOWN if gpu is None else gpu.name,
+        "target": target,
+        "target_name": context.setup.target.lower(),
+        "quantization": _find_quantization(context, context.target),
+        "reasoning": bool(given.get("reasoning_parser")),
+        "drafter": _describe_model(context.drafter, str(context.keys.get("model") or "")),
+        "drafter_name": str(context.keys.get("model") or "").lower(),
+        "drafter_quantization": _find_quantization(context, context.drafter, own=True),
+        "drafter_config": context.draft_config,
+        "drafter_length": _length_of(context.drafter),
+        "max_model_len": sizes.get("max_model_len") or _length_of(context.target),
+        "tp": sizes.get("tensor_parallel_size") or 1,
+        "pp": context.stages,
+        "dp": sizes.get("data_parallel_size") or 1,
+        "dcp": sizes.get("decode_context_parallel_size") or 1,
+        "ep": "enable_expert_parallel" in context.on,
+        "prefix_caching": caches,
+        "mamba_cache_mode": flags.get("mamba_cache_mode") if given.get("mamba_cache_mode") else _align(caches, hybrid),
+        "chunked_prefill": context.chunks_prefill,
+        "kv_connector": connector.get("kv_connector") or "",
+        "kv_role": connector.get("kv_role") or "",
+        "offload": bool(given.get("kv_offloading_size")) or "Offload" in str(connector.get("kv_connector")),
+        "max_num_seqs": _or_unknown(limits.requests),
+        "max_num_batched_tokens": _or_unknown(limits.tokens),
+        "cudagraphs": "NONE" if context.runs_eagerly else context.cudagraph_mode,
+        "compilation": compilation,
+        "lora": "enable_lora" in context.on,
+        "tool_parser": str(given.get("tool_call_parser") or ""),
+        "reasoning_parser": str(given.get("reasoning_parser") or ""),
+        "structured": bool(given.get("structured_outputs_config") or given.get("guided_decoding_backend")),
+        "logprobs": bool(given.get("max_logprobs") or given.get("logprobs_mode")),
+        "backend": str(given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND") or "").upper(),
+        "draft_backend": str(context.keys.get("attention_backend") or "").upper(),
+        "kv_dtype": str(given.get("kv_cache_dtype") or "auto"),
+        "dtype": str(given.get("dtype") or "auto"),
+        "schedule": bool(context.keys.get(SCHEDULE)),
+        "text_only": bool(given.get("language_model_only")),
+        "given": sorted(context.on),
+        "flags": flags,
+        "keys": {**resolved.fields, **context.keys},
+        "env": context.env,
+        "installed": UNKNOWN if context.installed is None else sorted(context.installed),
+    }
+
+
+def _or_unknown(value: Any) -> Any:
+    return UNKNOWN if value is None else value
+
+
+def _describe_model(model: ModelConfig | None, name: str) -> Any:
+    """Return words that describe a model, by its config.json, else by its name; UNKNOWN where neither tells."""
+    words: list[str] = []
+    types = () if model is None else (model.model_type, str(model.text_config.get("model_type") or ""))
+    for row in _read_families():
+        if set(row["types"]).intersection(types) or re.search(row["names"], name.lower()):
+            words += [row["family"], *row["traits"]]
+    if model is None:
+        return words or UNKNOWN
+    text = model.text_config
+    traits = {
+        "moe": bool(count_experts(model.config)),
+        "dense": not count_experts(model.config),
+        "mla": "kv_lora_rank" in text,
+        "dsa": "index_topk" in text,
+        "mrope": any(
+            isinstance(rope := text.get(key), Mapping) and "mrope_section" in rope
+            for key in ("rope_scaling", "rope_parameters")
+        ),
+        "sliding": bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False,
+        "mixed_layers": isinstance(kinds := text.get("layer_types"), list) and len(set(map(str, kinds))) > 1,
+    }
+    return [*words, *model.architectures, *filter(None, types), *(name for name, has in traits.items() if has)]
+
+
+@cache
+def _read_families() -> tuple[Mapping[str, Any], ...]:
+    return tuple(read_rows("model_families"))
+
+
+def _find_quantization(context: Context, model: ModelConfig | None, *, own: bool = False) -> Any:
+    """Return method and format of a model's weights in lower case, empty for plain ones; UNKNOWN where nobody says."""
+    asked = context.keys.get("quantization") if own else context.given.get("quantization")
+    name = str(context.keys.get("model") or "") if own else context.setup.target
+    named = " ".join(re.findall(r"nvfp4|fp8|mxfp4|fp4|awq|gptq|int4|int8|w\d+a\d+", name.lower()))
+    if model is None:
+        return " ".join(filter(None, (str(asked or ""), named))).lower() or UNKNOWN
+    declared = model.config.get("quantization_config") or model.config.get("compression_config")
+    declared = declared if isinstance(declared, Mapping) else {}
+    said = HfConfig(model.config).quantization or ""
+    form = " ".join(str(declared.get(key) or "") for key in ("format", "quant_algo", "fmt"))
+    return " ".join(f"{asked or ''} {said} {form} {named}".lower().split())
+
+
+def _length_of(model: ModelConfig | None) -> Any:
+    return UNKNOWN if model is None else _or_unknown(HfConfig(model.config).context_length)
+
+
+def _caches_prefixes(context: Context, hybrid: bool) -> bool:
+    asked = context.flags.get("enable_prefix_caching")
+    return bool(asked) if asked is not None else not hybrid or context.rules.holds("hybrid-caches-prefixes")
+
+
+def _align(caches: bool, hybrid: bool) -> str:
+    """Return the mode of Mamba's cache where none is given: blocks are aligned as soon as prefixes are cached."""
+    return "align" if caches and hybrid else "none"
+
+
+def _find_platform(context: Context, architecture: str | None) -> str:
+    """Return whose accelerators serve: NVIDIA's (`cuda`) where nothing says otherwise."""
+    backend = str(context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
+    if (architecture or "").startswith("cdna") or backend.startswith("ROCM"):
+        return "rocm"
+    if "vllm-ascend" in (context.installed or ()) or context.given.get("quantization") == "ascend":
+        return "ascend"
+    for name, beginnings in _PLATFORMS.items():
+        if any(variable.startswith(beginnings) for variable in context.env):
+            return name
+    return context.platform

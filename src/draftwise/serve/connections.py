@@ -1,0 +1,132 @@
+"""Connections to the server: when idle and half-open ones are closed, and how all end when the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from draftwise.serve.engine_worker import EngineWorker
+from draftwise.serve.in_flight import InFlight, make_goodbye
+
+__all__ = ["HttpServer", "make_config"]
+
+logger = logging.getLogger("draftwise.serve")
+
+_HEAD_S = 20.0
+"""Longest time from a connection, or the first byte of a further request, to the end of the headers."""
+_KEEP_ALIVE_S = 75
+"""Longest pause between requests on one connection. Clients and proxies that keep connections close them earlier, so
+that no request meets a connection which is being closed."""
+_LARGEST_HEAD = 2**16
+"""Bytes of a request before the end of its headers."""
+_LAST_REQUESTS_S = 0.2
+"""How long requests on open connections are answered with 503 before those connections are closed."""
+_LAST_ANSWERS_S = 2.0
+"""How long answers that were cut off may take to leave."""
+
+
+def make_config(app: Any, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration, with limits on connections that send no request."""
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=_LARGEST_HEAD,
+        ws="none",
+        **options,
+    )
+    config.load()
+    config.http_protocol_class = _limit(config.http_protocol_class)
+    return config
+
+
+def _limit(base: Any) -> Any:
+    """Return one of uvicorn's protocols with limits on time and bytes until the headers have arrived."""
+
+    class StrictProtocol(base):  # type: ignore[misc]  # chosen while running
+        _timer: asyncio.TimerHandle | None = None
+        _num_bytes = 0
+        """The part of a request's headers that has arrived, in bytes."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._close_in(_HEAD_S)
+
+        def data_received(self, data: bytes) -> None:
+            if not self._num_bytes and self._is_between_requests():
+                self._close_in(_HEAD_S)
+            super().data_received(data)
+            if not self._is_between_requests():
+                self._close_in(None)
+                return
+            self._num_bytes += len(data)
+            if self._num_bytes > _LARGEST_HEAD and not self.transport.is_closing():
+                self.send_400_response(f"The headers are larger than {_LARGEST_HEAD} bytes.")
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._is_between_requests():
+                self._close_in(_KEEP_ALIVE_S)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._close_in(None)
+            super().connection_lost(exc)
+
+        def _is_between_requests(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _close_in(self, seconds: float | None) -> None:
+            """Close the connection then; None: not."""
+            if self._timer is not None:
+                self._timer.cancel()
+            self._num_bytes = 0 if seconds is None else self._num_bytes
+            self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)
+
+    return StrictProtocol
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until a signal or until the engine fails; then it drains.
+
+    While it drains, what runs goes on for `drain_s` seconds or until a second signal, and new requests get 503. What is
+    left then ends with 503 as well: as a whole answer, or as an event in a stream.
+    """
+
+    def __init__(self, config: uvicorn.Config, worker: EngineWorker, in_flight: InFlight, *, drain_s: float) -> None:
+        super().__init__(config)
+        self._worker, self._in_flight, self._drain_s = worker, in_flight, drain_s
+        self._is_hurried = False
+        worker.on_failure = self.end
+
+    def end(self) -> None:
+        """Begin to drain; a second call ends that."""
+        self._is_hurried = self.should_exit
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Take a signal."""
+        self._captured_signals.append(sig)
+        self.end()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then close every connection."""
+        in_flight, worker = self._in_flight, self._worker
+        in_flight.close()
+        if in_flight.count and worker.failure is None:
+            logger.info("%d requests run; they have %g s to end.", in_flight.count, self._drain_s)
+        end = asyncio.get_running_loop().time() + self._drain_s
+        while worker.failure is None and not self._is_hurried and asyncio.get_running_loop().time() < end:
+            if await in_flight.wait_until_idle(0.05):
+                break
+        if in_flight.count:
+            logger.warning("%d requests did not end in time and are cut off with an error.", in_flight.count)
+            worker.fail_all(make_goodbye())
+            in_flight.cut()
+            await in_flight.wait_until_idle(_LAST_ANSWERS_S if worker.failure is None else _LAST_REQUESTS_S)
+        await asyncio.sleep(_LAST_REQUESTS_S)
+        await super().shutdown(sockets)

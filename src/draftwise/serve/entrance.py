@@ -1,0 +1,134 @@
+"""Who may ask the server: headers, hosts, web pages, media types and the API key, before an endpoint sees a request.
+
+A browser sends requests of any page that its user opens to any address that it reaches. The rules tell those requests
+from a client's: by the Origin of the page, by a Host that is not the server's (a name that an attacker points at this
+machine), and by the media type, as a page may send any but application/json without asking first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from draftwise.core import InvalidSetup
+from draftwise.serve.errors import RequestError, handle_request_error
+
+__all__ = ["OPEN_PATHS", "AccessRules", "Entrance", "check_origins", "is_loopback"]
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/openapi.json"})
+"""Probes and scrapers read these without a key, as in vLLM. Any other path needs it."""
+_LARGEST_HEAD = 2**16
+"""Bytes of all headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRules:
+    """Which requests are answered; by default those of clients on this machine that are not web pages of others."""
+
+    api_key: str | None = None
+    allowed_hosts: frozenset[str] | None = frozenset()
+    """Names of this server, in addition to localhost and addresses of the loopback; None: any name."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that may use the server, as `https://example.com`; `*`: all of them."""
+
+    def admits_host(self, host: str) -> bool:
+        """Return whether a Host header names this server."""
+        if self.allowed_hosts is None:
+            return True
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.strip("[]").rstrip(".").lower()
+        return name in self.allowed_hosts or is_loopback(name)
+
+    def admits_origin(self, origin: str) -> bool:
+        """Return whether a web page may use the server."""
+        return "*" in self.allowed_origins or origin in self.allowed_origins
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host, without its port, can only be this machine."""
+    if name == "localhost" or name.endswith(".localhost"):  # which browsers resolve to the loopback themselves
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    """Refuse with InvalidSetup what no browser sends as the origin of a page."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise InvalidSetup.because(
+                "bad-origin",
+                f"{origin!r} is not the origin of a web page.",
+                where="--allowed-origins",
+                fix="Give its scheme, host and port without a path, such as https://app.example.",
+            )
+
+
+class Entrance:
+    """Refuses what the rules do not admit, in OpenAI's envelope."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+        self._app = app
+        self._rules = rules
+        key = rules.api_key
+        self._digest = None if key is None else _digest(key.encode("utf-8", "surrogateescape"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer with the reason."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if (error := self._judge(scope, headers)) is not None:
+                await handle_request_error(Request(scope), error)(scope, receive, send)
+                return
+            scope["draftwise.knows_key"] = self._digest is None or self._knows_key(headers)
+        elif scope["type"] == "websocket":
+            return  # there is nothing to talk to
+        await self._app(scope, receive, send)
+
+    def _judge(self, scope: Scope, headers: Headers) -> RequestError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > _LARGEST_HEAD:
+            message = f"The headers are larger than {_LARGEST_HEAD} bytes."
+            return RequestError(431, message, headers={"Connection": "close"})
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or not all(map(self._rules.admits_host, hosts)):
+            message = f"This server is not {_shown(hosts)}; start it with --allowed-hosts to be reached by that name."
+            return RequestError(403, message)
+        origins = headers.getlist("origin")
+        if not all(map(self._rules.admits_origin, origins)):
+            message = (
+                f"Web pages of {_shown(origins)} may not use this server; start it with --allowed-origins to allow it."
+            )
+            return RequestError(403, message)
+        if scope["method"] == "OPTIONS":
+            return None  # which browsers send without a key, before a request
+        if self._digest is not None and scope["path"] not in OPEN_PATHS and not self._knows_key(headers):
+            return RequestError(401, "The API key is missing or wrong.", headers={"WWW-Authenticate": "Bearer"})
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and media_type != "application/json":
+            message = f"The content type must be application/json, got {_shown([media_type])}."
+            return RequestError(400, message, param="Content-Type")
+        return None
+
+    def _knows_key(self, headers: Headers) -> bool:
+        assert self._digest is not None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.encode("latin-1")), self._digest)
+
+
+def _shown(values: Iterable[str]) -> str:
+    return " and ".join(repr(value[:100]) for value in values)
+
+
+def _digest(key: bytes) -> bytes:
+    """Return values of equal length for the constant-time comparison, to hide even the key's length."""
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,203 @@
+"""The law of carrying over: what stands around a source's server is in the files, or is named as not in them."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.adopted import IMAGES
+
+from draftwise.core import InvalidSetup
+from draftwise.deploying import TARGETS
+from draftwise.verbs.deploy import DeployRequest, WrittenFolder, deploy
+
+SPEC = '{"method": "ngram", "num_speculative_tokens": 5}'
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+VOLUMES = ("shm", "cache", "data")
+TOLD = ("apiVersion", "kind", "image", "command", "args", "name", "modelFormat", "nvidia.com/gpu", "modelURL", "tag")
+"""Last keys of what a setup tells, or what only names the source's own objects."""
+
+
+class Maker:
+    """Draws manifests in which every text is found again: no two leaves are alike."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.count = random.Random(seed), 0
+
+    def text(self) -> str:
+        self.count += 1
+        return f"mark{self.count}x"
+
+    def some(self, options: dict[str, Any]) -> dict[str, Any]:
+        chosen = [name for name in options if self.random.random() < 0.6]
+        self.random.shuffle(chosen)
+        return {name: options[name] for name in chosen}
+
+    def env(self) -> list[dict[str, Any]]:
+        ref = {"name": self.text(), "key": self.text()}
+        every: list[dict[str, Any]] = [
+            {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": ref}},
+            {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": self.text(), "key": self.text()}}},
+            {"name": "NCCL_DEBUG", "value": self.text()},
+            {"name": "OMP_NUM_THREADS", "value": self.text()},
+            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": self.text()}}},
+            {"name": "SETTING", "valueFrom": {"configMapKeyRef": {"name": self.text(), "key": self.text()}}},
+        ]
+        return [each for each in every if self.random.random() < 0.7]
+
+    def probe(self) -> dict[str, Any]:
+        return {"httpGet": {"path": f"/{self.text()}", "port": 8000}, "periodSeconds": 5}
+
+    def container(self) -> dict[str, Any]:
+        volumes = [{"name": name, "mountPath": f"/{self.text()}"} for name in VOLUMES]
+        return self.some({
+            "env": self.env(),
+            "envFrom": [{"secretRef": {"name": self.text()}}, {"configMapRef": {"name": self.text()}}],
+            "ports": [{"name": self.text()[:14], "containerPort": 8000}, {"name": self.text(), "containerPort": 9}],
+            "startupProbe": self.probe(), "readinessProbe": self.probe(), "livenessProbe": self.probe(),
+            "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "77Gi"}, "requests": {"cpu": "7"}},
+            "volumeMounts": self.random.sample(volumes, 2),
+            "securityContext": {"seLinuxOptions": {"level": self.text()}},
+            "workingDir": f"/{self.text()}", "lifecycle": {"preStop": {"exec": {"command": [self.text()]}}},
+            "imagePullPolicy": "Always",
+        })  # fmt: skip
+
+    def pod(self) -> dict[str, Any]:
+        return self.some({
+            "tolerations": [{"key": self.text(), "operator": "Exists"}, {"key": self.text(), "operator": "Exists"}],
+            "nodeSelector": {"zone": self.text()}, "priorityClassName": self.text(), "serviceAccountName": self.text(),
+            "initContainers": [{"name": self.text(), "image": "busybox", "env": [{"name": "A", "value": self.text()}]}],
+            "imagePullSecrets": [{"name": self.text()}], "terminationGracePeriodSeconds": 301,
+            "runtimeClassName": self.text(), "hostIPC": True,
+            "volumes": [{"name": each, "persistentVolumeClaim": {"claimName": self.text()}} for each in VOLUMES],
+        })  # fmt: skip
+
+    def marks(self) -> dict[str, Any]:
+        own = {"app": "chat", "team": self.text()}
+        return {"labels": own, "annotations": {"note": self.text(), "prometheus.io/scrape": "true"}}
+
+    def server(self) -> dict[str, Any]:
+        return {"image": "vllm/vllm-openai:v0.26.0", "args": [MODEL, "--max-model-len=8192"], **self.container()}
+
+    def deployment(self) -> list[dict[str, Any]]:
+        pod = {"containers": [{"name": "s", **self.server()}, {"name": self.text(), "image": "envoy"}], **self.pod()}
+        spec = {"selector": {"matchLabels": {"app": "chat"}}, **self.some({"replicas": 3, "minReadySeconds": 17})}
+        metadata = {"name": "chat", "namespace": self.text(), **self.marks()}
+        template = {"metadata": self.marks(), "spec": pod}
+        return [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": metadata,
+                "spec": {**spec, "template": template},
+            },
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.text()}, "data": {"a": self.text()}},
+        ]
+
+    def inference_service(self) -> list[dict[str, Any]]:
+        model = {
+            "modelFormat": {"name": "vLLM"},
+            "runtime": "own",
+            "args": ["--max-model-len=8192"],
+            **self.container(),
+        }
+        predictor = {"model": {**model, "storageUri": f"hf://{MODEL}"}, "minReplicas": 2, **self.pod(), **self.marks()}
+        runtime = {"name": "kserve-container", **self.server(), "command": ["vllm", "serve"]}
+        runtime = {
+            key: value for key, value in runtime.items() if key == "args" or key not in model
+        }  # which goes over it
+        runtime["args"] = ["--model=/mnt/models"]
+        return [
+            {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService",
+             "metadata": {"name": "chat", **self.marks()}, "spec": {"predictor": predictor}},
+            {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ServingRuntime", "metadata": {"name": "own"},
+             "spec": {"containers": [runtime]}},
+        ]  # fmt: skip
+
+    def compose(self) -> list[dict[str, Any]]:
+        service = self.some({
+            "environment": {"VLLM_API_KEY": "${VLLM_API_KEY}", "HF_TOKEN": "${OTHER:-}", "NCCL_DEBUG": self.text()},
+            "env_file": [f"{self.text()}.env"], "volumes": [f"/{self.text()}:/root/.cache", f"named:/{self.text()}"],
+            "ports": ["0.0.0.0:8000:8000", "9:9"], "ipc": "host", "networks": ["front"], "restart": "always",
+            "healthcheck": {"test": ["CMD", self.text()]}, "labels": {"team": self.text()}, "ulimits": {"memlock": -1},
+            "deploy": {"replicas": 2, "resources": {"limits": {"memory": "77g"}, "reservations": {
+                "devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}}},
+        })  # fmt: skip
+        server = {"image": "vllm/vllm-openai:v0.26.0", "command": ["--model", MODEL], **service}
+        beside = {"image": self.text()}
+        return [{"services": {"chat": server, "beside": beside}, "networks": {"front": {"driver": self.text()}}}]
+
+    def stack(self) -> list[dict[str, Any]]:
+        entry = {"name": "chat", "repository": "vllm/vllm-openai", "tag": "v0.26.0", "modelURL": MODEL, "requestGPU": 1,
+                 "vllmConfig": {"maxModelLen": 8192}, "replicaCount": 2, "env": self.env(), **self.some({
+                     "tolerations": [{"key": self.text()}], "pvcStorage": self.text(), "hf_token": {
+                         "secretName": self.text()}})}  # fmt: skip
+        return [
+            {
+                "servingEngineSpec": {"runtimeClassName": self.text(), "modelSpec": [entry]},
+                "routerSpec": {"a": self.text()},
+            }
+        ]
+
+
+KINDS = ("deployment", "inference_service", "compose", "stack")
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf with its path as findings write it."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from walk(each, f"{path}.{key}".removeprefix("."))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from walk(each, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def list_lost(documents: list[Any], written: str, named: list[str]) -> Iterator[str]:
+    """Yield the leaves that are neither written nor named."""
+    for number, document in enumerate(documents):
+        name = f"{document.get('kind', '')} {document.get('metadata', {}).get('name', '')}"
+        for path, leaf in walk(document):
+            marked = str(leaf)
+            last = path.rpartition(".")[2] if "nvidia.com/gpu" not in path else "nvidia.com/gpu"
+            if "mark" not in marked and marked not in ("77Gi", "77g", "301", "17", "7"):
+                continue
+            is_named = any(path.startswith(each.partition(" (")[0]) for each in named) or (number and name in named)
+            if marked not in written and not is_named and last.partition("[")[0] not in TOLD:
+                yield path
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_nothing_of_a_source_is_lost_in_silence(to: str, tmp_path: Path) -> None:
+    tried = 0
+    for seed in range(8):
+        kind = KINDS[seed % len(KINDS)]
+        documents = getattr(Maker(seed), kind)()
+        source = tmp_path / f"{seed}.yaml"
+        source.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+        out = tmp_path / f"out{seed}"
+        request = DeployRequest(
+            str(source), to=to, out=out, speculative_config=SPEC, gpu="H100", image=IMAGES.get(to, ""), observe=False
+        )
+        asks = "VLLM_API_KEY" in source.read_text()
+        if asks and "literals" in TARGETS[to].carries:
+            # A platform without a place for the key says so, instead of starting a server that asks for none.
+            with pytest.raises(InvalidSetup, match="asks for a key"):
+                deploy.run(request)
+            assert not out.exists()
+            continue
+        answer = deploy.run(request).answer
+        assert isinstance(answer, WrittenFolder)
+        tried += 1
+        named = [each.where for each in answer.limits if each.code == "not-carried"]
+        files = {path.name: path.read_text() for path in out.iterdir() if path.name.startswith(("spec", "plain"))}
+        memo = (out / "MEMO.md").read_text()
+        assert all(where in memo for where in named)
+        for name, text in files.items():
+            assert list(list_lost(documents, text + memo, named)) == [], (name, seed)
+        assert all(not asks or "VLLM_API_KEY" in text or "EnvironmentFile" in text for text in files.values())
+    assert tried >= 3

@@ -1,0 +1,78 @@
+"""What is judged of a copy, and of a model of which the architecture alone is known."""
+
+import pytest
+
+from draftwise.core import Effect, Ruling, Setup, SpecConfig
+from draftwise.knowledge.models import read_names
+from draftwise.plan.check import Report, check
+
+
+def judge(target: str, spec: dict[str, object] | None = None, version: str = "0.33.0", **args: object) -> Report:
+    setup = Setup(
+        target=target,
+        engine="vllm",
+        engine_version=version,
+        spec=None if spec is None else SpecConfig.keep(spec),
+        args=args,
+    )
+    return check(setup)
+
+
+def codes(report: Report, *effects: Effect) -> set[str]:
+    found = (each for each in report.findings if isinstance(each, Ruling) and (not effects or each.effect in effects))
+    return {each.code for each in found}
+
+
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",
+        "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4",
+        "x/Qwen3-Next-80B-A3B-Instruct-AWQ",
+    ],
+)
+def test_a_copy_is_rejected_where_its_base_is_and_the_answer_names_the_base(copy: str) -> None:
+    base = judge("Qwen/Qwen3-Next-80B-A3B-Instruct", MTP, enable_chunked_prefill=False)
+    report = judge(copy, MTP, enable_chunked_prefill=False)
+    assert codes(report, Effect.REJECTED) == codes(base, Effect.REJECTED) != set()
+    told = next(each for each in report.findings if each.code == "judged-as-base")
+    assert "Qwen/Qwen3-Next-80B-A3B-Instruct" in told.message
+
+
+def test_whether_a_copy_kept_its_modules_is_said_to_be_unknown_where_they_are_to_draft() -> None:
+    assert "copy-modules-unknown" in codes(judge("x/GLM-4.5-AWQ", MTP), Effect.UNKNOWN)
+    assert "copy-modules-unknown" not in codes(judge("zai-org/GLM-4.5-FP8", MTP))
+    assert "copy-modules-unknown" not in codes(judge("x/GLM-4.5-AWQ", {"method": "ngram", "num_speculative_tokens": 2}))
+    assert "copy-modules-unknown" not in codes(judge("x/Qwen3-8B-AWQ", MTP)), "it has none, and is refused"
+
+
+def test_a_gguf_copy_needs_what_a_gguf_file_needs() -> None:
+    assert "gguf-needs-plugin" in codes(judge("unsloth/Qwen3-8B-GGUF"))
+
+
+def test_a_name_is_judged_by_its_architecture_and_the_rest_is_said_to_be_unknown() -> None:
+    report = judge("zai-org/GLM-4.6", MTP)
+    assert "target-partly-known" in codes(report)
+    assert not codes(report, Effect.REJECTED)
+    head = {"method": "mtp", "num_speculative_tokens": 1}
+    assert "drafter-fits-no-method" in codes(judge("Qwen/Qwen2.5-Math-7B-Instruct", head), Effect.REJECTED)
+    assert "target-class-unknown" in codes(judge("inclusionAI/Ling-3.0-flash-VL", version="0.11.0"), Effect.REJECTED)
+
+
+def test_nothing_that_depends_on_more_than_the_architecture_is_said_of_a_name() -> None:
+    """Sizes, context and quantization of a model that is only a name never decide, in whatever release."""
+    told = {
+        "target-too-long",
+        "target-quantization-differs",
+        "target-untyped",
+        "target-type-unknown",
+        "batch-below-context",
+    }
+    for model in read_names()[::40]:
+        for version in ("0.11.0", "0.33.0"):
+            report = judge(model.id, MTP, version, max_model_len=10**7, quantization="fp8", tensor_parallel_size=7)
+            assert codes(report).isdisjoint(told), model.id
+            assert report.resolved is None or report.resolved.draft_architectures is None
