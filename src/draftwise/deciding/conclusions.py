@@ -223,12 +223,13 @@ def _describe_draw(run: Run, workload: Workload) -> str:
     of = workload.population or len(workload.prompts)
     if workload.choice:
         return f"{len(asked)} prompts, drawn from {workload.choice}"
+    if len(asked) >= of:
+        return f"{len(asked)} prompts"
     if all(each.origin is None for each in workload.prompts):
         return f"{len(asked)} of {of} prompts"
     tenants = len({each.origin.cluster for each in workload.prompts if each.origin is not None and each.origin.cluster})
     over = f", from {tenants} tenants or conversations" if tenants else ""
-    whole = "all of them" if len(asked) >= of else "drawn at random over the log"
-    return f"{len(asked)} of {of} prompts, {whole}{over}"
+    return f"{len(asked)} of {of} prompts, drawn at random over the log{over}"
 
 
 def _find_hardware(context: RunContext) -> tuple[str, ...]:

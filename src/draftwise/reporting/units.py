@@ -57,7 +57,8 @@ def count_prompts(number: int) -> str:
 def count_drawn(comparison: Comparison) -> str:
     """Return on how many prompts of how many a comparison rests, e.g. `64 of 246 prompts`."""
     of = comparison.population
-    return f"{comparison.num_prompts} of {count_prompts(of)}" if of else count_prompts(comparison.num_prompts)
+    is_part = comparison.num_prompts < of
+    return f"{comparison.num_prompts} of {count_prompts(of)}" if is_part else count_prompts(comparison.num_prompts)
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:
