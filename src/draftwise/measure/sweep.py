@@ -241,21 +241,21 @@ class Sweep:
     def _race_there(self, lane: _Lane) -> None:
         """Let candidates leave the race on a workload under a load."""
         candidates = [name for name in self._list_candidates() if self._is_open(*lane.place, name)]
-        if self._reopened or len(candidates) < 2:
+        if self._reopened or sum(len(self._list_open(each)) for each in self._lanes) < 2:
             return
         margin = get_thresholds(self._directory.read()).margin
         logs = find_race(self._directory.read(), lane.place, candidates)
-        if len(logs) < 2:
+        if not logs:
             return
+        family = len(self._lanes) * len(self._list_candidates())
         ready = [each for each in self._lanes if not each.is_closed and self._fill(each)]
         block_s = sum(self.estimate.sum(each.queue[0]) for each in ready)
         blocks_left = self._left_s() / block_s if block_s else math.inf
-        leavers = find_leavers(logs, margin=margin, blocks_left=blocks_left)
+        leavers = find_leavers(logs, margin=margin, blocks_left=blocks_left, family=family)
         for leaver in leavers:
             self._stop(lane, leaver.candidate, str(leaver.reason))
             self._progress.notice(Finding.info("left-race", _describe_leaver(leaver, lane.place)))
         left = logs.keys() - {each.candidate for each in leavers}
-        family = len(self._lanes) * len(self._list_candidates())
         if (
             self.budget.is_bounded
             and len(left) == 1
@@ -557,4 +557,6 @@ def _describe_leaver(leaver: Leaver, place: Place) -> str:
         return f"{so_far}: no gain worth a change is left in its interval."
     if leaver.reason is LeaveReason.BEHIND:
         return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast, prompt by prompt."
+    if leaver.reason is LeaveReason.PAYS:
+        return f"{so_far}: it surely pays, and {leaver.best} is ahead so far."
     return f"{so_far}: the time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). That is no claim."

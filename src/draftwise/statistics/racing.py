@@ -36,6 +36,8 @@ class LeaveReason(StrEnum):
     """No gain worth a change is left in its interval."""
     BEHIND = "behind"
     """Another one is faster, prompt by prompt."""
+    PAYS = "pays"
+    """It surely pays, and another one is ahead: its prompts serve others better."""
     NO_TIME = "no-time"
     """It was in the worse half when time was short: no claim."""
 
@@ -56,16 +58,17 @@ class Leaver:
     """How many times as fast that one is, prompt by prompt."""
 
 
-def find_leavers(logs: Logs, *, margin: float, blocks_left: float) -> list[Leaver]:
+def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) -> list[Leaver]:
     """Return the candidates to stop measuring, going by what was measured so far.
 
-    Those with no gain worth it, then those that are surely behind the best one (two candidates gain on the same
-    prompts, so that their difference is known better than either), then, while the leader would not get the prompts
-    that it needs, the worse half of the rest.
+    Those with no gain worth it, those that are surely behind the best one (two candidates gain on the same prompts, so
+    that their difference is known better than either), and those that surely pay without being the best; then, while
+    the leader would not get the prompts that it needs, the worse half of the rest.
 
     Args:
         logs: the candidates' that are still in the race, on one workload under one load; at least six prompts each.
         margin: a smaller gain is not worth a change.
+        family: cells of the run.
         blocks_left: prompts that the time that is left has room for here, with all of them.
     """
     means = {name: fmean(mine.values()) for name, mine in logs.items()}
@@ -78,6 +81,8 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float) -> list[Leave
             found.append(_leave(name, LeaveReason.NO_GAIN, mine))
         elif name != best and (lead := find_lead(logs[best], mine)) is not None:
             found.append(_leave(name, LeaveReason.BEHIND, mine, best=best, lead=math.log(lead[0])))
+        elif name != best and leads_surely(mine, margin=margin, family=family):
+            found.append(_leave(name, LeaveReason.PAYS, mine, best=best, lead=means[best] - means[name]))
     gone = {each.candidate for each in found}
     left = sorted((name for name in logs if name not in gone), key=lambda each: -means[each])
     if len(left) > _SPARED and len(logs[best]) + blocks_left < _count_needed(logs[best], bar):
