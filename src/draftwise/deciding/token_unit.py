@@ -89,14 +89,21 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
         text = f"{why}, and answers carry no text to count instead: a ratio would be of two different things."
         fix = "Serve usage in the stream (stream_options.include_usage), or name the pages of counters: --metrics-url."
         return CountedRun(run=run, findings=(Finding.error("unit-unsound", text, fix=fix),))
+    density = _find_density(run)
     answers = (
-        replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / _CHARS_PER_TOKEN))))
-        if each.text
-        else each
+        replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / density)))) if each.text else each
         for each in run.answers
     )
-    text = f"{why}: answers are measured by their text, {_CHARS_PER_TOKEN} characters for a token, on all arms alike."
+    text = f"{why}: answers are measured by their text, {density:.1f} characters for a token, on all arms alike."
     return CountedRun(run=replace(run, answers=tuple(answers)), findings=(Finding.warning("unit-by-text", text),))
+
+
+def _find_density(run: Run) -> float:
+    """Return the characters of a token, over all arms whose counters tell their tokens."""
+    tokens = {turn.turn: turn.counters.generation_tokens for turn in run.turns}
+    known = sum(each for each in tokens.values() if each)
+    chars = sum(len(each.text) for each in run.answers if tokens.get(each.turn))
+    return chars / known if known and chars else _CHARS_PER_TOKEN
 
 
 def _spread(timing: Timing, total: int) -> Timing:
