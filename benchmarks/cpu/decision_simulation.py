@@ -239,7 +239,7 @@ def main() -> None:
         "guards": rows_of_guards(given.runs),
         "races": rows_of_races(given.runs),
     }
-    write(given.out, {"provenance": provenance(), "runs": given.runs, **tables})
+    write({**provenance("numpy"), "runs": given.runs, **tables}, given.out)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,8 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
         if reading.unknown:
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
-            report = check_context(get_context(setup, release, installed=installed, origins=reading.origins))
+            context = get_context(setup, release, installed=installed, origins=reading.origins, configs=reading.configs)
+            report = check_context(context)
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)
         return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
