@@ -40,7 +40,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where in its log a prompt stands: what it was drawn over, and what it has in common with others."""
+    """A prompt's place in its log: what it was drawn over, and what it has in common with others."""
 
     row: int
     """Row in the order of the log, from 0."""

@@ -113,7 +113,7 @@ class MeasurementSpec:
 
     @property
     def planned_minutes(self) -> float | None:
-        """For everything; None where only a number of prompts was asked for."""
+        """The whole run's time; None where only a number of prompts was asked for."""
         if self.minutes is None:
             return None if self.prompts else DEFAULT_MINUTES
         return self.minutes

@@ -72,7 +72,7 @@ def guard_tail(candidate_R: Array, baseline_R: Array) -> GuardReading | None:
     by chance, which spreads the time per token also where every request gains.
 
     Args:
-        candidate_R: seconds per token of its requests.
+        candidate_R: seconds per token, request by request.
         baseline_R: likewise.
     """
     if not len(candidate_R) or not len(baseline_R):
