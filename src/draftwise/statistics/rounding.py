@@ -20,9 +20,9 @@ def find_rounding_scale(gaps: Sequence[float], prior: float, step: float) -> flo
     """Return sigma in nats, from the gaps at which plain decoding leaves itself in other batch shapes.
 
     Args:
-        gaps: in nats, one of each difference that was examined.
+        gaps: one of each difference that was examined, in nats.
         prior: sigma to expect of this precision.
-        step: of logits in this precision: no scale is below it.
+        step: the distance of logits in this precision; no scale is below it.
     """
     weight = _PRIOR_WEIGHT + len(gaps)
     squares = _PRIOR_WEIGHT * prior**2 + _FROM_MEAN_SQUARE * sum(gap**2 for gap in gaps)

@@ -138,7 +138,7 @@ def _levels(informations: tuple[float, ...], fractions: tuple[float, ...], alpha
 
     Args:
         informations: what each look knows of what the last one does.
-        fractions: of the plan, by which error is spent.
+        fractions: parts of the plan, by which error is spent.
         alpha: both sides.
     """
     levels: list[float] = []
