@@ -329,7 +329,7 @@ class OutputProbe:
     shared: int
     """Tokens that both begin with; all of `tokens` where they are equal."""
     gap: float | None = None
-    """As that of a `Divergence`; None where they are equal, or nothing is known."""
+    """The gap of a `Divergence`; None where they are equal, or nothing is known."""
 
     @property
     def is_equal(self) -> bool:

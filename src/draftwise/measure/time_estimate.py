@@ -35,7 +35,7 @@ _ENOUGH_PROMPTS = 12
 _BLOCK_PER_STREAM, _MANY = 4, 64
 """Requests of a block for each stream, and streams that a load may have which does not say."""
 _FEWEST_BLOCKS = 3
-"""Of a load, below which nothing is known of what its requests have in common."""
+"""Blocks of a load, below which nothing is known of what its requests have in common."""
 _LEAST_PROMPTS = 3
 """Of a workload, below which candidates go first."""
 

@@ -17,9 +17,9 @@ __all__ = ["PaceChange", "find_drift_apart", "find_pace_change", "has_moved"]
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
 _SPLIT_T, _SLOPE_T = 5.0, 4.0
-"""From where a split, or a slope, is no chance: the largest of all splits is looked at."""
+"""Values of |t| beyond which a split, or a slope, is no chance: the largest of all splits is looked at."""
 _LEAST_CHANGE = math.log(1.15)
-"""Below it a change is no reason for doubt."""
+"""Smallest change that is a reason for doubt."""
 _SHARED = 0.5
 """Share of a change that the other arm has to leave for it to be the arm's own."""
 _FEWEST_ANCHORS = 4

@@ -18,7 +18,7 @@ _NO_GAIN, _BEHIND, _PAYS = 0.005, 0.0025, 0.0005
 """One-sided errors: of no gain worth it, of being behind the best one, and of surely paying (over all cells)."""
 _POWER_Z = 0.84
 _LEAST_LEAD = 0.05
-"""Of the leader before what must be cleared, as a logarithm, that prompts are asked for to show."""
+"""Smallest lead (a logarithm) before what must be cleared, that prompts are asked for to show."""
 _SPARED = 2
 """Candidates that are left whatever the time."""
 _NOTHING = 1e-6
