@@ -45,8 +45,8 @@ class Origin:
     row: int
     """Row in the order of the log, from 0."""
     place: int
-    """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row: what is alike stands
-    together."""
+    """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row: what is alike
+    stands together."""
     route: str = ""
     """Part of the traffic with a name of its own: a route, one of a few tenants."""
     cluster: str = ""
