@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
@@ -19,7 +18,7 @@ from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
-from draftwise.knowledge.rules import find_doubts, get_rule, of_release
+from draftwise.knowledge.rules import all_rules, find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
@@ -80,6 +79,7 @@ def check_context(context: Context) -> Report:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
+            resolved = _forget_doubted(resolved, findings)
             met = tuple(find_met(context, resolved))
             tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
             tell(*find_defects(context, met, findings))
@@ -130,6 +130,14 @@ def _find_stops(context: Context) -> Iterator[Ruling]:
     yield from (each for each in found if "gpu" in get_rule(each.code).reads and each.severity is Severity.ERROR)
 
 
+def _forget_doubted(resolved: Resolved, findings: Iterable[Finding]) -> Resolved:
+    """Return the config without the values that rest on rules of which nobody knows whether they still hold."""
+    unknown = {each.code for each in findings if isinstance(each, Ruling) and each.effect is Effect.UNKNOWN}
+    rules = (all_rules()[code] for code in unknown & all_rules().keys())
+    nothing: dict[str, Any] = {name: None for rule in rules for name in rule.decides}
+    return replace(resolved, **nothing)
+
+
 def _report(
     release: Release, setup: Setup, findings: Iterable[Finding], resolved: Resolved | None, *, is_judged: bool
 ) -> Report:
@@ -161,8 +169,9 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
     if len(ways) == 1:
         return report
     rank = _rank(report)
-    told = (each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank))
-    return replace(report, findings=(*report.findings, *islice(told, _MOST_WAYS)))
+    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank)]
+    told.sort(key=lambda each: each.severity is not Severity.WARNING)  # what fails before what differs
+    return replace(report, findings=(*report.findings, *told[:_MOST_WAYS]))
 
 
 _MOST_WAYS = 8
