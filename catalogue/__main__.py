@@ -1,4 +1,4 @@
-"""`python -m catalogue build` takes in new vLLM releases; `probe` looks for rotten rules and where each is seen."""
+"""`python -m catalogue build` takes in new vLLM releases; `probe` and `defects` look for rotten rows."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def main(arguments: list[str]) -> int:
     for name, text in (
         ("build", "read the wheels and write the data files"),
         ("probe", "check every rule's probe, and write the topic `probes`"),
+        ("defects", "check the probes of known defects"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
         from catalogue.wheels import main as fetch
 
         fetch([str(given.wheels)])
-    return {"build": _build, "probe": _probe}[given.command](given.wheels)
+    return {"build": _build, "probe": _probe, "defects": _defects}[given.command](given.wheels)
 
 
 def _build(folder: Path) -> int:
@@ -65,6 +66,12 @@ def _probe(folder: Path) -> int:
     if not _missing(find_wheels(folder)):
         write_topic(DATA, probes.__name__, build(folder, {probes.__name__: probes})[probes.__name__])
     return rotten
+
+
+def _defects(folder: Path) -> int:
+    from catalogue.probes import report_defects
+
+    return report_defects(folder)
 
 
 if __name__ == "__main__":

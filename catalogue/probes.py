@@ -1,4 +1,4 @@
-"""Looks for every rule's pattern in every wheel, and reports the rules whose releases disagree with what is found."""
+"""Looks for the patterns of rules and known defects in every wheel, and reports those whose releases disagree."""
 
 from __future__ import annotations
 
@@ -6,15 +6,32 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from packaging.version import Version
 
 from catalogue.build import find_wheels
 from draftwise.extract.probes import find_rule
 from draftwise.extract.tree import Tree
-from draftwise.knowledge.rules import VllmRule, all_rules
+from draftwise.knowledge.defects import Defect, all_defects
+from draftwise.knowledge.rules import Probe, VllmRule, all_rules
 
-__all__ = ["Verdict", "judge", "report"]
+__all__ = ["Probed", "Verdict", "judge", "report", "report_defects"]
+
+
+class Probed(Protocol):
+    """What a probe can tell of a release: a rule, or a known defect."""
+
+    @property
+    def code(self) -> str:
+        """Its name."""
+
+    @property
+    def probe(self) -> Probe | None:
+        """Where it can be seen."""
+
+    def holds(self, version: Version | None) -> bool:
+        """Say whether a release is said to have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,7 @@ class Verdict:
         return bool(self.missing or self.surplus or self.error)
 
 
-def judge(rule: VllmRule, folder: Path, releases: Sequence[str]) -> Verdict:
+def judge(rule: Probed, folder: Path, releases: Sequence[str]) -> Verdict:
     """Compare a rule's spans with what its probe finds in each release under a folder."""
     assert rule.probe is not None
     try:
@@ -65,6 +82,29 @@ def report(folder: Path, rules: Mapping[str, VllmRule] | None = None) -> int:
     rotten = sum(verdict.rotten for verdict in verdicts)
     unproved = len(rules) - len(verdicts)
     print(f"\n{len(verdicts)} probes over {len(releases)} releases: {rotten} disagree; {unproved} rules have no probe.")
+    return int(rotten > 0)
+
+
+def report_defects(folder: Path, defects: Mapping[str, Defect] | None = None) -> int:
+    """Print how the rows of the ledger agree with the wheels under a folder; 1 when any has to be looked at.
+
+    Releases before the first that a row names say nothing: the method may not have been there. A row that ends with the
+    newest release and is no longer seen there was perhaps mended: give it a `last`.
+    """
+    defects = all_defects() if defects is None else defects
+    releases = [about["version"] for about in find_wheels(folder)]
+    rotten = 0
+    for row in defects.values():
+        if row.probe is not None:
+            verdict = judge(row, folder, [name for name in releases if Version(name) >= row.first_release])
+            rotten += verdict.rotten
+            print(f"{row.code}  {_words(verdict, releases)}")
+    probed = sum(row.probe is not None for row in defects.values())
+    without = len(defects) - probed
+    newest = Version(releases[-1])
+    unknown = sum(row.state_in(newest) == "later" for row in defects.values())
+    print(f"\n{probed} probes over {len(releases)} releases: {rotten} disagree; {without} rows have none.")
+    print(f"Of {unknown} rows it is not known whether {newest} still has them.")
     return int(rotten > 0)
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalogue.probes import judge, report
+from catalogue.probes import judge, report, report_defects
 
 from draftwise.core import Effect, Severity, Stage
+from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.rules import Probe, VllmRule
 
 Wheel = Callable[..., Path]
@@ -56,3 +58,18 @@ def test_the_report_says_where_and_fails(folder: Path, capsys: pytest.CaptureFix
     assert report(folder, {"too-long": _rule("1.0", "1.1")}) == 0
     assert report(folder, {"too-long": _rule("1.2", None)}) == 1
     assert "ROT: not seen in 1.2; also seen in 1.0-1.1" in capsys.readouterr().out
+
+
+def test_a_defect_that_a_wheel_contradicts_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = [each for each in all_defects().values() if each.code == "short-conv-no-rollback"]
+    assert row.probe is not None
+    for version, text in (("0.28.0", "conv_state = 1"), ("0.29.0", "num_accepted_tokens = 1")):
+        file = tmp_path / version / row.probe.files[0]
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        (tmp_path / version / "wheel.json").write_text(json.dumps({"version": version}))
+    assert report_defects(tmp_path, {row.code: row}) == 0
+    assert "short-conv-no-rollback  ok" in capsys.readouterr().out
+    (tmp_path / "0.29.0" / row.probe.files[0]).write_text("conv_state = 1")
+    assert report_defects(tmp_path, {row.code: row}) == 1
+    assert "ROT: also seen in 0.29.0" in capsys.readouterr().out

@@ -94,7 +94,7 @@ class Defect:
     probe: Probe | None = None
     """Pattern that is found in exactly the releases that have the fault."""
     gpu: str = ""
-    """GPU of the two examples, where the condition needs one."""
+    """GPU of the two examples, or `CPU`, where the condition needs it."""
     installed: tuple[str, ...] = ()
     """Packages that the servers of the two examples have."""
     hit: str = ""
@@ -148,6 +148,10 @@ class Defect:
         if version <= self.last_release:
             return "present"
         return None if self.is_end_known else "later"
+
+    def holds(self, version: Version | None) -> bool:
+        """Say whether a release surely has it, or was reported to; None stands for the newest one known."""
+        return self.state_in(version or releases()[-1].version) == "present"
 
     def ruling(self, release: Release) -> Ruling:
         """Return the finding that a setup meets the fault in a release which has it, or may have it still."""

@@ -146,7 +146,7 @@ services:
         assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
         assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
-        assert (codes(second), second.unknown) == (["unresolved-variable"], {})
+        assert (codes(second), second.unknown) == (["unresolved-variable", "taken-as-not-set"], {})
         assert second.findings[0].where == f"{path}:13 services.text.command --port"
         assert codes(third) == []
 

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.words import MAX_CHARS, Script, split_words
+from draftwise.setups.read.shell.script import run_script
+from draftwise.setups.read.shell.words import MAX_CHARS, split_words
 
 PLAIN = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=12)
 
 
 def commands(text: str) -> list[list[str]]:
-    return [[word.text for word in command.words] for command in Script(text).commands()]
+    return [[word.text for word in command.words] for command in run_script(text).commands]
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=6))
@@ -47,12 +48,12 @@ def test_splits_as_bash_does(text, expected):
 
 
 def test_words_know_their_line():
-    (command,) = Script("a \\\n  b \\\n  'c\n d' e").commands()
+    (command,) = run_script("a \\\n  b \\\n  'c\n d' e").commands
     assert [word.line for word in command.words] == [1, 2, 3, 4]
 
 
 def test_words_name_what_is_not_known_of_them():
-    (command,) = Script('a $HOST "$(nproc)" `date` ${X:-1} $1 ${Y##*/} b').commands()
+    (command,) = run_script('a $HOST "$(nproc)" `date` ${X:-1} $1 ${Y##*/} b').commands
     assert [word.unknown for word in command.words] == [
         (), ("HOST (not set in this text)",),
         ("$(nproc) (computed by the shell)",), ("`date` (computed by the shell)",),
@@ -61,23 +62,20 @@ def test_words_name_what_is_not_known_of_them():
 
 
 def test_what_is_not_known_goes_along_with_variables():
-    (command,) = Script('X=a$HOST\nX+=b\nA=(c "$X")\nrun "${A[@]}" d').commands()
-    (unknown,) = {word.unknown for word in command.words[1:3]}
-    assert ([word.text for word in command.words], unknown) == (
-        ["run", "c", "a$HOSTb", "d"], ("HOST (not set in this text)",)
-    )  # fmt: skip
-    assert command.words[3].unknown == ()
+    (command,) = run_script('X=a$HOST\nX+=b\nA=(c "$X")\nrun "${A[@]}" d').commands
+    assert [word.text for word in command.words] == ["run", "c", "a$HOSTb", "d"]
+    assert [word.unknown for word in command.words] == [(), (), ("HOST (not set in this text)",), ()]
 
 
 def test_a_shell_reads_its_environment():
     env = Environment(values={"X": "a b"}, unknown={"Y": "a secret"})
-    (command,) = Script('run "$X" $X ${Y:-default}', env=env).commands()
+    (command,) = run_script('run "$X" $X ${Y:-default}', env=env).commands
     assert [word.text for word in command.words] == ["run", "a b", "a", "b", "${Y:-default}"]
     assert command.words[-1].unknown == ("Y (a secret)",)
 
 
 def test_a_space_after_the_backslash_is_noted():
-    (command,) = Script("a \\ \n b").commands()
+    (command,) = run_script("a \\ \n b").commands
     assert command.lost_continuations == (1,)
     assert [word.text for word in command.words] == ["a", "b"]
 
@@ -91,7 +89,7 @@ def test_a_space_after_the_backslash_is_noted():
     ],
 )
 def test_json_that_the_shell_would_take_apart_is_read_as_meant(text, mistake):
-    (command,) = Script(text).commands()
+    (command,) = run_script(text).commands
     assert [word.mistake for word in command.words] == ["", mistake, ""]
     assert command.words[1].text.removeprefix("--x=").startswith('{"b":')
     assert command.words[2].text == "f"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
@@ -152,8 +153,75 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
     Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
-    here, so that it hides no other setup of the same text.
+    here, so that it hides no other setup of the same text. Where the text starts the server in several ways, the report
+    is that of one that works, and names the others: only a server that fails on every way is rejected.
     """
+    ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
+    shown, report = max(ways, key=lambda way: _rank(way[1]))
+    if len(ways) == 1:
+        return report
+    rank = _rank(report)
+    told = (each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank))
+    return replace(report, findings=(*report.findings, *islice(told, _MOST_WAYS)))
+
+
+_MOST_WAYS = 8
+
+
+def _rank(report: Report) -> int:
+    """Return how much of a setup works: nothing, only its start, what nobody can say, or all of it."""
+    unknown = 2 if _find_failures(report) else 3
+    ranks = {CheckOutcome.REJECTED: 0, CheckOutcome.FAILS_LATER: 1, CheckOutcome.NOT_JUDGED: unknown}
+    return ranks.get(report.outcome, 4)
+
+
+def _find_failures(report: Report) -> list[Finding]:
+    return [
+        each
+        for each in report.findings
+        if each.severity is Severity.ERROR or (isinstance(each, Ruling) and each.effect is Effect.UNKNOWN)
+    ]
+
+
+def _tell_way(way: SetupReading, judged: Report, shown: Setup, rank: int) -> Iterator[Finding]:
+    """Yield what a reader must know of another way than the one that is shown, which has a rank."""
+    path = way.path or "no other variable is set"
+    failures, own = _find_failures(judged), _rank(judged)
+    if not failures:
+        yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown), where=way.where)
+    elif own < rank:
+        code = "unknown-on-a-way" if judged.accepted is None else "fails-on-a-way"
+        yield get_rule(code).ruling(path=path, why=failures[0].message, where=failures[0].where)
+
+
+def _compare(setup: Setup, shown: Setup) -> list[str]:
+    """Return what a setup has otherwise than the one that is shown."""
+    fields: list[tuple[str, object, object]] = [
+        ("the target", setup.target, shown.target),
+        ("vLLM", setup.engine_version, shown.engine_version),
+        *_pair(setup.args, shown.args),
+        *_pair(setup.spec.to_dict() if setup.spec else {}, shown.spec.to_dict() if shown.spec else {}),
+        *_pair(setup.env, shown.env),
+    ]
+    changed = [f"{name} is {_show(name, one)}" for name, one, other in fields if one != other]
+    return changed or ["other words of the command"]
+
+
+def _show(name: str, value: object) -> str:
+    if value is None:
+        return "not set"
+    return "another" if name in _SECRET else str(value)[:60]
+
+
+_SECRET = frozenset({"api_key", "hf_token", "ssl_keyfile_password"})
+"""Arguments whose values nobody may read in a report."""
+
+
+def _pair(one: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    return [(name, one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))]
+
+
+def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, nearest: bool) -> Report:
     setup = reading.setup
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)

@@ -180,14 +180,14 @@ def _find_quantization(context: Context, model: ModelConfig | None, *, own: bool
     """Return method and format of a model's weights in lower case, empty for plain ones; UNKNOWN where nobody says."""
     asked = context.keys.get("quantization") if own else context.given.get("quantization")
     name = str(context.keys.get("model") or "") if own else context.setup.target
-    named = " ".join(re.findall(r"nvfp4|fp8|fp4|awq|gptq|int4|int8|w8a8|w4a16|mxfp4", name.lower()))
+    named = " ".join(re.findall(r"nvfp4|fp8|mxfp4|fp4|awq|gptq|int4|int8|w\d+a\d+", name.lower()))
     if model is None:
         return " ".join(filter(None, (str(asked or ""), named))).lower() or UNKNOWN
     declared = model.config.get("quantization_config") or model.config.get("compression_config")
     declared = declared if isinstance(declared, Mapping) else {}
     said = HfConfig(model.config).quantization or ""
     form = " ".join(str(declared.get(key) or "") for key in ("format", "quant_algo", "fmt"))
-    return " ".join(filter(None, (str(asked or ""), said, form, named))).lower()
+    return " ".join(f"{asked or ''} {said} {form} {named}".lower().split())
 
 
 def _length_of(model: ModelConfig | None) -> Any:

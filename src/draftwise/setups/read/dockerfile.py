@@ -11,7 +11,8 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.manifests.references import References
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
-from draftwise.setups.read.shell.launch import Launch, find_installed, run_image
+from draftwise.setups.read.shell.launch import Launch, run_image
+from draftwise.setups.read.shell.script_runner import find_installed
 from draftwise.setups.read.shell.words import Word, split_words
 
 __all__ = ["find_image"]
@@ -21,7 +22,7 @@ _CONTINUED = re.compile(r"\\[ \t]*$")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _SHELL = ("/bin/sh", "-c")
 _REFERENCES = References(
-    re.compile(r"\\\$|\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:(?P<operator>:?[-+])(?P<operand>[^{}]*))?\})"),
+    re.compile(r"\\\$|\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<operator>:?[-+])?)"),
     unset_is_empty=True,
 )
 """Dockerfile reference, Environment replacement."""

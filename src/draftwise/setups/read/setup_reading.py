@@ -25,6 +25,7 @@ _DECIDING = frozenset(
     {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
 )
 """Variables that a release's judgement depends on."""
+_MAX_NAMED = 10
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "target": ("model", "model_loading_config"),
     "spec": ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
@@ -45,6 +46,10 @@ class SetupReading:
     says so: nobody can say what the setup does."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
+    path: str = ""
+    """What the text decides to come to this setup, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
+    others: tuple[SetupReading, ...] = ()
+    """The same server as other ways through the text start it."""
     launch: Launch | None = field(default=None, compare=False, repr=False)
     """The server as the text starts it; None for a setup that no text starts."""
 
@@ -59,14 +64,24 @@ class SetupReading:
         unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
         settled = [finding for part, finding in self.unknown.items() if part in told]
         findings = (finding for finding in self.findings if finding not in settled)
-        return replace(self, setup=replace(self.setup, **changes), findings=(*about, *findings), unknown=unknown)
+        others = tuple(other.with_fields(*about, **changes) for other in self.others)
+        setup = replace(self.setup, **changes)
+        return replace(self, setup=setup, findings=(*about, *findings), unknown=unknown, others=others)
 
     def require(self) -> Setup:
         """Return the setup for what is built on it: it has no place for what the text does not tell.
 
         Raises:
-            InvalidSetup: a value is not known, a word is no flag, or something else is wrong with the text.
+            InvalidSetup: a value is not known, a word is no flag, the text starts the server in several ways, or
+                something else is wrong with it.
         """
+        if self.others:
+            raise InvalidSetup.because(
+                "several-ways",
+                f"The text starts the server in {len(self.others) + 1} ways, of which one has to be meant.",
+                where=self.where,
+                fix="Give the variables that decide, as NAME=value lines with --env-file, or the command line itself.",
+            )
         if errors := [finding for finding in self.findings if finding.severity is Severity.ERROR]:
             raise InvalidSetup(errors)
         return self.setup
@@ -104,6 +119,43 @@ def read_launch(
         folder: where a `--config` file is looked for; None for a server in a container.
         left: references in the text whose values are not known -> how findings name them.
     """
+    alone = replace(launch, others=())
+    readings = [
+        _read_way(each, engine_version, folder, left)
+        for each in (alone, *(_place_way(other, launch) for other in launch.others))
+    ]
+    first = readings[0]
+    others = {repr((each.setup, each.findings)): each for each in readings[1:]}
+    others.pop(repr((first.setup, first.findings)), None)
+    about = tuple(_about_ways(launch))
+    return replace(first, others=tuple(others.values()), findings=(*first.findings, *about))
+
+
+def _place_way(other: Launch, launch: Launch) -> Launch:
+    """Return another way to start a server, with the facts about the server as such."""
+    return replace(
+        other,
+        where=launch.where,
+        mounts=launch.mounts,
+        volumes=launch.volumes,
+        gpu=launch.gpu,
+        num_gpus=other.num_gpus or launch.num_gpus,
+        num_hosts=launch.num_hosts,
+        version=other.version or launch.version,
+    )
+
+
+def _about_ways(launch: Launch) -> Iterator[Finding]:
+    """Yield what is taken for granted: variables that nobody sets, and ways through the text that were not followed."""
+    names = [*launch.assumed, *(name for word in launch.words for name in word.assumed)]
+    if names:
+        yield get_rule("taken-as-not-set").ruling(names=[*dict.fromkeys(names)][:_MAX_NAMED], where=launch.where)
+    if launch.is_partial:
+        yield get_rule("ways-left-out").ruling(where=launch.where)
+
+
+def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, left: Mapping[str, str]) -> SetupReading:
+    """Return the setup of a server as one way through the text starts it."""
     version = engine_version or launch.version
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]
@@ -128,6 +180,7 @@ def read_launch(
         findings=tuple(findings),
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
+        path=launch.path,
         launch=launch,
     )
 

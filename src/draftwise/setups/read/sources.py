@@ -18,7 +18,8 @@ from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
-from draftwise.setups.read.shell.words import MAX_CHARS, Script
+from draftwise.setups.read.shell.script import evaluate_words, run_script
+from draftwise.setups.read.shell.words import MAX_CHARS
 
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
@@ -167,14 +168,16 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
         raise InvalidSetup.because("too-deep", "The text nests too deep to be read.", where=name) from None
     if not readings:
         raise no_server(name)
-    return tuple(
-        replace(
-            reading,
-            where=_in_file(reading.where, name, one_line=one_line),
-            findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
-            unknown={part: _place(finding, name, one_line=one_line) for part, finding in reading.unknown.items()},
-        )
-        for reading in readings
+    return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)
+
+
+def _place_reading(reading: SetupReading, name: str, *, one_line: bool) -> SetupReading:
+    return replace(
+        reading,
+        where=_in_file(reading.where, name, one_line=one_line),
+        findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
+        unknown={part: _place(finding, name, one_line=one_line) for part, finding in reading.unknown.items()},
+        others=tuple(_place_reading(other, name, one_line=one_line) for other in reading.others),
     )
 
 
@@ -241,10 +244,7 @@ def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) ->
     """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
     if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
         return
-    script = Script(source.text, env=env)
-    for _ in script.commands():
-        pass
-    for document in script.texts[:MAX_LAUNCHES]:
+    for document in run_script(source.text, env=env).documents[:MAX_LAUNCHES]:
         text = "\n" * (document.line - 1) + document.text  # its lines are those of the script
         inner = SourceText(text=text, folder=source.folder, is_chosen=False)
         try:
@@ -271,7 +271,7 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]
 
 def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     """Yield the server whose arguments are given without a program."""
-    words = tuple(token for token in Script(text, env=env).tokens() if token is not None)
+    words = evaluate_words(text, env=env)
     by_flag = any(word.text.partition("=")[0] == "--model" for word in words)
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 

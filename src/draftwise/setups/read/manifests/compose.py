@@ -101,7 +101,7 @@ class _Project:
         word = COMPOSE.fill_in(Word(f"${{{name}}}" if text is None else text), self.caller)
         if word.unknown:
             return Environment(unknown={name: ", ".join(word.unknown) if text else _CALLER})
-        return Environment(values={name: word.text})
+        return Environment(values={name: word.text}, assumed={name: ", ".join(word.assumed)} if word.assumed else {})
 
 
 def _get_variables(document: YamlDocument, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:

@@ -26,7 +26,8 @@ from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_te
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
-from draftwise.setups.read.shell.words import Script, Word
+from draftwise.setups.read.shell.script import evaluate_words
+from draftwise.setups.read.shell.words import Word
 
 __all__ = ["Runtimes", "find_llm_services", "find_predictors", "find_refusals", "get_runtimes"]
 
@@ -289,8 +290,7 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
     """Return what a shell makes of the additional arguments and the container's own."""
     additional = f"${_ADDITIONAL}" if _ADDITIONAL in env.unknown else env.values.get(_ADDITIONAL, "")
     text = " ".join([additional, *(word.text for word in args)])
-    script = Script(text, line=line, env=env)
-    return tuple(replace(token, place=place) for token in script.tokens() if token is not None)
+    return tuple(replace(word, place=place) for word in evaluate_words(text, line=line, env=env))
 
 
 def _read_llm_container(

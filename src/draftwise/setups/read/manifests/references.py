@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.words import Word, check_length, split_words
+from draftwise.setups.read.shell.words import MAX_CHARS, Word, check_length, split_words
 
 __all__ = ["COMPOSE", "KUBERNETES", "SYSTEMD", "References", "read_env_file"]
 
@@ -23,7 +23,8 @@ class References:
     """How one format refers to variables."""
 
     pattern: re.Pattern[str]
-    """With the groups `name`, `braced`, `operator` and `operand`; a match without a name is an escape."""
+    """Has the groups `name`, `braced` and `operator`; a match without a name is an escape. A braced one goes on to the
+    brace that closes it."""
     unset_is_empty: bool = False
     """Whether a variable that is known not to be set becomes nothing; else the reference stays as it stands."""
 
@@ -33,8 +34,9 @@ class References:
         Raises:
             InvalidSetup: the values blow the word up.
         """
-        marked, left = self._mark(word.text, env)
-        return _restore(replace(word, text=marked), left)
+        filled = _TextFiller(self, env)
+        marked = filled.fill(word.text)
+        return filled.restore(replace(word, text=marked))
 
     def split(self, word: Word, env: Environment) -> tuple[Word, ...]:
         """Return the words of a text in which references are replaced before it is split.
@@ -42,58 +44,92 @@ class References:
         Raises:
             InvalidSetup: the values blow the text up, or a quote is never closed.
         """
-        marked, left = self._mark(word.text, env)
-        return tuple(_restore(each, left) for each in split_words(marked, line=word.line, place=word.place))
+        filled = _TextFiller(self, env)
+        marked = filled.fill(word.text)
+        return tuple(filled.restore(each) for each in split_words(marked, line=word.line, place=word.place))
 
-    def _mark(self, text: str, env: Environment) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text with a mark for each reference without a value, and these: as written and as described."""
-        left: list[tuple[str, str]] = []
 
-        def value(match: re.Match[str]) -> str:
-            name = _name(match)
-            found = self._find(name, match, env) if name else match[0][1:]
-            if found is not None:
-                return found
-            left.append((match[0], describe_unknown(name, env.origin(name))))
-            return f"\0{len(left) - 1}\0"
+@dataclass(slots=True)
+class _TextFiller:
+    """A text whose references are being replaced."""
 
-        check_length(env.values.get(_name(match), "") for match in self.pattern.finditer(text))
-        return self.pattern.sub(value, text), left
+    references: References
+    env: Environment
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """References without a value: as written and as described. A mark in the text stands for each."""
+    assumed: dict[str, None] = field(default_factory=dict)
+    """Variables that are taken as not set, as described."""
+    chars: int = 0
 
-    def _find(self, name: str, match: re.Match[str], env: Environment) -> str | None:
-        """Return what a reference becomes; None where that is not known."""
-        operator, operand = match["operator"] or "", match["operand"] or ""
+    def fill(self, text: str) -> str:
+        """Return a text with values, and with a mark for each value that is missing."""
+        parts: list[str] = []
+        pos = 0
+        while found := self.references.pattern.search(text, pos):
+            end, operand = found.end(), ""
+            if found["braced"]:
+                end = _find_brace(text, found.start())
+                if end < 0:
+                    break
+                operand = text[found.end() : end]
+                end += 1
+            parts += [text[pos : found.start()], self._value(found, text[found.start() : end], operand)]
+            pos = end
+        parts.append(text[pos:])
+        self.chars += sum(map(len, parts))
+        check_length(["x" * min(self.chars, MAX_CHARS + 1)] if self.chars > MAX_CHARS else ())
+        return "".join(parts)
+
+    def _value(self, found: re.Match[str], written: str, operand: str) -> str:
+        name = found["name"] or found["braced"]
+        if not name:
+            return written[1:]
+        operator, env = found["operator"] or "", self.env
+        if operand and not operator:
+            return written
         value = env.values.get(name)
         is_set = value is not None and not (operator.startswith(":") and not value)
-        if operator.endswith("-") and not is_set and name not in env.unknown:
-            return operand
-        if value is None and env.origin(name):
-            return None
-        if operator.endswith("+"):
-            return operand if is_set else ""
-        return value if value is not None else "" if self.unset_is_empty else match[0]
+        origin = env.origin(name)
+        if operator.endswith(("-", "+")) and name not in env.unknown:
+            if origin and not is_set:
+                self.assumed[describe_unknown(name, origin)] = None
+            if is_set is operator.endswith("+"):
+                return self.fill(operand)
+            return (value or "") if operator.endswith("-") else ""
+        if value is None and origin:
+            self.left.append((written, describe_unknown(name, origin)))
+            return f"\0{len(self.left) - 1}\0"
+        if value is None:
+            return "" if self.references.unset_is_empty else written
+        if name in env.assumed:
+            self.assumed[env.assumed[name]] = None
+        return value
+
+    def restore(self, word: Word) -> Word:
+        """Return a word with the references behind its marks as they were written."""
+        unknown = [self.left[int(number)][1] for number in _MARK.findall(word.text)]
+        text = _MARK.sub(lambda match: self.left[int(match[1])][0], word.text)
+        return replace(word, text=text, unknown=(*word.unknown, *unknown), assumed=(*word.assumed, *self.assumed))
 
 
-def _name(match: re.Match[str]) -> str:
-    return match["name"] or match["braced"] or ""
+def _find_brace(text: str, begin: int) -> int:
+    """Return where the brace is closed that a reference opens; -1 for nowhere."""
+    depth = 0
+    for found in _BRACE.finditer(text, begin):
+        depth += 1 if found[0] == "${" else -1
+        if depth == 0:
+            return found.start()
+    return -1
 
 
-def _restore(word: Word, left: list[tuple[str, str]]) -> Word:
-    """Return a word with the references behind its marks as they were written."""
-    unknown = [left[int(number)][1] for number in _MARK.findall(word.text)]
-    text = _MARK.sub(lambda match: left[int(match[1])][0], word.text)
-    return replace(word, text=text, unknown=(*word.unknown, *unknown))
-
-
-_NO_MORE = "(?P<braced>)(?P<operator>)(?P<operand>)"
+_BRACE = re.compile(r"\$\{|\}")
 COMPOSE = References(
-    re.compile(r"\$(?:\$|(?P<name>\w+)|\{(?P<braced>\w+)(?:(?P<operator>:?[-?+])(?P<operand>[^{}]*))?\})"),
-    unset_is_empty=True,
+    re.compile(r"\$(?:\$|(?P<name>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?P<operator>:?[-?+])?)"), unset_is_empty=True
 )
-"""compose-spec, Interpolation."""
-KUBERNETES = References(re.compile(rf"\$\$|\$\((?P<name>[A-Za-z_][\w.-]*)\){_NO_MORE}"))
+"""compose-spec, Interpolation; compose-go template/template.go."""
+KUBERNETES = References(re.compile(r"\$\$|\$\((?P<name>[A-Za-z_][\w.-]*)\)(?P<braced>)(?P<operator>)"))
 """Kubernetes core/v1 Container.args: what is not set stays as it is."""
-SYSTEMD = References(re.compile(rf"\$\$|\$\{{(?P<name>\w+)\}}{_NO_MORE}"), unset_is_empty=True)
+SYSTEMD = References(re.compile(r"\$\$|\$\{(?P<braced>\w+)(?=\})(?P<name>)(?P<operator>)"), unset_is_empty=True)
 """systemd.service(5), Command lines."""
 
 

@@ -15,6 +15,8 @@ class Environment:
     values: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Name -> where its value comes from, e.g. `key tp of ConfigMap llm, which is not in this text`."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """Name -> what its value depends on, of those in `values` that hold where nothing else is set."""
     elsewhere: str = ""
     """Where any other variable may come from; empty where every variable is known."""
 
@@ -26,9 +28,11 @@ class Environment:
         """Return both together; where both set a variable, `later` wins."""
         values = {name: value for name, value in self.values.items() if name not in later.unknown}
         unknown = {name: origin for name, origin in self.unknown.items() if name not in later.values}
+        names = later.values.keys() | later.unknown.keys()
         return Environment(
             values={**values, **later.values},
             unknown={**unknown, **later.unknown},
+            assumed={**{name: why for name, why in self.assumed.items() if name not in names}, **later.assumed},
             elsewhere=later.elsewhere or self.elsewhere,
         )
 
@@ -36,9 +40,10 @@ class Environment:
         """Return the environment with values for variables that are not known."""
         named = {name: values[name] for name in self.unknown if name in values}
         others = {name: value for name, value in values.items() if self.elsewhere and name not in self.unknown}
-        return Environment(values={**others, **self.values}, unknown=self.unknown, elsewhere=self.elsewhere) | (
-            Environment(values=named)
+        filled = Environment(
+            values={**others, **self.values}, unknown=self.unknown, assumed=self.assumed, elsewhere=self.elsewhere
         )
+        return filled | Environment(values=named)
 
 
 NOTHING_SET = Environment()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,15 +11,17 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
-from draftwise.setups.read.shell.words import Script, ShellCommand, Word
+from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
+from draftwise.setups.read.shell.script_runner import PINNED
+from draftwise.setups.read.shell.words import Word
 
 __all__ = [
     "MAX_LAUNCHES",
     "Entry",
     "Launch",
-    "find_installed",
     "find_launch",
     "find_launches",
+    "get_exported",
     "has_own_entry",
     "holds_no_models",
     "image_version",
@@ -75,7 +77,6 @@ Entry = Literal["serve", "api_server", "image", "huggingfaceserver"]
 
 _API_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(?:.*/)?vllm/entrypoints/openai/api_server\.py")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
 _SWITCHES_OF_RUN = frozenset(
@@ -140,6 +141,18 @@ class Launch:
     findings: tuple[Finding, ...] = ()
     place: Place | None = None
     """What stands around it; None where that is a command line alone."""
+    path: str = ""
+    """What the text decides to come to it, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
+    assumed: tuple[str, ...] = ()
+    """Variables that are taken as not set, each with where a value would come from."""
+    others: tuple[Launch, ...] = ()
+    """The same server as other ways through the text start it."""
+    is_partial: bool = False
+    """Whether the text starts it in further ways, which were not followed."""
+
+    def each(self, change: Callable[[Launch], Launch]) -> Launch:
+        """Return the server with a change of each way in which the text starts it."""
+        return replace(change(self), others=tuple(change(other) for other in self.others))
 
 
 def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
@@ -153,56 +166,72 @@ def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
-    script = Script(text, line=line, env=env)
-    version, count = "", 0
-    for command in script.commands():
-        texts = [word.text for word in command.words]
-        version = find_installed(texts) or version
-        launch = find_launch(command.words, env=env)
+    count = 0
+    for command in run_script(text, line=line, env=env).commands:
+        launch = _find_in_command(command, env)
         if launch is None:
             continue
         count += 1
         if count > MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        yield replace(
-            launch,
-            env=_set_before(script) | launch.env,
-            version=launch.version or version,
-            findings=(*launch.findings, *_slips(command)),
-        )
+        yield launch
 
 
-def find_installed(texts: Sequence[str]) -> str:
-    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
-    if "install" not in texts:
-        return ""
-    return next((found[1] for each in texts if (found := _PINNED.fullmatch(each.strip("\"'")))), "")
+def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, place: str = "") -> Launch | None:
+    """Return the server that a command starts, with the ways in which it does."""
+    found: list[Launch] = []
+    for way in command.ways:
+        words = [replace(word, place=place) for word in way.words] if place else way.words
+        launch = find_launch(words, env=env | get_exported(way), depth=depth)
+        if launch is not None:
+            found += (
+                replace(
+                    each,
+                    env=_set_before(way) | each.env,
+                    version=each.version or way.version,
+                    findings=(*each.findings, *_slips(command)),
+                    path="; ".join(part for part in (way.where, each.path) if part),
+                    assumed=tuple(dict.fromkeys((*each.assumed, *way.assumed))),
+                    others=(),
+                )
+                for each in (launch, *launch.others)
+            )
+    if not found:
+        return None
+    first, *others = found
+    return replace(first, others=tuple(others), is_partial=command.is_partial or first.is_partial)
 
 
-def _set_before(script: Script) -> Environment:
-    """Return what a script has set for vLLM up to here."""
-    words = (
-        Word(f"{name}={''.join(value)}", unknown=script.unknown.get(name, ()))
-        for name, value in script.variables.items()
-        if name.startswith("VLLM_") or name in script.exported
+def get_exported(way: Way) -> Environment:
+    """Return what a script hands on to the programs that it starts."""
+    return _get_assigned(
+        replace(way.variables[name], text=f"{name}={way.variables[name].text}") for name in way.exported
     )
-    return _get_assigned(words)
+
+
+def _set_before(way: Way) -> Environment:
+    """Return what a script has set up to here, for vLLM or for all programs."""
+    names = [name for name in way.variables if name.startswith("VLLM_") or name in way.exported]
+    return _get_assigned(replace(way.variables[name], text=f"{name}={way.variables[name].text}") for name in names)
 
 
 def _get_assigned(words: Iterable[Word]) -> Environment:
     """Return the variables that `NAME=value` words set."""
     values: dict[str, str] = {}
     unknown: dict[str, str] = {}
+    assumed: dict[str, str] = {}
     for word in words:
         found = _ASSIGNMENT.fullmatch(word.text)
         if found is not None and word.unknown:
             unknown[found[1]] = ", ".join(word.unknown)
         elif found is not None:
             values[found[1]] = found[2]
-    return Environment(values=values, unknown=unknown)
+            if word.assumed:
+                assumed[found[1]] = ", ".join(word.assumed)
+    return Environment(values=values, unknown=unknown, assumed=assumed)
 
 
-def _slips(command: ShellCommand) -> Iterator[Finding]:
+def _slips(command: ScriptCommand) -> Iterator[Finding]:
     for line in command.lost_continuations:
         yield get_rule("lost-continuation").ruling(line=line)
 
@@ -222,7 +251,7 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
     for index, text in enumerate(texts):
         name, following = text.rpartition("/")[2], texts[index + 1] if index + 1 < len(texts) else ""
         launch: Launch | None = None
-        if following == "serve" and (name == "vllm" or _PINNED.fullmatch(name)):
+        if following == "serve" and (name == "vllm" or PINNED.fullmatch(name)):
             launch = Launch(words=tuple(words[index + 2 :]), entry="serve")
         elif text == "-m" and following == "vllm.entrypoints.cli.main" and texts[index + 2 : index + 3] == ["serve"]:
             launch = Launch(words=tuple(words[index + 3 :]), entry="serve")
@@ -243,10 +272,14 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
 def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     """Add what stands before the program: variables, and a version pinned by the tool that runs it."""
     env = _get_assigned(before)
-    version = next((found[1] for word in before if (found := _PINNED.fullmatch(word.text))), "")
+    version = next((found[1] for word in before if (found := PINNED.fullmatch(word.text))), "")
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
-    num_gpus = len(devices.split(",")) if devices else launch.num_gpus
-    return replace(launch, env=env | launch.env, version=launch.version or version, num_gpus=num_gpus)
+    count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None
+    return launch.each(
+        lambda one: replace(
+            one, env=env | one.env, version=one.version or version, num_gpus=one.num_gpus if count is None else count
+        )
+    )
 
 
 def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | None:
@@ -257,20 +290,13 @@ def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | N
     if option is None or option + 1 >= len(words):
         return None
     inner = words[option + 1]
-    script = Script(inner.text, line=inner.line or 1, env=env, variables=_get_arguments(words[option + 2 :]))
-    for command in script.commands():
-        placed = [replace(word, place=inner.place) for word in command.words]
-        launch = find_launch(placed, env=env, depth=depth)
+    arguments = [word.source or word.text for word in words[option + 2 :]]
+    run = run_script(inner.source or inner.text, line=inner.line or 1, env=env, arguments=arguments)
+    for command in run.commands:
+        launch = _find_in_command(command, env, depth, inner.place)
         if launch is not None:
-            return replace(launch, env=_set_before(script) | launch.env, findings=(*launch.findings, *_slips(command)))
+            return launch
     return None
-
-
-def _get_arguments(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
-    """Return what `$0`, `$1` and `$@` stand for; the first word is the shell's own name."""
-    texts = tuple(word.text for word in words)
-    numbered = {str(index): (text,) for index, text in enumerate(texts)}
-    return numbered | dict.fromkeys("@*", texts[1:]) if texts else {}
 
 
 def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
@@ -304,7 +330,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     if launch is None:
         return None
     place = Place(form="command", value=tuple(options))
-    return replace(launch, num_gpus=launch.num_gpus or num_gpus, place=place)
+    return launch.each(lambda one: replace(one, num_gpus=one.num_gpus or num_gpus, place=place))
 
 
 def _get_passed(word: Word) -> Environment:
@@ -345,11 +371,21 @@ def run_image(
         if args and args[0].text == "serve":
             launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
     elif launch is not None and not entrypoint and has_own_entry(name):
-        launch = replace(launch, findings=(*launch.findings, _repeated(name, args[0])))
+        repeated = _repeated(name, args[0])
+        launch = launch.each(lambda one: replace(one, findings=(*one.findings, repeated)))
     if launch is None:
         return None
-    version = launch.version or ("" if image.unknown else image_version(name))
-    return replace(launch, image=name, image_unknown=image.unknown, version=version, env=env | launch.env)
+    version = "" if image.unknown else image_version(name)
+    return launch.each(
+        lambda one: replace(
+            one,
+            image=name,
+            image_unknown=image.unknown,
+            version=one.version or version,
+            env=env | one.env,
+            assumed=(*one.assumed, *image.assumed),
+        )
+    )
 
 
 def _is_for_vllm(args: Sequence[Word]) -> bool:

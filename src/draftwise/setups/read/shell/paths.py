@@ -1,0 +1,188 @@
+"""Paths through a script, with the variables and the decisions of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from draftwise.setups.read.shell.open_texts import bind
+from draftwise.setups.read.shell.syntax import Function
+
+__all__ = ["MAX_PATHS", "UNSET", "Choice", "Fact", "Items", "OpenQuestion", "PathState", "Value", "join", "merge"]
+
+MAX_PATHS = 64
+"""Most ways that are followed at once; beyond, those that differ least from the usual one."""
+
+_MAX_TEXT = 200
+Fact = tuple[str, ...]
+"""What was asked: a relation and its open texts, e.g. `("=", MODE, "spec")`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """An array: index or key -> text."""
+
+    items: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts alone."""
+        return tuple(text for _, text in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unset:
+    """A variable that the script itself has unset."""
+
+
+UNSET = _Unset()
+Value = str | Items | _Unset
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a way rests on, in words."""
+
+    text: str
+    """E.g. `MODE=spec, line 12`."""
+    holds: bool = True
+    is_usual: bool = False
+    """Whether a caller comes to it who sets nothing."""
+
+
+@dataclass(slots=True)
+class OpenQuestion(Exception):  # noqa: N818  (no error: both ways are followed)
+    """Whether something holds is not known."""
+
+    fact: Fact
+    holds: str
+    """The sentence for a reader where it does."""
+    fails: str
+    usual: bool | None
+    """What it is where the caller sets nothing; None where that is not known."""
+    binds: Mapping[str, str] = field(default_factory=dict)
+    """What the open parts are if it holds."""
+    binds_not: Mapping[str, str] = field(default_factory=dict)
+    """What they are if it does not."""
+    line: int = 0
+
+
+@dataclass(slots=True)
+class PathState:
+    """What is known at one place of a script, on one way."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    arguments: tuple[str, ...] | None = None
+    """None for those of the script, which its caller gives."""
+    functions: dict[str, Function] = field(default_factory=dict)
+    bound: dict[str, str] = field(default_factory=dict)
+    """Marks of what was open -> what this way makes it."""
+    facts: dict[Fact, bool] = field(default_factory=dict)
+    decisions: dict[Fact, Choice] = field(default_factory=dict)
+    deviations: int = 0
+    """How many decisions differ from what a caller gets who sets nothing."""
+    flow: str = ""
+    """`exit`, `return`, `break` or `continue`, while it goes out of what it stands in."""
+    levels: int = 0
+    """How many loops are left."""
+    status: bool | None = True
+    """Exit status of the command before; None if unknown."""
+    version: str = ""
+    """The vLLM release that the script installs."""
+    reads: str = ""
+    """What may have set any variable since: a file that is not read."""
+    exported: frozenset[str] = frozenset()
+    """Variables that programs find in their environment."""
+    own: frozenset[str] = frozenset()
+    """Variables of the function that is run."""
+    pending: tuple[str, str, tuple[str, ...]] | None = None
+    """What the command calls: `function` or `eval`, its name or text, and its arguments."""
+    turn: tuple[int, ...] = ()
+    """Calls and turns of loops around it."""
+    tick: int = 0
+    """Number of commands before; it distinguishes values that are computed at different times."""
+    is_partial: bool = False
+    """Whether ways like this one were left out."""
+
+    def copy(self) -> PathState:
+        """Return a state that goes its own way."""
+        return replace(
+            self,
+            variables=dict(self.variables),
+            functions=dict(self.functions),
+            bound=dict(self.bound),
+            facts=dict(self.facts),
+            decisions=dict(self.decisions),
+        )
+
+    def decide(self, open_question: OpenQuestion, holds: bool) -> PathState:
+        """Return the state in which something was decided."""
+        state = self.copy()
+        state.facts[open_question.fact] = holds
+        state.bound.update(open_question.binds if holds else open_question.binds_not)
+        text = open_question.holds if holds else open_question.fails
+        place = f", line {open_question.line}" if open_question.line else ""
+        usual = open_question.usual if open_question.usual is not None else True
+        state.decisions[open_question.fact] = Choice(text + place, holds, is_usual=holds is usual)
+        state.deviations += open_question.usual is not None and open_question.usual is not holds
+        return state
+
+    def get(self, text: str) -> str:
+        """Return a text with what this way has found out of it."""
+        return bind(text, self.bound)
+
+    def ask(self, question: OpenQuestion) -> bool:
+        """Return whether something holds.
+
+        Raises:
+            OpenQuestion: it is not known on this way.
+        """
+        known = self.facts.get(question.fact)
+        if known is None:
+            raise question
+        return known
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What is set; ways that do not differ in it need not be told apart."""
+        functions = frozenset((name, id(body)) for name, body in self.functions.items())
+        return (
+            frozenset(self.variables.items()), self.arguments, functions,
+            self.flow, self.levels, self.status, self.version, self.reads, self.exported, self.own,
+        )  # fmt: skip
+
+
+def merge(states: Iterable[PathState]) -> list[PathState]:
+    """Return the ways that differ in what is set: of equal ones, what they have in common; at most `MAX_PATHS`."""
+    found: dict[tuple[object, ...], PathState] = {}
+    for state in states:
+        before = found.get(state.identity)
+        found[state.identity] = state if before is None else join(before, state)
+    kept = list(found.values())
+    if len(kept) <= MAX_PATHS:
+        return kept
+    nearest = sorted(kept, key=lambda state: state.deviations)[:MAX_PATHS]
+    for state in nearest:
+        state.is_partial = True
+    return nearest
+
+
+def join(first: PathState, second: PathState) -> PathState:
+    """Return what two ways have in common that set the same."""
+    shared = {fact: told for fact, told in first.decisions.items() if second.decisions.get(fact) == told}
+    either = [_tell(state, shared) for state in (first, second)]
+    if all(either) and either[0] != either[1] and len(" or ".join(either)) < _MAX_TEXT:
+        text = " or ".join(either)
+        shared["or", text] = Choice(text)
+    return replace(
+        first if first.deviations <= second.deviations else second,
+        bound=dict(first.bound.items() & second.bound.items()),
+        facts=dict(first.facts.items() & second.facts.items()),
+        decisions=shared,
+        deviations=min(first.deviations, second.deviations),
+        is_partial=first.is_partial or second.is_partial,
+    )
+
+
+def _tell(state: PathState, shared: Iterable[Fact]) -> str:
+    return "; ".join(told.text for fact, told in state.decisions.items() if fact not in shared and not told.is_usual)

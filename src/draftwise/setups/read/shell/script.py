@@ -1,0 +1,235 @@
+"""The commands that a shell script starts, with their words on every path through it.
+
+A variable of the caller is open: its default counts where the text has one, and a condition on it is followed both
+ways. What is computed by other programs is not known, and what has a bound here is not known beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
+from draftwise.setups.read.shell.expansion import NAME
+from draftwise.setups.read.shell.open_texts import Holes, OpenText, find_holes, is_known, without_marks
+from draftwise.setups.read.shell.paths import PathState, Value, join
+from draftwise.setups.read.shell.script_runner import ReachedCommand, Shell
+from draftwise.setups.read.shell.syntax import (
+    Document,
+    ShellWord,
+    Simple,
+    parse,
+    walk,
+)
+from draftwise.setups.read.shell.words import Word, check_length
+
+__all__ = ["HereDocument", "ScriptCommand", "ScriptRun", "Way", "evaluate_words", "run_script"]
+
+_MAX_WAYS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class HereDocument:
+    """A text that a script hands to a command as its input, such as a manifest or another script."""
+
+    text: str
+    """Has the values of the script's variables, where the shell puts them in."""
+    line: int
+    """The script's line where it begins."""
+    unknown: Mapping[str, str]
+    """References in it whose values the script does not tell -> how findings name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A command as one way through the script has it."""
+
+    words: tuple[Word, ...]
+    variables: Mapping[str, Word]
+    """What the script has set before, without arrays."""
+    exported: tuple[str, ...] = ()
+    """Those of them that programs find in their environment."""
+    where: str = ""
+    """What was decided to come here, e.g. `MODE=spec, line 12`; empty for nothing."""
+    version: str = ""
+    """The vLLM release that the script has installed."""
+    assumed: tuple[str, ...] = ()
+    """What was taken as not set where that leaves no word, each with where it comes from."""
+    deviations: int = 0
+    """How many decisions differ from those of a caller who sets nothing."""
+    open_words: tuple[OpenText, ...] = ()
+    """The words with what is open in them left open."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCommand:
+    """One command of a script, with the different ways that it may be run; the usual one first."""
+
+    ways: tuple[Way, ...]
+    lost_continuations: tuple[int, ...] = ()
+    """Lines that end in a backslash and a space: for a shell the command ends there, and it is read on all the same."""
+    is_partial: bool = False
+    """Whether it may be run in ways that are not listed."""
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the usual way."""
+        return self.ways[0].words
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """All that a script starts, in the order in which it comes to it."""
+
+    commands: tuple[ScriptCommand, ...]
+    documents: tuple[HereDocument, ...]
+
+
+def run_script(
+    text: str | OpenText,
+    *,
+    line: int = 1,
+    env: Environment = NOTHING_SET,
+    arguments: Sequence[str | OpenText] | None = None,
+) -> ScriptRun:
+    """Return the commands of a shell script.
+
+    Args:
+        text: the script.
+        line: number of its first line.
+        env: what the shell finds in its environment.
+        arguments: `$0` and those that follow it; None for what is not known.
+
+    Raises:
+        InvalidSetup: a quote is never closed, or the text is longer than `MAX_CHARS` with its variables put in.
+    """
+    given = [each for each in (text, *(arguments or ())) if isinstance(each, OpenText)]
+    shell = Shell(env, given[0].holes if given else Holes())
+    source = text.text if isinstance(text, OpenText) else without_marks(text)
+    check_length([source])
+    state = PathState()
+    if arguments is not None:
+        name, *rest = [each.text if isinstance(each, OpenText) else without_marks(each) for each in arguments] or [""]
+        state.variables["0"], state.arguments = name, tuple(rest)
+    shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
+    return _tell_run(shell)
+
+
+def evaluate_words(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> tuple[Word, ...]:
+    """Return the words that a shell makes of a text that is no whole command, such as flags alone.
+
+    Raises:
+        InvalidSetup: a quote is never closed, or the text is longer than `MAX_CHARS` with its variables put in.
+    """
+    shell, state = Shell(env, Holes()), PathState()
+    words = [
+        word for node in walk(parse(without_marks(text), line=line)) if isinstance(node, Simple) for word in node.words
+    ]
+    simple = Simple(tuple(word for word in words if isinstance(word, ShellWord)))
+    ways = shell.fork([state], lambda each: shell.reach(simple, each))
+    return _tell_run(shell).commands[0].words if ways else ()
+
+
+def _tell_run(shell: Shell) -> ScriptRun:
+    """Return what was reached."""
+    commands = tuple(_get_command(shell, each) for each in shell.reached.values())
+    documents = tuple(_get_document(shell, *each) for each in shell.documents.values())
+    return ScriptRun(commands, documents)
+
+
+def _get_command(shell: Shell, reached: Sequence[ReachedCommand]) -> ScriptCommand:
+    groups: dict[tuple[object, ...], list[ReachedCommand]] = {}
+    for each in reached:
+        passed = each.state.exported
+        items = each.state.variables.items()
+        shown = tuple((name, value) for name, value in items if name.startswith("VLLM_") or name in passed)
+        groups.setdefault((each.words, shown, each.state.version), []).append(each)
+    ways = sorted((_get_way(shell, each) for each in groups.values()), key=lambda way: way.deviations)
+    partial = len(ways) > _MAX_WAYS or any(each.state.is_partial for each in reached)
+    lost = reached[0].node.lost
+    return ScriptCommand(tuple(ways[:_MAX_WAYS]), lost, partial)
+
+
+def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
+    first = min(reached, key=lambda each: each.state.deviations)
+    state = first.state
+    decided = reduce(join, [each.state for each in reached]).decisions.values()
+    words: list[Word] = []
+    gone: list[str] = []
+    for text, line, mistake in zip(first.words, first.lines, first.mistakes, strict=True):
+        if _is_left_out(shell, text):
+            gone += shell.holes.name([text])
+            continue
+        told, unknown, assumed = shell.holes.tell(text)
+        source = None if is_known(text) else OpenText(text, shell.holes)
+        words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
+    variables = _Variables(shell, state)
+    return Way(
+        words=tuple(words),
+        variables=variables,
+        exported=tuple(sorted(state.exported & {*variables})),
+        where="; ".join(decision.text for decision in decided if not decision.is_usual),
+        version=state.version,
+        assumed=tuple(gone),
+        deviations=state.deviations,
+        open_words=tuple(OpenText(text, shell.holes) for text in first.words),
+    )
+
+
+def _is_left_out(shell: Shell, text: str) -> bool:
+    """Say whether a word disappears where the variables that it depends on are not set."""
+    holes = [shell.holes[mark] for mark in find_holes(text)]
+    return len(holes) == len(text) > 0 and all(hole.splits and hole.assumed == "" for hole in holes)
+
+
+def _tell(shell: Shell, value: Value | None) -> Word | None:
+    """Return a variable's value; None for an array or a missing variable."""
+    if not isinstance(value, str):
+        return None
+    told, unknown, assumed = shell.holes.tell(value)
+    return Word(
+        told, unknown=unknown, assumed=assumed, source=None if is_known(value) else OpenText(value, shell.holes)
+    )
+
+
+def _get_document(shell: Shell, document: Document, texts: Sequence[tuple[str, PathState]]) -> HereDocument:
+    text = min(texts, key=lambda each: each[1].deviations)[0]
+    several = len({text for text, _ in texts}) > 1
+    unknown: dict[str, str] = {}
+
+    def fill(mark: str) -> str:
+        hole = shell.holes[mark]
+        if hole.assumed is not None:
+            return hole.assumed
+        unknown[hole.shown] = ", ".join(hole.names)
+        return hole.shown
+
+    for mark in set(find_holes(text)):
+        text = text.replace(mark, fill(mark))
+    if several:
+        unknown[""] = "the way that the script takes"
+    return HereDocument(text, document.line, unknown)
+
+
+class _Variables(Mapping[str, Word]):
+    """What a script has set, looked up where it is asked for."""
+
+    def __init__(self, shell: Shell, state: PathState) -> None:
+        self._shell, self._state = shell, state
+        self._names = [
+            name for name, value in state.variables.items() if isinstance(value, str) and NAME.fullmatch(name)
+        ]
+
+    def __getitem__(self, name: str) -> Word:
+        value = self._state.variables.get(name)
+        word = _tell(self._shell, self._state.get(value) if isinstance(value, str) else value)
+        if word is None:
+            raise KeyError(name)
+        return word
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,657 @@
+"""Runs a script without running it: every way through its branches, loops and functions, within bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from draftwise.setups.read.shell.branch_tests import Conditions
+from draftwise.setups.read.shell.environment import describe_unknown
+from draftwise.setups.read.shell.expansion import ASSIGNMENT, NAME
+from draftwise.setups.read.shell.open_texts import Hole, find_holes, is_known
+from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, merge
+from draftwise.setups.read.shell.syntax import (
+    AndOr,
+    Arithmetic,
+    Array,
+    Branches,
+    Case,
+    CommandList,
+    Document,
+    For,
+    Function,
+    Literal,
+    Node,
+    Not,
+    Parameter,
+    Pipeline,
+    ShellWord,
+    Simple,
+    Substitution,
+    Test,
+    While,
+    parse,
+    walk,
+)
+
+__all__ = ["PINNED", "ReachedCommand", "Shell", "find_installed"]
+
+_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_profile)$")
+"""Files that set no variable of a script of one's own."""
+_SUCCEEDS = frozenset(
+    {
+        "set",
+        "unset",
+        "shift",
+        "exec",
+        "echo",
+        "printf",
+        ":",
+        "true",
+        "trap",
+        "shopt",
+        "alias",
+        "sleep",
+        "wait",
+        "ulimit",
+        "umask",
+    }
+)
+PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
+"""A vLLM of one release, as `pip install` takes it."""
+_SETTING = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let", "unset"})
+"""Commands that set variables by their names."""
+_MAX_STEPS = 6_000
+_MAX_TURNS = 64
+_MAX_CALLS = 16
+_BUILTINS = frozenset(
+    ["true", ":", "false", "[", "test", "exit", "return", "break", "continue", "unset", "shift", "set", "read",
+     "mapfile", "readarray", "getopts", "printf", "let", "eval", "source", ".", "exec"]
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class ReachedCommand:
+    """A command that one way through the script comes to."""
+
+    words: tuple[str, ...]
+    lines: tuple[int, ...]
+    mistakes: tuple[str, ...]
+    state: PathState
+    node: Simple
+
+
+@dataclass(slots=True)
+class Shell(Conditions):
+    """Runs one script, and notes what it starts."""
+
+    reached: dict[tuple[int, tuple[int, ...]], list[ReachedCommand]] = field(default_factory=dict)
+    """The commands, by the node and by the turns of loops and calls around it."""
+    documents: dict[int, tuple[Document, list[tuple[str, PathState]]]] = field(default_factory=dict)
+    """Here-documents with their texts on each way."""
+    trees: dict[tuple[str, int], CommandList] = field(default_factory=dict)
+    """Texts that were read, kept so that the identities of their parts stay their own."""
+    called: set[str] = field(default_factory=set)
+    depth: int = 0
+
+    def run_all(self, script: CommandList, state: PathState) -> None:
+        """Run a script, and then what it defines and never calls."""
+        self.trees["", 0] = script
+        states = self.run(script, [state])
+        defined = [node for node in walk(script) if isinstance(node, Function)]
+        left = [node for node in defined if node.name not in self.called]
+        for node in left:
+            if node.name in self.called:
+                continue
+            last = min(states, key=lambda each: each.deviations).copy() if states else state.copy()
+            last.flow, last.arguments, last.turn = "", None, ()
+            self.called.add(node.name)
+            self.run(node.body, [last])
+
+    def fork(
+        self, states: Iterable[PathState], action: Callable[[PathState], bool | None]
+    ) -> list[tuple[PathState, bool | None]]:
+        """Do something in every state; where it hangs on what is not decided, in both."""
+        waiting, done = list(states), list[tuple[PathState, bool | None]]()
+        while waiting:
+            state = waiting.pop(0)
+            trial = state.copy()
+            trial.tick += 1
+            self.steps += 1
+            try:
+                trial.status = action(trial)
+                done.append((trial, trial.status))
+            except OpenQuestion as question:
+                ways = [state.decide(question, holds=True), state.decide(question, holds=False)]
+                ways.sort(key=lambda each: each.deviations)
+                if self.steps > _MAX_STEPS or len(waiting) + len(done) > 4 * _MAX_TURNS:
+                    ways = ways[:1]
+                    ways[0].is_partial = True
+                waiting[0:0] = ways
+        return done
+
+    def run(self, node: Node, states: Sequence[PathState]) -> list[PathState]:
+        """Run a command in every state that comes to it, and return those behind it."""
+        going = [state for state in states if not state.flow]
+        left = [state for state in states if state.flow]
+        if not going:
+            return left
+        behind = self._run_compound(node, going)
+        if behind is None:
+            behind = [state for state, _ in self._do(node, going)]
+        return merge([*left, *behind])
+
+    def _run_compound(self, node: Node, states: list[PathState]) -> list[PathState] | None:
+        """Run a command that consists of others; None for one that does not."""
+        match node:
+            case CommandList():
+                return self._run_group(node, states)
+            case AndOr(first, operator, second):
+                true, false = self.decide(first, states)
+                chosen, others = (true, false) if operator == "&&" else (false, true)
+                return [*others, *self.run(second, chosen)]
+            case Not() | Pipeline():
+                return self._run_apart(node, states)
+            case Branches() | Case():
+                return self._run_branches(node, states)
+            case For() | While():
+                return self._run_for(node, states) if isinstance(node, For) else self._run_while(node, states)
+            case Function(name, _):
+                for state in states:
+                    state.functions[name] = node
+                return states
+        return None
+
+    def _run_apart(self, node: Not | Pipeline, states: list[PathState]) -> list[PathState]:
+        if isinstance(node, Not):
+            return [replace(state, status=None) for state in self.run(node.inner, states)]
+        for each in node.commands:
+            self.run(each, [state.copy() for state in states])
+        return [replace(state, status=None) for state in states]
+
+    def _run_branches(self, node: Branches | Case, states: list[PathState]) -> list[PathState]:
+        if isinstance(node, Case):
+            return self._run_case(node, states)
+        behind: list[PathState] = []
+        for condition, body in node.branches:
+            true, states = (states, []) if condition is None else self.decide(condition, states)
+            behind += self.run(body, true)
+        return [*behind, *(replace(state, status=True) for state in states)]
+
+    def _run_group(self, group: CommandList, states: list[PathState]) -> list[PathState]:
+        inner = [state.copy() for state in states] if group.is_subshell else states
+        for command in group.commands:
+            inner = self.run(command, inner)
+            if not inner:
+                break
+        self._read_documents(group.documents, inner)
+        return [replace(state, status=None) for state in states] if group.is_subshell else inner
+
+    def decide(self, node: Node, states: Sequence[PathState]) -> tuple[list[PathState], list[PathState]]:
+        """Run a command as a condition, and return the states in which it holds and those in which it does not."""
+        match node:
+            case AndOr(first, operator, second):
+                true, false = self.decide(first, states)
+                if operator == "&&":
+                    both, not_both = self.decide(second, true)
+                    return both, merge([*false, *not_both])
+                either, neither = self.decide(second, false)
+                return merge([*true, *either]), neither
+            case Not(inner):
+                true, false = self.decide(inner, states)
+                return false, true
+            case CommandList(commands, False) if commands:
+                for command in commands[:-1]:
+                    states = self.run(command, states)
+                gone = [state for state in states if state.flow]
+                true, false = self.decide(commands[-1], [state for state in states if not state.flow])
+                return [*true, *gone], false
+            case Simple() | Test() | Arithmetic():
+                return self._settle(node, self._do(node, states))
+        behind = self.run(node, states)
+        return self._settle(node, [(state, state.status) for state in behind])
+
+    def _settle(
+        self, node: Node, done: Iterable[tuple[PathState, bool | None]]
+    ) -> tuple[list[PathState], list[PathState]]:
+        """Part states by the status of a command; one that is not known goes both ways."""
+        sides: tuple[list[PathState], list[PathState]] = ([], [])
+        line, shown = _describe(node)
+        for state, status in done:
+            if status is not None or state.flow:
+                sides[status is False].append(state)
+                continue
+            fact = ("status", str(id(node)), *map(str, state.turn))
+            question = OpenQuestion(fact, f"{shown} succeeds", f"{shown} fails", None, line=line)
+            for holds in (True, False):
+                sides[not holds].append(state.decide(question, holds))
+        return merge(sides[0]), merge(sides[1])
+
+    def _do(self, node: Node, states: Iterable[PathState]) -> list[tuple[PathState, bool | None]]:
+        """Run a simple command or a test, and return the states with its status."""
+        if isinstance(node, Simple):
+            self._read_documents(node.documents, states)
+            calls = self.fork(states, lambda state: self._run_simple(node, state))
+            return [pair for state, status in calls for pair in self._enter(node, state, status)]
+        if isinstance(node, Arithmetic):
+            return self.fork(states, lambda state: self.test_number(node, state))
+        return self.fork(states, lambda state: self.test(node, state) if isinstance(node, Test) else None)
+
+    def _run_case(self, node: Case, states: list[PathState]) -> list[PathState]:
+        behind: list[PathState] = []
+        entered: list[PathState] = []
+        for clause in node.clauses:
+
+            def matches(state: PathState, patterns: Sequence[ShellWord] = clause.patterns) -> bool:
+                subject = self.join(node.subject, state)
+                return any(self.matches(subject, self.get_pattern(each, state), node.line, state) for each in patterns)
+
+            done = self.fork(states, matches)
+            states = merge(state for state, found in done if not found)
+            entered = self.run(clause.body, [*entered, *(state for state, found in done if found)])
+            if clause.ending == ";&":
+                continue
+            if clause.ending == ";;&":
+                states = merge([*states, *entered])
+            else:
+                behind += entered
+            entered = []
+        return [*behind, *entered, *(replace(state, status=True) for state in states)]
+
+    def _run_for(self, node: For, states: list[PathState]) -> list[PathState]:
+        behind: list[PathState] = []
+        for state in states:
+            listed = self._get_items(node, state)
+            behind += self._turn_openly(node, [state]) if listed is None else self._turn(node, state, listed)
+        return self._leave_loop(behind)
+
+    def _get_items(self, node: For, state: PathState) -> list[str] | None:
+        """Return what a loop goes through; None where that is not known."""
+        if node.words is None:
+            items = None if state.arguments is None else list(state.arguments)
+        elif not node.name:
+            items = None
+        else:
+            try:
+                items = [text for word in node.words for text in self.expand(word, state.copy())]
+            except OpenQuestion:
+                items = None
+        if items is None or len(items) > _MAX_TURNS or self.steps > _MAX_STEPS:
+            return None
+        return None if any(self.holes[mark].splits for text in items for mark in find_holes(text)) else items
+
+    def _turn(self, node: For, state: PathState, items: Sequence[str]) -> list[PathState]:
+        states = [state]
+        for index, item in enumerate(items):
+            going = [each for each in states if not each.flow]
+            for each in going:
+                each.variables[node.name] = item
+                each.turn = (*state.turn, node.line, index)
+            behind = self.run(node.body, going)
+            for each in behind:
+                _next_turn(each)
+            states = merge([*(each for each in states if each.flow), *behind])
+        return [replace(each, turn=state.turn) for each in states]
+
+    def _turn_openly(self, node: For | While, states: Sequence[PathState]) -> list[PathState]:
+        """Run a loop of any number of turns: what it sets is not known, inside and behind it."""
+        behind: list[PathState] = []
+        for state in states:
+            around = state.turn
+            question = OpenQuestion(
+                ("loop", str(id(node)), *map(str, around)),
+                "the loop runs",
+                "the loop does not run",
+                None,
+                line=node.line,
+            )
+            skipped, entered = (state.decide(question, holds) for holds in (False, True))
+            self._forget(node, entered, f"set in a loop, line {node.line}")
+            if isinstance(node, For) and node.name:
+                self.open(node.name, entered, f"set by a loop, line {node.line}")
+            entered.turn = (*around, node.line, 0)
+            ended = self.run(node.body, [entered])
+            for each in ended:
+                _next_turn(each)
+                self._forget(node, each, f"set in a loop, line {node.line}")
+                each.turn = around
+            behind += [skipped, *ended]
+        return behind
+
+    def _run_while(self, node: While, states: list[PathState]) -> list[PathState]:
+        behind: list[PathState] = []
+        around = states[0].turn
+        for turn in range(_MAX_TURNS):
+            known = [state for state in states if self._is_certain(node, state)]
+            behind += self._turn_openly(node, [state for state in states if state not in known])
+            true, false = self.decide(node.condition, known)
+            going, ended = (false, true) if node.until else (true, false)
+            behind += ended
+            if not going or self.steps > _MAX_STEPS:
+                break
+            going = [replace(state, turn=(*around, node.line, turn)) for state in going]
+            after = self.run(node.body, going)
+            for state in after:
+                _next_turn(state)
+            behind += [state for state in after if state.flow]
+            before, states = states, [state for state in after if not state.flow]
+            if {state.identity for state in before} == {state.identity for state in states}:
+                break
+        else:
+            behind += self._turn_openly(node, states)
+        return self._leave_loop([replace(state, turn=around) for state in behind])
+
+    def _is_certain(self, node: While, state: PathState) -> bool:
+        """Say whether it is known if a loop goes on."""
+        marked = {key: list(value) for key, value in self.reached.items()}
+        true, false = self.decide(node.condition, [state.copy()])
+        self.reached = marked
+        sides = [*true, *false]
+        return len(sides) == 1 and len(sides[0].facts) == len(state.facts)
+
+    def _leave_loop(self, states: Iterable[PathState]) -> list[PathState]:
+        states = list(states)
+        for state in states:
+            if state.flow in ("break", "continue"):
+                state.levels -= 1
+                if state.levels <= 0:
+                    state.flow, state.levels = "", 0
+        return merge(states)
+
+    def _forget(self, body: Node, state: PathState, why: str) -> None:
+        """Make unknown what commands may set."""
+        names = _find_assigned(body, state.functions, frozenset())
+        if names is None:
+            names = {*state.variables}
+            state.reads = why
+        for name in names:
+            self.open(name, state, why)
+
+    def _read_documents(self, documents: Iterable[Document], states: Iterable[PathState]) -> None:
+        for document in documents:
+            body = ShellWord(document.body)
+            going = [state for state in states if not state.flow]
+            for ready, _ in self.fork(going, lambda state, body=body: bool(self.join(body, state))):  # type: ignore[misc]
+                found = self.documents.setdefault(id(document), (document, []))[1]
+                if len(found) < _MAX_TURNS:
+                    found.append((self.join(body, ready), ready))
+
+    def _run_simple(self, node: Simple, state: PathState) -> bool | None:
+        """Expand a command and do what it does to the script itself; return its status."""
+        words: list[str] = []
+        lines: list[int] = []
+        mistakes: list[str] = []
+        is_declaring = False
+        for word in node.words:
+            if isinstance(word, Array):
+                items = Items(tuple(self.get_array(word, state)))
+                self.assign_items(word, items, state)
+                continue
+            prefix = not any(not ASSIGNMENT.fullmatch(text) for text in words)
+            if (prefix or is_declaring) and _is_assignment(word):
+                texts = [self.join(word, state)]
+            else:
+                texts = self.expand(word, state)
+            is_declaring = is_declaring or (bool(texts) and not words and texts[0] in _DECLARING)
+            words += texts
+            lines += [word.line] * len(texts)
+            mistakes += [word.mistake] * len(texts)
+        self.grow(words)
+        first = next((index for index, text in enumerate(words) if not ASSIGNMENT.fullmatch(text)), None)
+        if first is None or words[first] in _DECLARING:
+            self.declare(words, first, state)
+            state.status = None if _runs_something(node) else True
+            return state.status
+        while (
+            first < len(words) - 1
+            and words[first] in ("command", "builtin", "time", "env")
+            and words[first + 1][:1] != "-"
+        ):
+            first += 1
+        name, rest = words[first], words[first + 1 :]
+        if name == "exec" and rest:
+            self._reach(node, words, lines, mistakes, state)
+            state.flow = "exit"
+            return None
+        if name in state.functions:
+            state.pending = "function", name, tuple(rest)
+            return None
+        state.status = self._do_builtin(name, rest, node, state)
+        if name not in _BUILTINS:
+            self._reach(node, words, lines, mistakes, state)
+            for word in node.words:
+                if isinstance(word, ShellWord):
+                    self._look_inside(word, state)
+        return state.status
+
+    def reach(self, node: Simple, state: PathState) -> None:
+        """Note the words of a command, whatever it is."""
+        expanded = [
+            (text, word) for word in node.words if isinstance(word, ShellWord) for text in self.expand(word, state)
+        ]
+        texts = [text for text, _ in expanded]
+        self._reach(node, texts, [word.line for _, word in expanded], [word.mistake for _, word in expanded], state)
+
+    def _look_inside(self, word: ShellWord, state: PathState) -> None:
+        """Run what a command substitution runs, where it may start a server."""
+        for part in word.parts:
+            if isinstance(part, Substitution) and "vllm" in part.script and self.depth < _MAX_CALLS:
+                self.depth += 1
+                self.run(self._parse(part.script, word.line), [state.copy()])
+                self.depth -= 1
+
+    def _enter(self, node: Simple, state: PathState, status: bool | None) -> list[tuple[PathState, bool | None]]:
+        """Run a function or an evaluated text that a command calls; else return what there is."""
+        if state.pending is None:
+            return [(state, status)]
+        (kind, name, arguments), state.pending = state.pending, None
+        is_function = kind == "function"
+        body = state.functions[name].body if is_function else self._parse(name, node.line)
+        self.called |= {name} if is_function else set()
+        if self.depth >= _MAX_CALLS or self.steps > _MAX_STEPS:
+            self._forget(body, state, f"set by {name if is_function else kind}, line {node.line}")
+            return [(state, None)]
+        before = state.copy()
+        if is_function:
+            state.arguments, state.own = arguments, frozenset()
+        state.turn = (*before.turn, -node.line)
+        self.depth += 1
+        true, false = self.decide(body, [state])
+        self.depth -= 1
+        behind: list[tuple[PathState, bool | None]] = []
+        for each, found in [*((one, True) for one in true), *((one, False) for one in false)]:
+            status = each.status if each.flow == "return" else found
+            each.turn = before.turn
+            if is_function:
+                _restore(each, before)
+                each.flow = "" if each.flow == "return" else each.flow
+            behind.append((each, status))
+        return behind
+
+    def _parse(self, text: str, line: int) -> CommandList:
+        found = self.trees.get((text, line))
+        if found is None:
+            found = self.trees[text, line] = parse(text, line=line)
+        return found
+
+    def _reach(self, node: Simple, words: list[str], lines: list[int], mistakes: list[str], state: PathState) -> None:
+        found = self.reached.setdefault((id(node), state.turn), [])
+        texts = tuple(state.get(text) for text in words)
+        if len(found) < 4 * _MAX_TURNS:
+            found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
+        version = find_installed(texts)
+        if version:
+            state.version = version
+
+    def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
+        """Do what a command of the shell does to the script, and return its status."""
+        if name in ("[", "test"):
+            return self.test_words(rest[:-1] if name == "[" else rest, node.line, state)
+        if name in ("exit", "return", "break", "continue"):
+            return _leave(name, rest, state)
+        if name in ("shift", "set", "unset"):
+            self._change(name, rest, state)
+        elif name in ("read", "mapfile", "readarray", "getopts", "printf", "let"):
+            for each in _find_set(name, rest):
+                self.open(each, state, f"set by {name}, line {node.line}")
+        elif name in ("eval", "source", "."):
+            self._take_in(name, rest, node.line, state)
+        return False if name == "false" else True if name in _SUCCEEDS else None
+
+    def _take_in(self, name: str, rest: Sequence[str], line: int, state: PathState) -> None:
+        """Go on with a text that is evaluated, or with what a file may have set."""
+        if name == "eval":
+            text = " ".join(state.get(each) for each in rest)
+            if self.holes.assume(text) is None:
+                self._forget_all(f"set by eval, line {line}", state)
+            state.pending = "eval", text, ()
+            return
+        file = self.holes.show(rest[0]) if rest else ""
+        if not _HARMLESS.search(file):
+            self._assume_all(f"set by {file}, which is not read", state)
+
+    def _change(self, name: str, rest: Sequence[str], state: PathState) -> None:
+        """Change the arguments, or unset variables."""
+        if name == "shift":
+            self._shift(rest, state)
+        elif name == "unset":
+            state.variables |= dict.fromkeys((each for each in rest if NAME.fullmatch(each)), UNSET)
+        elif "--" in rest:
+            state.arguments = tuple(rest[rest.index("--") + 1 :])
+        elif rest and rest[0][:1] not in ("-", "+"):
+            state.arguments = tuple(rest)
+
+    def _shift(self, rest: Sequence[str], state: PathState) -> None:
+        if state.arguments is None:
+            return
+        count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 5 else 1
+        if any(self.holes[mark].splits for text in state.arguments for mark in find_holes(text)) or (
+            rest and not is_known(rest[0])
+        ):
+            state.arguments = None
+        elif count <= len(state.arguments):
+            state.arguments = state.arguments[count:]
+
+    def _forget_all(self, why: str, state: PathState) -> None:
+        for name in [*state.variables]:
+            if NAME.fullmatch(name):
+                self.open(name, state, why)
+        state.reads = why
+
+    def _assume_all(self, why: str, state: PathState) -> None:
+        """Take what is set as it is, although something that is not read may set it anew."""
+        for name, value in state.variables.items():
+            if isinstance(value, str) and NAME.fullmatch(name):
+                assumed = self.holes.assume(value)
+                hole = Hole(
+                    f"${name}", (*self.holes.name([value]), describe_unknown(name, why)), assumed, salt=(state.tick,)
+                )
+                state.variables[name] = value if assumed is None else self.holes.mark(hole)
+        state.reads = why
+
+
+def _is_assignment(word: ShellWord) -> bool:
+    head = word.parts[0] if word.parts else None
+    return isinstance(head, Literal) and not head.quoted and re.match(r"[A-Za-z_]\w*(?:\[|\+?=)", head.text) is not None
+
+
+def _runs_something(node: Simple) -> bool:
+    words = (word for word in node.words if isinstance(word, ShellWord))
+    return any(isinstance(part, Substitution) and part.script for word in words for part in word.parts)
+
+
+def _leave(name: str, rest: Sequence[str], state: PathState) -> bool | None:
+    """Go out of a loop, a function or the script; return the status."""
+    state.flow = name
+    if name in ("break", "continue"):
+        state.levels = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 3 else 1
+    elif rest and is_known(rest[0]):
+        return rest[0] == "0"
+    return state.status
+
+
+def _next_turn(state: PathState) -> None:
+    """Begin the next turn of a loop that a command goes on with."""
+    if state.flow == "continue" and state.levels <= 1:
+        state.flow, state.levels = "", 0
+
+
+def _restore(state: PathState, before: PathState) -> None:
+    """Give a state back what a function had of its own."""
+    for name in state.own:
+        if name in before.variables:
+            state.variables[name] = before.variables[name]
+        else:
+            state.variables.pop(name, None)
+    state.arguments, state.own = before.arguments, before.own
+
+
+def find_installed(texts: Sequence[str]) -> str:
+    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    if "install" not in texts:
+        return ""
+    return next((found[1] for each in texts if (found := PINNED.fullmatch(each.strip("\"'")))), "")
+
+
+def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
+    """Yield the variables that a command of the shell sets."""
+    if name == "printf":
+        yield from rest[rest.index("-v") + 1 : rest.index("-v") + 2] if "-v" in rest else ()
+    elif name == "let":
+        yield from (found[0] for text in rest if (found := NAME.match(text)))
+    elif name == "getopts":
+        yield from (*rest[1:2], "OPTARG")
+    else:
+        yield from ([each for each in rest if NAME.fullmatch(each)] or ["REPLY", "MAPFILE"])
+
+
+def _find_assigned(node: Node, functions: Mapping[str, Function], seen: frozenset[str]) -> set[str] | None:
+    """Return the variables that commands may set, `@` for the arguments; None for any."""
+    names: set[str] = set()
+    for each in walk(node):
+        if isinstance(each, For) and each.name:
+            names.add(each.name)
+        elif isinstance(each, Arithmetic):
+            names |= set(NAME.findall(each.text))
+        elif isinstance(each, Simple):
+            plain = [word.plain if isinstance(word, ShellWord) else "" for word in each.words]
+            first = next((text for text in plain if text), "")
+            if first in ("eval", "source", "."):
+                return None
+            names |= set(_find_in_words(each))
+            names |= {"@"} if first in ("shift", "set") else set()
+            names |= set(_find_set(first, plain[1:])) if first in _SETTING else set()
+            if first in functions and first not in seen:
+                inner = _find_assigned(functions[first].body, functions, seen | {first})
+                if inner is None:
+                    return None
+                names |= inner
+    return {name for name in names if name == "@" or NAME.fullmatch(name)}
+
+
+def _find_in_words(node: Simple) -> Iterator[str]:
+    """Yield the variables that the words of a command assign."""
+    for word in node.words:
+        if isinstance(word, Array):
+            yield word.name
+            continue
+        if word.parts and isinstance(word.parts[0], Literal) and _is_assignment(word):
+            yield re.split(r"[\[+=]", word.parts[0].text)[0]
+        yield from (part.name for part in word.parts if isinstance(part, Parameter) and part.operator in ("=", ":="))
+
+
+def _describe(node: Node) -> tuple[int, str]:
+    """Return the line of a command, and how findings name it."""
+    for each in walk(node):
+        if isinstance(each, Simple) and each.words:
+            texts = [_show(word) for word in each.words if isinstance(word, ShellWord)]
+            return each.line, f"`{' '.join(texts)[:50]}`"
+        if isinstance(each, Test | Arithmetic):
+            return each.line, "the test"
+    return 0, "the command"
+
+
+def _show(word: ShellWord) -> str:
+    return "".join(part.text if isinstance(part, Literal) else part.shown for part in word.parts)

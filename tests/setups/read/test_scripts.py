@@ -1,0 +1,144 @@
+"""Scripts that branch: every way through them is followed, and what is not known is never certain."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from catalogue.oracle.scripts import Stub, break_law, draw_script, draw_settings
+
+from draftwise.core import InvalidSetup
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_setups
+from draftwise.setups.read.shell.script import run_script
+
+SPEC = r'"{\"method\":\"ngram\",\"num_speculative_tokens\":$K}"'
+SERVE = f"vllm serve Qwen/Qwen3-8B --speculative-config {SPEC}"
+
+
+def ways(text: str) -> dict[str, str]:
+    """Return the ways to the last command: what was decided -> its words."""
+    command = run_script(text).commands[-1]
+    return {way.where: " ".join(word.text for word in way.words) for way in command.ways}
+
+
+def verdict(text: str) -> tuple[bool | None, list[str]]:
+    """Return whether a server is accepted, and what is said of its other ways."""
+    (reading,) = read_setups(text)
+    report = judge(reading)
+    return report.accepted, [each.message for each in report.findings if each.code.endswith("on-a-way")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bash_hands_over_what_is_reported(seed: int, tmp_path: Path):
+    rng = random.Random(seed)
+    stub, counts = Stub(tmp_path), Counter[str]()
+    for number in range(8):
+        script = draw_script(rng, closed=number % 2 == 1)
+        for setting in draw_settings(rng, 2):
+            calls = stub.run(script, setting)
+            assert break_law(script, setting, calls or [], counts) == "", script
+    assert counts["told as they are"] > 2
+
+
+def test_a_reader_that_leaves_out_a_way_breaks_the_law(tmp_path: Path):
+    script = 'k=4\n[ "$DEBUG" = 1 ] && k=0\nvllm serve m --k $k\n'
+    calls = Stub(tmp_path).run(script, {"DEBUG": "1"})
+    assert break_law(script, {"DEBUG": "1"}, calls or [], Counter()) == ""
+    assert "bash hands over" in break_law("vllm serve m --k 4", {"DEBUG": "1"}, calls or [], Counter())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('K=4\n[ "$D" = 1 ] && K=0\nrun $K', {"": "run 4", "D=1, line 2": "run 0"}),
+        ('K=4\ncase "${S:-}" in off|no) K=0 ;; esac\nrun $K', {"": "run 4", "S=no, line 2 or S=off, line 2": "run 0"}),
+        (
+            'if [ -n "$H" ]; then a+=(--h "$H"); fi\nrun x "${a[@]}"',
+            {"": "run x", "H is set, line 1": "run x --h $H"},
+        ),
+        ("t=${T:-}\n: \"${t:=0.7}\"\nrun $t", {"": "run 0.7"}),
+        ("M=spec\nif [ $M = spec ]; then K=4; else K=0; fi\nrun $K", {"": "run 4"}),
+        ("f() { [ \"$M\" = spec ]; }\nif f; then K=4; else K=0; fi\nrun $K", {"": "run 0", "M=spec, line 1": "run 4"}),
+        ("for n in a b; do a+=(--n $n); done\nrun \"${a[@]}\"", {"": "run --n a --n b"}),
+        ("(K=4)\nK=3 | cat\nrun ${K:-1}", {"": "run 1"}),
+        ("c='run --k $K'\nK=4\neval \"$c\"", {"": "run --k 4"}),
+        ("set -- a b\nshift\nrun \"$@\" $#", {"": "run b 1"}),
+        ("if [ \"$A\" = x ]; then echo x; fi\nif [ \"$B\" = y ]; then echo y; fi\nrun", {"": "run"}),
+    ],
+)  # fmt: skip
+def test_ways_have_their_decisions(text: str, expected: dict[str, str]):
+    assert ways(text) == expected
+
+
+def test_a_decision_holds_for_the_rest_of_its_way():
+    text = 'if [ "$M" = spec ]; then K=4; fi\nif [ "$M" = spec ]; then run $K; fi'
+    assert ways(text) == {"M=spec, line 1": "run 4"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "K=$(nproc)\nrun $K",
+        "read K\nrun $K",
+        "while read -r K; do :; done < file\nrun $K",
+        "eval \"$X\"\nK=$K\nrun $K",
+        "for a in $X; do K=$a; done\nrun ${K}",
+        "while getopts k: o; do K=$OPTARG; done\nrun $K",
+        'while [ "$#" -gt 0 ]; do K=$1; shift; done\nrun $K',
+    ],
+)  # fmt: skip
+def test_what_cannot_be_evaluated_is_unknown_on_some_way(text: str):
+    command = run_script("K=\n" + text).commands[-1]
+    assert any(word.unknown for way in command.ways for word in way.words)
+
+
+def test_a_file_that_is_read_may_set_anything():
+    (reading,) = read_setups("K=4\nsource ./site.env\n" + SERVE)
+    assert [each.code for each in reading.findings] == ["taken-as-not-set"]
+    assert "site.env" in reading.findings[0].message
+
+
+def test_only_what_fails_on_every_way_is_rejected():
+    assert verdict(f"K=4\n[ \"$D\" = 1 ] && K=0\n{SERVE}") == (
+        True, ["It fails where D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
+    )  # fmt: skip
+    assert verdict(f'K=0\n[ "$D" = 1 ] && K=-1\n{SERVE}')[0] is False
+    assert verdict(f'K=$(nproc)\n[ "$D" = 1 ] && K=0\n{SERVE}')[0] is None
+
+
+def test_a_setup_that_is_built_on_needs_one_way():
+    (reading,) = read_setups(f'K=4\n[ "$D" = 1 ] && K=5\n{SERVE}')
+    with pytest.raises(InvalidSetup, match="2 ways"):
+        reading.require()
+    (reading,) = read_setups(f'K=4\n[ "$D" = 1 ] && K=5\n{SERVE}', given={"D": "1"})
+    assert reading.require().spec.num_speculative_tokens == 5
+
+
+def test_many_conditions_stay_bounded():
+    tests = "".join(f'[ -n "$V{n}" ] && a+=(--v{n} "$V{n}")\n' for n in range(40))
+    (command,) = (each for each in run_script(tests + 'run "${a[@]}"').commands if each.words[0].text == "run")
+    assert command.is_partial
+    assert [word.text for word in command.words] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f() { f; f; }\nf\nrun",
+        "while true; do run; done",
+        "for i in $(seq 9); do for j in $(seq 9); do [ $i = $j ] && K=$i; done; done\nrun $K",
+        "until [ -f x ]; do sleep 1; done\nrun",
+        "case $a in\n" + "".join(f"x{n}) K=$K{n} ;;\n" for n in range(200)) + "esac\nrun $K",
+    ],
+)
+def test_loops_and_calls_end(text: str):
+    assert any(command.words[0].text == "run" for command in run_script(text).commands)
+
+
+@pytest.mark.parametrize(
+    "text", ["if you want", "case closed", "for the model", "done", "fi }", "((", "[[ a", "${", "$(", "f() {"]
+)
+def test_text_that_is_no_script_is_read_all_the_same(text: str):
+    run = run_script(text + "\nvllm serve m")
+    assert all(word.line <= 2 for command in run.commands for word in command.words)
