@@ -174,6 +174,8 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.model or find_placeholder(spec.model) is not None:
         yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
+    elif spec.model in context.release.table("methods") and not Path(spec.model).exists():
+        yield from context.rules.ruling("method-named-as-model", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
         yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)
     elif fault := next((fault for fault in context.faults if fault.where in _places(spec.model)), None):
