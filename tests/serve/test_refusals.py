@@ -1,6 +1,5 @@
 """What the server refuses and how it says so; what it does when a client or the engine goes away."""
 
-import asyncio
 import json
 import math
 import socket
@@ -277,7 +276,7 @@ def test_any_json_is_read_or_refused(checkpoint, read, known, data):
         name="m", tokenizer=Tokenizer.from_pretrained(checkpoint), max_model_len=64, defaults=Defaults()
     )
     try:
-        _, requests = asyncio.run(read(body, model))
+        _, requests = read(body, model)
     except (RequestError, InvalidSetup):
         return
     assert all(isinstance(request.prompt_token_ids, list) for request in requests)

@@ -15,6 +15,7 @@ from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.app import StatsLog
+from draftwise.serve.channel import PackedRequest
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
 RECORDED = Path(__file__).parents[1] / "knowledge" / "vllm_0_32_metrics.txt"
@@ -74,7 +75,8 @@ def test_speculative_counters_follow_the_engine_and_the_positions_never_reached_
 @pytest.mark.parametrize(("scheduled_s", "began"), [(13.0, 16.5), (None, 13.0)], ids=["told", "its first step"])
 def test_intervals_of_a_request_are_vllms(scheduled_s, began):
     metrics = make_metrics()
-    request = EngineRequest(request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=9))
+    params = SamplingParams(max_tokens=9)
+    request = PackedRequest.pack(EngineRequest(request_id="r", prompt_token_ids=[1, 2], params=params))
     timeline = Timeline(metrics, request, arrived=10.0, queued=11.0)
     for now, tokens, reason in ((17.0, [1], None), (25.0, [1, 2, 3], None), (26.0, [], None), (33.0, [4], "stop")):
         delta = Delta(request_id="r", index=0, token_ids=tokens, text="", finish_reason=reason, scheduled_s=scheduled_s)

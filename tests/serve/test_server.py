@@ -136,13 +136,31 @@ def test_while_it_drains_nothing_is_accepted_and_a_second_signal_ends_that(check
         assert process.wait(60) == 0
 
 
+def child_of(process, module):
+    """Return the process id of the child that runs a module."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (found,) = (pid for pid in children if module in Path(f"/proc/{pid}/cmdline").read_text())
+    return int(found)
+
+
+def test_when_the_readers_are_killed_what_runs_ends_and_then_the_server(checkpoint):
+    with started(checkpoint, 0.2) as (process, _, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(child_of(process, "reader_process"), signal.SIGKILL)
+            assert any('"code":503' in line for line in lines)
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert "the process that reads requests has ended" in complaints
+
+
 def test_when_the_engine_is_killed_the_server_says_so_and_ends(checkpoint):
     with started(checkpoint, 3600) as (process, _, url):
         with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            engine = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
-            os.kill(engine, signal.SIGKILL)
+            os.kill(child_of(process, "engine_process"), signal.SIGKILL)
             assert any('"code":500' in line for line in lines)
         _, complaints = process.communicate(timeout=60)
         assert process.returncode != 0

@@ -88,6 +88,39 @@ def test_what_cannot_be_compiled_is_refused(server, wanted, words):
     assert not server.engine.has_work()
 
 
+@pytest.mark.parametrize("number", [3, 2_001])
+def test_choices_may_be_many_and_have_any_characters(server, number):
+    choices = ["(x|y)*[^z]{2,}~&#-/\\", "a\nb", *(f"option {i}" for i in range(number))]
+    for place in (0, 1, number):
+        body = {"choice": [choices[place], *choices], "whitespace_pattern": str(number)}
+        bias = dict.fromkeys(server.engine.tokenizer.encode(choices[place]), 100)
+        answer = server.client.completions.create(
+            model="m",
+            prompt="a",
+            max_tokens=40,
+            logit_bias=bias,
+            temperature=0,
+            extra_body={"structured_outputs": body},
+        )
+        assert answer.choices[0].text in choices
+        assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_success_without_the_whole_output(server, stream):
+    body = {"structured_outputs": {"regex": "aab"}, "bad_words": ["b"]}
+    with pytest.raises(openai.APIError, match="could not be completed"):
+        list(server.client.completions.create(model="m", prompt="a", stream=stream, extra_body=body))
+    assert not server.engine.has_work()
+
+
+def test_a_grammar_beyond_the_librarys_limits_is_refused(server):
+    with pytest.raises(openai.BadRequestError, match="too many expressions"):
+        server.client.completions.create(
+            model="m", prompt="a", extra_body={"structured_outputs": {"regex": "a{1000000}"}}
+        )
+
+
 def test_while_a_grammar_is_compiled_others_are_answered(server, monkeypatch):
     """And a client that goes away meanwhile leaves nothing behind."""
     compile_one, may_go_on = server.engine.grammars._compile, threading.Event()

@@ -10,13 +10,14 @@ import openai
 import uvicorn
 
 from draftwise.serve.app import create_app
-from draftwise.serve.calls import Defaults
+from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel
 from draftwise.serve.connections import make_config
 from draftwise.serve.engine_loop import run_engine
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules
 from draftwise.serve.http_server import ServerOptions, bind
+from draftwise.serve.reading import DirectReader
 
 
 def start_thread(build):
@@ -50,14 +51,17 @@ def serving_launched(launched, tokenizer, *, max_waiting=8, defaults=None, tool_
     """Serve an engine that was started anywhere."""
     worker = EngineWorker(launched, max_waiting=max_waiting)
     worker.wait_until_built("m")
-    defaults = defaults or Defaults()
-    app = create_app(
-        worker,
+    config = worker.about.config
+    model = ServedModel(
+        name="m",
         tokenizer=tokenizer,
-        model_name="m",
-        defaults=defaults,
-        access=AccessRules(**access),
+        max_model_len=config.max_model_len or 1,
+        defaults=defaults or Defaults(),
+        most_sequences=config.num_slots + max_waiting,
         tool_call_parser=tool_call_parser,
+    )
+    app = create_app(
+        worker, tokenizer=tokenizer, model_name="m", reader=DirectReader(model), access=AccessRules(**access)
     )
     listener = bind(ServerOptions(port=0))
     listener.listen()  # what comes before the server's thread has begun waits, and is not refused

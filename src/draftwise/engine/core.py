@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 
 from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig, SpecStats
 from draftwise.engine.assembly import build
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
+from draftwise.engine.sampling.bad_words import encode_bad_words
 from draftwise.engine.sampling.grammar import Grammars
-from draftwise.engine.sampling.logits import check_params, encode_bad_words
+from draftwise.engine.sampling.logits import check_params
 from draftwise.engine.sampling.logprobs import parse
+from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup_phases import Startup, TimedStartup
 from draftwise.engine.step.launched import LaunchedStep, Outcome
@@ -201,6 +204,8 @@ class Engine:
             end=end,
         )
         emitted = emitted[: stop.num_tokens] if stop else emitted
+        if stop is not None and stop.finish_reason == "abort" and sequence.grammar is not None:
+            stop = replace(stop, stop_reason=sequence.grammar.explain_abort())
         first = sequence.num_output == 0
         scheduler.advance(sequence, emitted, bound=bound)
         self._generation_tokens += len(emitted)
@@ -297,7 +302,7 @@ class Admission:
             seed=seed,
             max_tokens=min(self._longest, wanted),
             tokens=list(request.prompt_token_ids),
-            bad_words=encode_bad_words(params.bad_words, lambda text: self._tokenizer.encode(text, False)),
+            bad_words=self._encode_bad_words(params),
             grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
             detokenizer=IncrementalDetokenizer(
                 self._tokenizer,
@@ -307,6 +312,11 @@ class Admission:
                 prompt_token_ids=request.prompt_token_ids,
             ),
         )
+
+    def _encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if params.bad_word_ids is not None:
+            return params.bad_word_ids
+        return encode_bad_words(params.bad_words, lambda text: self._tokenizer.encode(text, False))
 
 
 def _error(code: str, message: str, fix: str) -> Finding:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,13 +20,14 @@ from draftwise.core import SpecStats
 from draftwise.engine.engine_outputs import EngineStats
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.asgi import BodyReader, EventStream, run_until_disconnect
-from draftwise.serve.calls import Defaults, ServedModel, check_model_name, read_chat, read_completion
+from draftwise.serve.calls import check_model_name
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules, Entrance
-from draftwise.serve.errors import EXCEPTION_HANDLERS
+from draftwise.serve.errors import EXCEPTION_HANDLERS, RequestError
 from draftwise.serve.generation import make_answer
 from draftwise.serve.in_flight import InFlight
-from draftwise.serve.request_fields import parse_body
+from draftwise.serve.openapi import make_document
+from draftwise.serve.reading import Outcome, PlannedCall, Reader, ReadError
 from draftwise.version import __version__
 
 __all__ = ["StatsLog", "create_app", "format_spec_line"]
@@ -43,21 +44,31 @@ def create_app(
     *,
     tokenizer: Tokenizer,
     model_name: str,
-    defaults: Defaults,
+    reader: Reader,
     access: AccessRules | None = None,
-    tool_call_parser: str | None = None,
     in_flight: InFlight | None = None,
 ) -> Starlette:
-    """Return the application over a worker whose engine is built; `in_flight` counts its requests."""
+    """Return the application.
+
+    Args:
+        worker: has an engine that is built.
+        tokenizer: the model's.
+        model_name: in answers and metrics.
+        reader: reads the bodies of requests.
+        access: which requests are answered.
+        in_flight: counts the requests.
+    """
     access, in_flight = access or AccessRules(), in_flight or InFlight()
-    endpoints = _Endpoints(worker, tokenizer, model_name, defaults, tool_call_parser, in_flight)
+    endpoints = _Endpoints(worker, tokenizer, model_name, reader, in_flight)
     for_pages = Middleware(
         CORSMiddleware, allow_origins=access.allowed_origins, allow_methods=["*"], allow_headers=["*"]
     )
     return Starlette(
         routes=[
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/completions", endpoints.generate, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.generate, methods=["POST"]),
+            Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+            Route("/detokenize", endpoints.tokenize, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{name:path}", endpoints.model),
             Route("/health", endpoints.health),
@@ -65,6 +76,7 @@ def create_app(
             Route("/load", endpoints.load),
             Route("/version", endpoints.version),
             Route("/metrics", endpoints.metrics),
+            Route("/openapi.json", endpoints.openapi),
         ],
         middleware=[
             *([for_pages] if access.allowed_origins else []),
@@ -82,8 +94,7 @@ class _Endpoints:
         worker: EngineWorker,
         tokenizer: Tokenizer,
         model_name: str,
-        defaults: Defaults,
-        tool_call_parser: str | None,
+        reader: Reader,
         in_flight: InFlight,
     ) -> None:
         self._worker = worker
@@ -91,53 +102,57 @@ class _Endpoints:
         self._about = worker.about
         limit = worker.about.config.max_model_len
         assert limit is not None, "the engine resolves it"
-        self._model = ServedModel(
-            name=model_name,
-            tokenizer=tokenizer,
-            max_model_len=limit,
-            defaults=defaults,
-            tool_call_parser=tool_call_parser,
-        )
+        self._tokenizer, self._reader = tokenizer, reader
+        self._name, self._max_model_len = model_name, limit
         self._bodies = BodyReader(limit * tokenizer.longest_token)
         self._created = int(time.time())
 
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, read_completion)
-
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, read_chat)
-
-    async def _answer(self, request: Request, read: Callable[..., Awaitable[tuple]]) -> Response:
+    async def generate(self, request: Request) -> Response:
         arrived = time.monotonic()
-        try:
-            body = await self._bodies.read(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        call, requests = await read(parse_body(body), self._model)
-        generation = await self._worker.submit(requests, arrived=arrived)
+        outcome = await self._read(request)
+        if not isinstance(outcome, PlannedCall):
+            return _respond(outcome)
+        call = outcome.plan.open(self._tokenizer)
+        generation = await self._worker.submit(outcome.requests, arrived=arrived)
         if call.stream:
             return EventStream(call, generation)
         with generation:
             answering = asyncio.ensure_future(make_answer(call, generation))
             await run_until_disconnect(answering, request.receive)
-            return JSONResponse(answering.result()) if answering.done() else Response(status_code=_CLIENT_GONE)
+            return _respond(answering.result() if answering.done() else None)
+
+    async def tokenize(self, request: Request) -> Response:
+        outcome = await self._read(request)
+        assert not isinstance(outcome, PlannedCall)
+        return _respond(outcome)
+
+    async def _read(self, request: Request) -> Outcome | None:
+        """Return what the body asks for; None if the client left."""
+        try:
+            async with self._bodies.read(request) as body:
+                outcome = await self._reader.read(request.url.path, body)
+        except ClientDisconnect:
+            return None
+        if isinstance(outcome, ReadError):
+            raise RequestError(*outcome[:2], param=outcome.param)
+        return outcome
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._describe_model()]})
 
     async def model(self, request: Request) -> Response:
-        check_model_name(request.path_params["name"], self._model)
+        check_model_name(request.path_params["name"], self._name)
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
         return {
-            "id": self._model.name,
+            "id": self._name,
             "object": "model",
             "created": self._created,
             "owned_by": "draftwise",
             "root": self._about.config.model,
             "parent": None,
-            "max_model_len": self._model.max_model_len,
+            "max_model_len": self._max_model_len,
         }
 
     async def health(self, _: Request) -> Response:
@@ -155,12 +170,15 @@ class _Endpoints:
             about["speculative_config"] = self._about.spec
         return JSONResponse(about)
 
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(make_document())
+
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(self._worker.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._worker.connect():
+        async with self._worker.connect(), self._reader.connect():
             logging_task = asyncio.create_task(self._log_stats())
             yield
             logging_task.cancel()
@@ -173,6 +191,14 @@ class _Endpoints:
             await asyncio.sleep(_LOG_EVERY_S)
             for line in log.make_lines(worker.stats, time.monotonic()):
                 logger.info(line)
+
+
+def _respond(content: Outcome | None) -> Response:
+    """Return JSON as a response; None: the client left, so nobody reads it."""
+    if content is None:
+        return Response(status_code=_CLIENT_GONE)
+    assert isinstance(content, bytes)
+    return Response(content, media_type="application/json")
 
 
 class StatsLog:

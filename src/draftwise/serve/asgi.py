@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,8 +37,9 @@ class BodyReader:
         self._largest = min(_OVERHEAD + _BYTES_A_CHARACTER * most_characters, _LARGEST_BODY)
         self._held = 0
 
-    async def read(self, request: Request) -> bytes:
-        """Return the body.
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body, which counts as held until then.
 
         Raises:
             RequestError: 413 as soon as it is too large, 408 if its next piece does not come, 503 if too many bodies
@@ -54,7 +57,7 @@ class BodyReader:
                     async with asyncio.timeout(_PAUSE_S):
                         chunk = await anext(stream)
                 except StopAsyncIteration:
-                    return b"".join(chunks)
+                    break
                 except TimeoutError:
                     raise RequestError(408, "The body did not arrive.", headers={"Connection": "close"}) from None
                 size += len(chunk)
@@ -65,6 +68,7 @@ class BodyReader:
                     message = "Too many large bodies arrive at once. Try again later."
                     raise RequestError(503, message, headers={"Connection": "close", "Retry-After": "1"})
                 chunks.append(chunk)
+            yield b"".join(chunks)
         finally:
             self._held -= size
 

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.sampling.bad_words import encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from draftwise.engine.step.sequence import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.errors import RequestError
 from draftwise.serve.formats import AnswerFormat, ChatFormat, CompletionFormat
 from draftwise.serve.generation import Call
-from draftwise.serve.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
+from draftwise.serve.request_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
+    SAMPLING_FIELDS,
+    TOKENIZE_FIELDS,
+    read_fields,
+)
 from draftwise.serve.tools import read_tools
 
 __all__ = [
+    "CallPlan",
     "Defaults",
     "ServedModel",
     "check_model_name",
-    "encode_prompts",
     "read_chat",
     "read_completion",
+    "read_detokenize",
     "read_messages",
-    "render_conversation",
+    "read_tokenize",
 ]
 
 _SAMPLING = (
@@ -66,18 +76,45 @@ class Defaults:
         return cls(sampling=sampling, max_tokens=config.get("max_new_tokens"))
 
 
-_LONG_TEXT = 20_000
-"""Characters beyond which encoding would block the event loop for milliseconds."""
+class _Prompt(NamedTuple):
+    ids: list[int]
+    text: str | None
+    """As it was given; None for token ids."""
 
 
-async def encode_prompts(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[list[int]]:
-    """Return token ids for a `prompt` field: a string, token ids, or a list of either.
+def _encode_prompts(
+    prompt: Any, model: ServedModel, fields: Mapping[str, Any], *, add_special_tokens: bool
+) -> list[_Prompt]:
+    """Return the prompts of a `prompt` field: a string, token ids, or a list of either.
 
     Raises:
-        RequestError: 400, it has another form.
+        RequestError: 400, it has another form, or has more characters or tokens than the model takes.
     """
-    prompts = _as_list(prompt)
-    return [await _encode(each, tokenizer, add_special_tokens) if isinstance(each, str) else each for each in prompts]
+    prompts = [
+        _Prompt(model.encode(each, add_special_tokens), each) if isinstance(each, str) else _Prompt(each, None)
+        for each in _as_list(prompt)
+    ]
+    truncated = [prompt._replace(ids=_truncate(prompt.ids, fields, model)) for prompt in prompts]
+    for each in truncated:
+        model.check_length(len(each.ids))
+        if each.text is None and each.ids and not -(2**31) < min(each.ids) <= max(each.ids) < 2**31:
+            raise RequestError(400, "The prompt has ids that no model's tokens have.", param="prompt")
+    return truncated
+
+
+def _truncate(ids: list[int], fields: Mapping[str, Any], model: ServedModel) -> list[int]:
+    """Return the tokens that `truncate_prompt_tokens` keeps: the last ones, unless `truncation_side` is `right`."""
+    most = fields.get("truncate_prompt_tokens")
+    if most is None:
+        return ids
+    if not -1 <= most <= model.max_model_len:
+        message = f"truncate_prompt_tokens must lie in -1..{model.max_model_len}, got {most}."
+        raise RequestError(400, message, param="truncate_prompt_tokens")
+    side = fields.get("truncation_side", "left")
+    if side not in ("left", "right"):
+        raise RequestError(400, "truncation_side must be left or right.", param="truncation_side")
+    kept = model.max_model_len - 1 if most == -1 else most
+    return ids[:kept] if side == "right" else ids[max(len(ids) - kept, 0) :]
 
 
 def _as_list(prompt: Any) -> list[Any]:
@@ -97,12 +134,6 @@ def _as_list(prompt: Any) -> list[Any]:
 
 def _are_ids(values: Sequence[Any]) -> bool:
     return all(type(value) is int for value in values)
-
-
-async def _encode(text: str, tokenizer: Tokenizer, add_special_tokens: bool) -> list[int]:
-    if len(text) > _LONG_TEXT:
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-    return tokenizer.encode(text, add_special_tokens)
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
@@ -171,16 +202,39 @@ def _with_arguments(where: str, call: Any) -> dict[str, Any]:
     return call | {"function": function | {"arguments": arguments if isinstance(arguments, dict) else {}}}
 
 
-def render_conversation(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
-    """Return a conversation rendered with the model's chat template.
+def _render(fields: Mapping[str, Any], model: ServedModel, tools: list[Any] | None) -> tuple[str, str, str]:
+    """Return a conversation rendered with the model's chat template, the role that answers, and its text so far.
 
     Raises:
         RequestError: 400, the messages are malformed, or the template is missing or rejects them.
     """
+    messages = read_messages(fields.get("messages", []))
+    goes_on = fields.get("continue_final_message", False)
+    if goes_on and fields.get("add_generation_prompt", False):
+        message = "Cannot set both continue_final_message and add_generation_prompt to true."
+        raise RequestError(400, message, param="continue_final_message")
+    begins = fields.get("add_generation_prompt", not goes_on)
+    variables: dict[str, Any] = {"add_generation_prompt": begins} | ({} if tools is None else {"tools": tools})
+    variables |= fields.get("chat_template_kwargs", {})
     try:
-        return tokenizer.apply_chat_template(read_messages(messages), **variables)
+        text = model.tokenizer.apply_chat_template(messages, **variables)
     except InvalidSetup as error:
         raise RequestError.of_invalid(error) from None
+    last = messages[-1]
+    role = "assistant" if begins else last["role"]
+    said = last["content"] if last["role"] == role else ""
+    return _cut_behind(text, last["content"]) if goes_on else text, role, said
+
+
+def _cut_behind(text: str, message: str) -> str:
+    """Return a rendered conversation up to the end of its last message, as transformers does."""
+    bare = message.strip()
+    start = text.rfind(bare)
+    if start < 0 or not bare:
+        words = "The final message is not found in the conversation as the chat template renders it."
+        raise RequestError(400, words, param="continue_final_message")
+    full = message.lstrip()
+    return text[: start + len(full if text.startswith(full, start) else bare)]
 
 
 _COMPLETION_TOKENS = 16
@@ -195,11 +249,40 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int
     defaults: Defaults
+    most_sequences: int = 2**10
+    """Completions of one request, at most."""
     tool_call_parser: str | None = None
-    """For calls at the model's own choice; None: such calls are refused."""
+    """The form of calls at the model's own choice; None: such calls are refused."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a prompt; refuses one that is certainly too long with 400 before any work."""
+        longest = self.max_model_len * self.tokenizer.longest_token
+        if len(text) > longest:
+            message = f"The prompt has {len(text)} characters, and {self.max_model_len} tokens have at most {longest}."
+            raise RequestError(400, f"{message} Shorten it.", param="prompt")
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def check_length(self, num_tokens: int) -> None:
+        """Refuse a prompt that leaves no room for an answer, with 400."""
+        if num_tokens >= self.max_model_len:
+            message = f"The prompt has {num_tokens} tokens, but prompt and output together may have "
+            raise RequestError(400, f"{message}{self.max_model_len}. Shorten it.", param="prompt")
 
 
-async def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, list[EngineRequest]]:
+class CallPlan(NamedTuple):
+    """An accepted call, for a process that has a tokenizer to carry out."""
+
+    make_format: Callable[..., AnswerFormat]
+    """Called with the tokenizer."""
+    make_call: Callable[..., Call]
+    """Called with the format, as `format`."""
+
+    def open(self, tokenizer: Tokenizer) -> Call:
+        """Return the call."""
+        return self.make_call(format=self.make_format(tokenizer))
+
+
+def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPlan, list[EngineRequest]]:
     """Return a /v1/completions call and its requests, one a prompt.
 
     Raises:
@@ -209,29 +292,33 @@ async def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[
     _check_model(fields, model)
     if "prompt" not in fields:
         raise RequestError(400, "prompt is missing.", param="prompt")
+    structured = _read_structured(fields)
+    _check_work(fields, len(_as_list(fields["prompt"])), model)
     add_special = fields.get("add_special_tokens", True)
-    prompts = await encode_prompts(fields["prompt"], model.tokenizer, add_special_tokens=add_special)
-    echo, logprobs = fields.get("echo", False), fields.get("logprobs")
+    prompts = _encode_prompts(fields["prompt"], model, fields, add_special_tokens=add_special)
+    echo, logprobs, shows_ids = fields.get("echo", False), fields.get("logprobs"), fields.get("return_token_ids", False)
     only_prompt = echo and fields.get("max_tokens") == 0
     if echo and logprobs is not None:
         fields.setdefault("prompt_logprobs", logprobs)
         if fields.get("stream") and fields.get("n", 1) > 1:
             raise RequestError(400, "echo with logprobs can be streamed with n = 1 only.", param="n")
     max_tokens = 1 if only_prompt else fields.get("max_tokens", _COMPLETION_TOKENS)
-    answer = CompletionFormat(
-        model.tokenizer,
-        prompts,
+    texts = [each.text if each.text is not None else model.tokenizer.decode(each.ids, False) for each in prompts]
+    make_format = partial(
+        CompletionFormat,
+        prompts=[array("q", each.ids) for each in prompts] if echo or shows_ids else [],
+        texts=([""] * len(texts) if shows_ids else texts) if echo else None,
+        streamed=fields.get("stream", False),
         num_logprobs=logprobs,
-        echo=echo,
         only_prompt=only_prompt,
-        return_token_ids=fields.get("return_token_ids", False),
+        return_token_ids=shows_ids,
         name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
-    structured = _read_structured(fields)
-    return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
+    ids = [each.ids for each in prompts]
+    return _call(fields, model, ids, "cmpl", make_format, structured, logprobs=logprobs, max_tokens=max_tokens)
 
 
-async def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, list[EngineRequest]]:
+def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPlan, list[EngineRequest]]:
     """Return a /v1/chat/completions call and its request.
 
     Raises:
@@ -242,30 +329,81 @@ async def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[Call, 
     if "top_logprobs" in fields and not fields.get("logprobs"):
         raise RequestError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     tool_use = read_tools(fields, model.tool_call_parser)
-    variables = {"add_generation_prompt": fields.get("add_generation_prompt", True)}
-    variables |= {} if tool_use is None else {"tools": tool_use.tools}
-    variables |= fields.get("chat_template_kwargs", {})
-    text = render_conversation(model.tokenizer, fields.get("messages", []), variables)
-    add_special = fields.get("add_special_tokens", False)
-    prompts = await encode_prompts(text, model.tokenizer, add_special_tokens=add_special)
-    logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-    demanded = None
+    structured = _read_structured(fields)
     if tool_use is not None and tool_use.make_parser is not None:
-        demanded = tool_use.structured_outputs
-        if demanded is None:
+        structured = tool_use.structured_outputs or structured
+        if tool_use.structured_outputs is None:
             fields["skip_special_tokens"] = False  # tags of calls may be special tokens
+    _check_work(fields, 1, model)
+    text, role, said = _render(fields, model, None if tool_use is None else tool_use.tools)
+    add_special = fields.get("add_special_tokens", False)
+    (prompt,) = _encode_prompts(text, model, fields, add_special_tokens=add_special)
+    logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
     max_tokens = fields.get("max_completion_tokens", fields.get("max_tokens", model.defaults.max_tokens))
-    answer = ChatFormat(
-        model.tokenizer,
-        prompts[0],
+    make_format = partial(
+        ChatFormat,
+        prompt=array("q", prompt.ids) if fields.get("return_token_ids") else None,
+        role=role,
+        said=said if fields.get("echo", False) else "",
         tool_use=tool_use,
         streamed=fields.get("stream", False),
         num_logprobs=logprobs,
-        return_token_ids=fields.get("return_token_ids", False),
         name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
-    structured = demanded or _read_structured(fields)
-    return _call(fields, model, prompts, answer, structured, logprobs=logprobs, max_tokens=max_tokens)
+    return _call(
+        *(fields, model, [prompt.ids], "chatcmpl", make_format, structured), logprobs=logprobs, max_tokens=max_tokens
+    )
+
+
+def read_tokenize(body: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
+    """Return the answer of /tokenize: the tokens of a prompt or a conversation.
+
+    Raises:
+        RequestError, InvalidSetup: a field is wrong.
+    """
+    fields = read_fields(body, TOKENIZE_FIELDS)
+    _check_model(fields, model)
+    is_chat = "messages" in fields
+    if is_chat == ("prompt" in fields):
+        raise RequestError(400, "Give prompt or messages.", param="prompt")
+    text = _render(fields, model, fields.get("tools"))[0] if is_chat else fields["prompt"]
+    ids = model.encode(text, fields.get("add_special_tokens", not is_chat))
+    names = [model.tokenizer.piece(token) for token in ids] if fields.get("return_token_strs") else None
+    return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": names}
+
+
+def read_detokenize(body: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
+    """Return the answer of /detokenize: the text of tokens.
+
+    Raises:
+        RequestError: a field is wrong.
+    """
+    fields = read_fields(body, DETOKENIZE_FIELDS)
+    _check_model(fields, model)
+    ids = fields.get("tokens")
+    if ids is None or not all(0 <= token < 2**32 for token in ids):
+        raise RequestError(400, "tokens must be a list of token ids.", param="tokens")
+    return {"prompt": model.tokenizer.decode(ids, False)}
+
+
+_MOST_ITEMS = 2**14
+"""Items that a step looks at for a request: those of a list for each completion."""
+_MOST_BIASES = 2**16
+
+
+def _check_work(fields: Mapping[str, Any], num_prompts: int, model: ServedModel) -> None:
+    """Refuse with 400 the number of completions that never fit, and lists that would hold up every step."""
+    wanted = num_prompts * fields.get("n", 1)
+    if wanted > model.most_sequences:
+        raise RequestError(
+            400,
+            f"The request asks for {wanted} completions at once, but this server takes at most "
+            f"{model.most_sequences}. Split it.",
+        )
+    for name, most in {"logit_bias": _MOST_BIASES, "stop_token_ids": _MOST_ITEMS}.items():
+        if (size := len(fields.get(name, ())) * wanted) > most:
+            message = f"{name} has {size} items over all completions, and the server takes at most {most}."
+            raise RequestError(400, f"{message} Shorten it, or split the request.", param=name)
 
 
 def _read_structured(fields: Mapping[str, Any]) -> StructuredOutputsParams | None:
@@ -291,13 +429,13 @@ def _read_structured(fields: Mapping[str, Any]) -> StructuredOutputsParams | Non
 
 def _check_model(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Refuse the name of another model; a request may leave it out."""
-    check_model_name(fields.get("model", model.name), model)
+    check_model_name(fields.get("model", model.name), model.name)
 
 
-def check_model_name(name: str, model: ServedModel) -> None:
+def check_model_name(name: str, served: str) -> None:
     """Refuse a name that is not the model's with 404."""
-    if name != model.name:
-        message = f"The model `{name[:200]}` does not exist; this server has `{model.name}`."
+    if name != served:
+        message = f"The model `{name[:200]}` does not exist; this server has `{served}`."
         raise RequestError(404, message, param="model")
 
 
@@ -305,27 +443,30 @@ def _call(
     fields: Mapping[str, Any],
     model: ServedModel,
     prompts: list[list[int]],
-    answer: AnswerFormat,
+    id_prefix: str,
+    make_format: Callable[..., AnswerFormat],
     structured: StructuredOutputsParams | None,
     *,
     logprobs: int | None,
     max_tokens: int | None,
-) -> tuple[Call, list[EngineRequest]]:
+) -> tuple[CallPlan, list[EngineRequest]]:
     options = fields.get("stream_options")
     if options is not None and not fields.get("stream"):
         raise RequestError(400, "stream_options needs stream: true.", param="stream_options")
-    call_id = f"{answer.id_prefix}-{uuid.uuid4().hex}"
-    call = Call(
+    call_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    includes_usage = bool((options or {}).get("include_usage"))
+    make_call = partial(
+        Call,
         call_id=call_id,
         model=model.name,
-        format=answer,
         prompt_lengths=[len(ids) for ids in prompts],
         n=fields.get("n", 1),
         stream=fields.get("stream", False),
-        include_usage=bool((options or {}).get("include_usage")),
-        continuous_usage=bool((options or {}).get("continuous_usage_stats")),
+        include_usage=includes_usage,
+        continuous_usage=includes_usage and bool((options or {}).get("continuous_usage_stats")),
     )
     sampling = model.defaults.sampling | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
+    bad_word_ids = _encode_bad_words(sampling.get("bad_words", ()), model, len(prompts) * fields.get("n", 1))
     requests = [
         EngineRequest(
             request_id=f"{call_id}-{index}",
@@ -335,12 +476,26 @@ def _call(
                 logprobs=logprobs,
                 max_tokens=_room(max_tokens, len(ids), model),
                 structured_outputs=structured,
+                bad_word_ids=bad_word_ids,
             ),
             cache_salt=fields.get("cache_salt", ""),
         )
         for index, ids in enumerate(prompts)
     ]
-    return call, requests
+    return CallPlan(make_format, make_call), requests
+
+
+def _encode_bad_words(
+    words: Sequence[str], model: ServedModel, num_sequences: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the tokens of bad words; refuses a number that would hold up every step with 400."""
+    if not words:
+        return None
+    encoded = encode_bad_words(words, lambda text: model.tokenizer.encode(text, False))
+    if (size := num_sequences * len(encoded) * max(map(len, encoded))) > _MOST_ITEMS:
+        message = f"bad_words take {size} comparisons a step over all completions, and the server takes {_MOST_ITEMS}."
+        raise RequestError(400, f"{message} Give fewer or shorter words.", param="bad_words")
+    return encoded
 
 
 def _room(max_tokens: int | None, num_prompt_tokens: int, model: ServedModel) -> int:

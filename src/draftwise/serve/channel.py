@@ -23,6 +23,7 @@ __all__ = [
     "Channel",
     "ChannelProtocol",
     "EngineFailure",
+    "PackedRequest",
     "Ready",
     "RequestsAccepted",
     "RequestsRefused",
@@ -32,14 +33,37 @@ __all__ = [
 ]
 
 
+class PackedRequest(NamedTuple):
+    """A request on its way to the engine, which unpacks it; others read what stands around it."""
+
+    request_id: str
+    n: int
+    num_prompt_tokens: int
+    max_tokens: int | None
+    content: bytes
+
+    @classmethod
+    def pack(cls, request: EngineRequest) -> PackedRequest:
+        """Pack a request."""
+        content = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
+        params = request.params
+        return cls(request.request_id, params.n, len(request.prompt_token_ids), params.max_tokens, content)
+
+    def unpack(self) -> EngineRequest:
+        """Return the request."""
+        request = pickle.loads(self.content)
+        assert isinstance(request, EngineRequest)
+        return request
+
+
 class Add(NamedTuple):
-    """To the engine: queue these requests, all or none.
+    """To the engine: queue these requests, all or none; their parameters are alike.
 
     The reply is `RequestsAccepted` or `RequestsRefused` with the same number.
     """
 
     number: int
-    requests: Sequence[EngineRequest]
+    requests: Sequence[PackedRequest]
 
 
 class Abort(NamedTuple):

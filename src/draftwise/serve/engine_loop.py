@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
@@ -35,6 +37,8 @@ _COMPILERS = 2
 """Grammars that are compiled at once, while steps run."""
 _POLL_S = 0.001
 """How often an idle engine looks whether a grammar is compiled."""
+_ENTER_S = 0.005
+"""Time for new requests between two steps."""
 
 Build = Callable[[Startup], "Engine"]
 """Builds the engine and reports the phases of its start-up."""
@@ -73,6 +77,13 @@ class _ReportedStartup(TimedStartup):
         self._channel.send(StartupPhase(name, seconds))
 
 
+@dataclass(slots=True)
+class _Entry:
+    message: Add
+    num_added: int = 0
+    """Requests of the message that the engine has."""
+
+
 class _EngineLoop:
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
@@ -81,8 +92,10 @@ class _EngineLoop:
         """The snapshot that was sent last."""
         self._pending: Pending = ()
         self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar")
-        self._compiling: list[tuple[Add, list[Future]]] = []
-        """Requests whose grammars are not compiled yet."""
+        self._compiling: list[tuple[Add, Future]] = []
+        """Requests whose grammar is not compiled yet."""
+        self._queue: deque[_Entry] = deque()
+        """Requests that the engine is to take next."""
 
     def run(self) -> None:
         """Run until `receive` raises because the other end is gone."""
@@ -102,53 +115,60 @@ class _EngineLoop:
             self._step()
 
     def _process_messages(self) -> None:
-        """Process the messages; wait for one if the engine is idle."""
-        wait = not self._engine.has_work()
+        """Process the messages; wait for one if there is nothing else to do."""
+        wait = not self._engine.has_work() and not self._queue
         while (wait and not self._compiling) or self._channel.has_message(_POLL_S if wait else 0):
             message = self._channel.receive()
             if isinstance(message, Add):
                 self._add(message)
             elif isinstance(message, Abort):
-                for request_id in message.request_ids:
-                    self._engine.abort(request_id)
-                self._compiling = [
-                    each for each in self._compiling if each[0].requests[0].request_id not in message.request_ids
-                ]
+                self._abort(frozenset(message.request_ids))
             wait = False
         self._add_compiled()
+        self._enter()
+
+    def _abort(self, request_ids: Collection[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+        self._compiling = [each for each in self._compiling if each[0].requests[0].request_id not in request_ids]
+        self._queue = deque(each for each in self._queue if each.message.requests[0].request_id not in request_ids)
 
     def _add(self, message: Add) -> None:
-        """Queue requests, once their grammars are compiled."""
-        wanted = [each.params.structured_outputs for each in message.requests]
-        new = {each.key: each for each in wanted if each is not None and not self._engine.grammars.has(each)}
-        if new:
-            futures: list[Future] = [
-                self._compilers.submit(self._engine.grammars.compile, each) for each in new.values()
-            ]
-            self._compiling.append((message, futures))
+        """Queue requests, once the grammar of all of them is compiled."""
+        wanted = message.requests[0].unpack().params.structured_outputs
+        if wanted is not None and not self._engine.grammars.has(wanted):
+            self._compiling.append((message, self._compilers.submit(self._engine.grammars.compile, wanted)))
         else:
-            self._queue(message)
+            self._queue.append(_Entry(message))
 
     def _add_compiled(self) -> None:
         compiling, self._compiling = self._compiling, []
-        for message, futures in compiling:
-            if not all(future.done() for future in futures):
-                self._compiling.append((message, futures))
-            elif failures := [error for future in futures if (error := future.exception()) is not None]:
-                self._channel.send(RequestsRefused(message.number, _describe(failures[0])))
+        for message, future in compiling:
+            if not future.done():
+                self._compiling.append((message, future))
+            elif (failure := future.exception()) is not None:
+                self._channel.send(RequestsRefused(message.number, _describe(failure)))
             else:
-                self._queue(message)
+                self._queue.append(_Entry(message))
 
-    def _queue(self, message: Add) -> None:
-        for position, request in enumerate(message.requests):
+    def _enter(self) -> None:
+        """Hand requests to the engine for a few milliseconds: more of them wait until the next step is done."""
+        end = time.monotonic() + _ENTER_S
+        while self._queue and time.monotonic() < end:
+            entry = self._queue[0]
+            message = entry.message
             try:
-                self._engine.add(request)
+                self._engine.add(message.requests[entry.num_added].unpack())
             except InvalidSetup as error:
-                for earlier in message.requests[:position]:
+                self._queue.popleft()
+                for earlier in message.requests[: entry.num_added]:
                     self._engine.abort(earlier.request_id)
                 self._channel.send(RequestsRefused(message.number, error.findings))
-                return
-        self._channel.send(RequestsAccepted(message.number))
+                continue
+            entry.num_added += 1
+            if entry.num_added == len(message.requests):
+                self._queue.popleft()
+                self._channel.send(RequestsAccepted(message.number))
 
     def _step(self) -> None:
         began = time.monotonic()

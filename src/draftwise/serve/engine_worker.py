@@ -16,12 +16,12 @@ from draftwise.core import BackendError, InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.kernel_cache import count_kernels, make_environment
-from draftwise.engine.step.sequence import EngineRequest
 from draftwise.serve.channel import (
     Abort,
     Add,
     ChannelProtocol,
     EngineFailure,
+    PackedRequest,
     Ready,
     RequestsAccepted,
     RequestsRefused,
@@ -120,7 +120,7 @@ class EngineWorker:
         self._launched.channel.socket.close()
         self._launched.join(patient=self._is_built)
 
-    async def submit(self, requests: Sequence[EngineRequest], *, arrived: float) -> Generation:
+    async def submit(self, requests: Sequence[PackedRequest], *, arrived: float) -> Generation:
         """Queue requests, all or none; `arrived` is the time of their HTTP call on the monotonic clock.
 
         Raises:
@@ -133,7 +133,7 @@ class EngineWorker:
         generation = Generation(requests, self._abort)
         for index, request in enumerate(requests):
             timeline = Timeline(self.metrics, request, arrived=arrived, queued=time.monotonic())
-            self._live[request.request_id] = _Live(generation, index, timeline, request.params.n)
+            self._live[request.request_id] = _Live(generation, index, timeline, request.n)
         number = next(self._numbers)
         self._unanswered[number] = generation
         self._channel.send(Add(number, requests))
@@ -144,9 +144,9 @@ class EngineWorker:
             raise
         return generation
 
-    def _check_room(self, requests: Sequence[EngineRequest]) -> None:
+    def _check_room(self, requests: Sequence[PackedRequest]) -> None:
         """Refuse requests for which the queue has no room."""
-        wanted = sum(request.params.n for request in requests)
+        wanted = sum(request.n for request in requests)
         places = self.about.config.num_slots
         most = places + self._max_waiting
         if wanted > most:
@@ -180,6 +180,12 @@ class EngineWorker:
         if live is None:
             return  # aborted while the step ran
         live.timeline.note_delta(delta, began=step.began, now=step.ended)
+        if delta.finish_reason == "abort":  # no client takes half of a structured output for an answer
+            message = f"The structured output could not be completed: {delta.stop_reason}. Change or simplify it."
+            live.generation.fail(RequestError(400, message, param="structured_outputs"))
+            self._forget(live.generation)
+            self._channel.send(Abort([request.request_id for request in live.generation.requests]))
+            return
         live.generation.push(live.prompt_index, delta)
         live.num_unfinished -= delta.finish_reason is not None
         if not live.num_unfinished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 
 __all__ = ["AnswerFormat", "ChatFormat", "CompletionFormat"]
 
+_NULLS_OF_ANSWER = ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
+_NULLS_OF_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
+"""Fields that vLLM sends without a value."""
 _LOWEST = -9999.0
 """JSON has no minus infinity."""
 
@@ -20,15 +24,17 @@ _LOWEST = -9999.0
 class AnswerFormat(Protocol):
     """How increments become choices; one object per HTTP call."""
 
-    id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def make_opening(self) -> dict[str, Any] | None:
-        """Return the first chunk of each choice in a stream, before its first increment."""
+    def make_openings(self) -> list[dict[str, Any]]:
+        """Return the chunks of each choice in a stream before its first increment."""
 
     def describe_prompt(self) -> dict[str, Any]:
-        """Return the fields about the prompt in a whole answer and in a stream's first chunks."""
+        """Return the fields about the prompt in a stream's first chunks."""
+
+    def describe_answer(self) -> dict[str, Any]:
+        """Return the fields of a whole answer around its choices, once these are made."""
 
     def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index."""
@@ -53,18 +59,29 @@ class _TokenNames:
 
 
 class CompletionFormat:
-    """Choices of /v1/completions; with `echo` each begins with its prompt."""
+    """Choices of /v1/completions.
 
-    id_prefix = "cmpl"
+    Args:
+        tokenizer: the model's.
+        prompts: their tokens, where an answer shows them.
+        texts: of the prompts, with which the choices begin; None: without them.
+        streamed: whether choices are chunks.
+        num_logprobs: alternatives of each token; None: no log-probabilities.
+        only_prompt: whether the choices have nothing else.
+        return_token_ids: whether the choices have the ids of their tokens.
+        name_by_id: whether tokens are named by their ids.
+    """
+
     whole_object = chunk_object = "text_completion"
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompts: list[list[int]],
         *,
+        prompts: list[array[int]],
+        texts: list[str] | None,
+        streamed: bool,
         num_logprobs: int | None,
-        echo: bool,
         only_prompt: bool,
         return_token_ids: bool,
         name_by_id: bool,
@@ -73,20 +90,24 @@ class CompletionFormat:
         self._names = _TokenNames(tokenizer, by_id=name_by_id)
         self._prompts = prompts
         self._num_logprobs = num_logprobs
-        self._echo = echo
+        self._texts, self._streamed = texts, streamed
         self._only_prompt = only_prompt
         self._return_token_ids = return_token_ids
         self._offsets: dict[tuple[int, int], int] = {}
         """Characters sent so far of each choice that has begun."""
         self._prompt_logprobs: dict[int, list[LogprobsOfToken | None]] = {}
 
-    def make_opening(self) -> dict[str, Any] | None:
+    def make_openings(self) -> list[dict[str, Any]]:
         """Return nothing: a completion stream has no opening."""
-        return None
+        return []
 
     def describe_prompt(self) -> dict[str, Any]:
         """Return nothing: each choice has its own prompt."""
         return {}
+
+    def describe_answer(self) -> dict[str, Any]:
+        """Return what vLLM sends as null."""
+        return dict.fromkeys(_NULLS_OF_ANSWER)
 
     def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole completion."""
@@ -95,24 +116,26 @@ class CompletionFormat:
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
         first = (prompt_index, delta.index) not in self._offsets
-        shown = self._with_prompt(prompt_index, delta) if self._echo and first else delta
-        choice: dict[str, Any] = {
+        shown = self._with_prompt(prompt_index, delta) if self._texts is not None and first else delta
+        ids = self._return_token_ids
+        choice = {
             "text": shown.text,
             "logprobs": self._logprobs(prompt_index, shown),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            "prompt_token_ids": self._prompts[prompt_index].tolist() if ids and first else None,
+            "token_ids": delta.token_ids if ids else None,
         }
-        if delta.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = _prompt_logprobs(delta.prompt_logprobs)
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-            choice["prompt_token_ids"] = self._prompts[prompt_index] if first else None
-        return choice
+        if self._streamed:
+            return choice
+        prompt_logprobs = delta.prompt_logprobs and _prompt_logprobs(delta.prompt_logprobs)
+        return choice | {"prompt_logprobs": prompt_logprobs, "routed_experts": None}
 
     def _with_prompt(self, prompt_index: int, delta: Delta) -> Delta:
+        assert self._texts is not None
         prompt = self._prompts[prompt_index]
         logprobs: list[Any] = [*self._prompt_logprobs.get(prompt_index, []), *(delta.logprobs or [])]
-        text = self._tokenizer.decode(prompt) + delta.text
+        text = self._texts[prompt_index] + delta.text
         return replace(delta, text=text, token_ids=[*prompt, *delta.token_ids], logprobs=logprobs)
 
     def _logprobs(self, prompt_index: int, delta: Delta) -> dict[str, Any] | None:
@@ -122,68 +145,85 @@ class CompletionFormat:
             return None
         sent: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
-            text = self._tokenizer.token_text(token)
             sent["text_offset"].append(offset)
             name = self._names.distinct
             sent["tokens"].append(name(token))
             sent["token_logprobs"].append(candidates and _clamp(candidates[token]))
             sent["top_logprobs"].append(candidates and {name(i): _clamp(each) for i, each in candidates.items()})
-            offset += len(text)
+            offset += len(self._tokenizer.token_text(token))
         self._offsets[key] = offset
         return sent
 
 
 class ChatFormat:
-    """Choices of /v1/chat/completions; `num_logprobs` is how many alternatives each token is sent with."""
+    """Choices of /v1/chat/completions.
 
-    id_prefix = "chatcmpl"
+    Args:
+        tokenizer: the model's.
+        prompt: its tokens, where the answer shows them.
+        role: whose message it is.
+        said: text with which the message begins.
+        tool_use: the tools of the request.
+        streamed: whether choices are chunks.
+        num_logprobs: alternatives of each token; None: no log-probabilities.
+        name_by_id: whether tokens are named by their ids.
+    """
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt: list[int],
         *,
+        prompt: array[int] | None,
+        role: str,
+        said: str,
         tool_use: ToolUse | None,
         streamed: bool,
         num_logprobs: int | None,
-        return_token_ids: bool,
         name_by_id: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._names = _TokenNames(tokenizer, by_id=name_by_id)
         self._prompt = prompt
+        self._role, self._said = role, said
         self._tool_use = tool_use
         self._parsers: dict[int, ToolParser] = {}
         self._called: set[int] = set()
         """Choices with a call."""
         self._streamed = streamed
         self._num_logprobs = num_logprobs
-        self._return_token_ids = return_token_ids
+        self._prompt_logprobs: list[LogprobsOfToken | None] | None = None
 
-    def make_opening(self) -> dict[str, Any] | None:
-        """Return the chunk with the role."""
-        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    def make_openings(self) -> list[dict[str, Any]]:
+        """Return the chunk with the role, and one with the text so far."""
+        nothing = {"logprobs": None, "finish_reason": None}
+        opening = {"delta": {"role": self._role, "content": ""}} | nothing
+        return [opening, {"delta": {"content": self._said}} | nothing] if self._said else [opening]
 
     def describe_prompt(self) -> dict[str, Any]:
         """Return the prompt's tokens, if requested."""
-        return {"prompt_token_ids": self._prompt} if self._return_token_ids else {}
+        return {"prompt_token_ids": None if self._prompt is None else self._prompt.tolist()}
+
+    def describe_answer(self) -> dict[str, Any]:
+        """Return the prompt's tokens and log-probabilities, and what vLLM sends as null."""
+        about = {"prompt_logprobs": self._prompt_logprobs and _prompt_logprobs(self._prompt_logprobs)}
+        return dict.fromkeys((*_NULLS_OF_ANSWER, "prompt_text")) | about | self.describe_prompt()
 
     def make_choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
         message, finish_reason = self._make_message(delta)
-        choice: dict[str, Any] = {
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        choice = {
             **message,
             "logprobs": self._logprobs(delta),
             "finish_reason": finish_reason,
             "stop_reason": delta.stop_reason,
+            "token_ids": None if self._prompt is None else delta.token_ids,
         }
-        if delta.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = _prompt_logprobs(delta.prompt_logprobs)
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        return choice if self._streamed else choice | {"routed_experts": None}
 
     def _make_message(self, delta: Delta) -> tuple[dict[str, Any], str | None]:
         """Return the message or the change to it, with the calls in its text, and the finish reason."""
@@ -200,7 +240,9 @@ class ChatFormat:
             if calls:
                 shown["tool_calls"] = [{"index": call.index} | _tool_call(call) for call in calls]
             return {"delta": shown}, reason
-        whole = {"role": "assistant", "content": content or (None if calls else content), "refusal": None}
+        content = self._said + content
+        whole = {"role": self._role, "content": content or (None if calls else content)}
+        whole |= dict.fromkeys(_NULLS_OF_MESSAGE)
         return {"message": whole | ({"tool_calls": list(map(_tool_call, calls))} if calls else {})}, reason
 
     def _find_calls(self, delta: Delta, make_parser: Callable[[], ToolParser]) -> tuple[str, list[CallPart]]:

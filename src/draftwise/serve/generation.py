@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from types import TracebackType
 from typing import Any
 
 from draftwise.engine.engine_outputs import Delta
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.serve.channel import PackedRequest
 from draftwise.serve.errors import RequestError, make_error_body
 from draftwise.serve.formats import AnswerFormat
 
@@ -22,10 +23,10 @@ __all__ = ["Call", "Generation", "make_answer", "stream_events"]
 class Generation:
     """Increments of the requests of one HTTP call; leaving its `with` block aborts unfinished ones."""
 
-    def __init__(self, requests: Sequence[EngineRequest], abort: Callable[[Generation], None]) -> None:
+    def __init__(self, requests: Sequence[PackedRequest], abort: Callable[[Generation], None]) -> None:
         self.requests = requests
         self._abort = abort
-        self._num_unfinished = sum(request.params.n for request in requests)
+        self._num_unfinished = sum(request.n for request in requests)
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: list[tuple[int, Delta]] = []
         self._error: Exception | None = None
@@ -75,6 +76,11 @@ class Generation:
 
 logger = logging.getLogger("draftwise.serve")
 
+_MANY_ENTRIES = 2**12
+"""Numbers in an answer from which on it is rendered by another thread."""
+_PIECE = 64
+"""Items of a list that are encoded at once."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Call:
@@ -109,7 +115,8 @@ class Call:
     def make_choice_usage(self, index: int) -> dict[str, Any]:
         """Return the usage object for one choice so far (vLLM's continuous_usage_stats)."""
         prompt = index // self.n
-        return _usage(self.prompt_lengths[prompt], self.num_completion_tokens[index], self.num_cached_tokens[prompt])
+        num_tokens, num_cached = self.num_completion_tokens.get(index, 0), self.num_cached_tokens.get(prompt, 0)
+        return _usage(self.prompt_lengths[prompt], num_tokens, num_cached)
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Return choices as an answer or a chunk."""
@@ -125,18 +132,53 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
     }
 
 
-async def make_answer(call: Call, generation: Generation) -> dict[str, Any]:
-    """Return the complete answer once everything is generated."""
+async def make_answer(call: Call, generation: Generation) -> bytes:
+    """Return the complete answer as JSON once everything is generated."""
     parts: dict[int, tuple[int, list[Delta]]] = {}
     async for batch in generation.iterate_batches():
         for prompt_index, delta in batch:
             index = call.count(prompt_index, delta)
             parts.setdefault(index, (prompt_index, []))[1].append(delta)
+    entries = sum(_count_entries(delta) for _, deltas in parts.values() for delta in deltas)
+    if entries + sum(call.prompt_lengths) < _MANY_ENTRIES:
+        return _render(call, parts)
+    return await asyncio.to_thread(_render, call, parts)
+
+
+def _count_entries(delta: Delta) -> int:
+    """Return how many numbers an increment has."""
+    return len(delta.token_ids) + sum(
+        len(each or ()) for each in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ()))
+    )
+
+
+def _render(call: Call, parts: dict[int, tuple[int, list[Delta]]]) -> bytes:
     choices = [
         {"index": index} | call.format.make_choice(prompt_index, _join(deltas))
         for index, (prompt_index, deltas) in sorted(parts.items())
     ]
-    return call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_prompt()
+    answer = call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_answer()
+    return "".join(_encode_in_pieces(answer)).encode()
+
+
+def _encode_in_pieces(value: Any) -> Iterator[str]:
+    """Yield JSON in pieces, as encoding it at once would keep every other thread from running."""
+    if isinstance(value, dict) and value:
+        for start, (key, inner) in zip(chain("{", repeat(",")), value.items(), strict=False):
+            yield f"{start}{_encode(str(key))}:"
+            yield from _encode_in_pieces(inner)
+        yield "}"
+    elif isinstance(value, list) and len(value) > _PIECE:
+        for first in range(0, len(value), _PIECE):
+            yield ("," if first else "[") + _encode(value[first : first + _PIECE])[1:-1]
+        yield "]"
+    elif isinstance(value, list) and value:
+        for start, inner in zip(chain("[", repeat(",")), value, strict=False):
+            yield start
+            yield from _encode_in_pieces(inner)
+        yield "]"
+    else:
+        yield _encode(value)
 
 
 def _join(deltas: list[Delta]) -> Delta:
@@ -154,10 +196,11 @@ async def stream_events(call: Call, generation: Generation) -> AsyncIterator[byt
     """Yield server-sent events: the chunks, then the usage if requested, then `[DONE]`; an error ends them early."""
     num_choices = call.n * len(generation.requests)
     head = _chunk_head(call)
-    if (opening := call.format.make_opening()) is not None:
+    for opening in call.format.make_openings():
         for index in range(num_choices):
             chunk = call.wrap(call.format.chunk_object, [{"index": index} | opening])
-            yield _event(chunk | call.format.describe_prompt())
+            usage = {"usage": call.make_choice_usage(index)} if call.continuous_usage else {}
+            yield _event(chunk | call.format.describe_prompt() | usage)
     try:
         async for batch in generation.iterate_batches():
             yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()

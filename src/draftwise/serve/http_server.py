@@ -26,6 +26,7 @@ from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules, check_origins
 from draftwise.serve.in_flight import InFlight
+from draftwise.serve.reader_process import ReaderPool, ReaderSetup, start_readers
 from draftwise.version import __version__
 
 if TYPE_CHECKING:
@@ -102,22 +103,30 @@ def serve(
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     spec_json = None if spec is None else spec.to_json()
     environment = make_environment(options.kernel_cache) if options.kernel_cache else None
+    readers = start_readers(
+        ReaderSetup(config.model, config.skip_tokenizer_init, name, defaults, options.tool_call_parser)
+    )
     process = start_process(partial(build, config, spec_json), environment=environment)
     worker, in_flight = EngineWorker(process, max_waiting=options.max_waiting), InFlight()
     try:
+        readers.wait_until_loaded()  # first: there a tokenizer that loads for ever ends
         tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
         worker.wait_until_built(name, on_phase=on_phase)
+        about = worker.about.config
+        assert about.max_model_len is not None, "the engine resolves it"
+        most = about.num_slots + options.max_waiting
+        pool = ReaderPool(readers, max_model_len=about.max_model_len, most_sequences=most)
         app = create_app(
             worker,
             tokenizer=tokenizer,
             model_name=name,
-            defaults=defaults,
+            reader=pool,
             access=make_rules(options),
-            tool_call_parser=options.tool_call_parser,
             in_flight=in_flight,
         )
         config_of_http = make_config(app, log_level="critical", timeout_graceful_shutdown=_LAST_TASKS_S)
         server = HttpServer(config_of_http, worker, in_flight, drain_s=options.drain_seconds)
+        pool.on_failure = server.end
         # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.end())
@@ -126,10 +135,11 @@ def serve(
         _listen(listener, options)
         on_ready(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
-        if worker.failure is not None:
-            raise BackendError(f"The engine failed: {worker.failure}.")
+        if (failure := worker.failure or pool.failure) is not None:
+            raise BackendError(f"The server failed: {failure}.")
     finally:
         worker.stop()
+        readers.stop()
 
 
 def make_rules(options: ServerOptions) -> AccessRules:

@@ -9,7 +9,17 @@ from typing import Any
 
 from draftwise.serve.errors import RequestError
 
-__all__ = ["CHAT_FIELDS", "COMPLETION_FIELDS", "SAMPLING_FIELDS", "parse_body", "read_fields"]
+__all__ = [
+    "CHAT_FIELDS",
+    "COMPLETION_FIELDS",
+    "DETOKENIZE_FIELDS",
+    "SAMPLING_FIELDS",
+    "TOKENIZE_FIELDS",
+    "Check",
+    "describe_field",
+    "parse_body",
+    "read_fields",
+]
 
 logger = logging.getLogger("draftwise.serve")
 
@@ -72,6 +82,18 @@ _KINDS: dict[Check, str] = {
     _bias: "an object from token ids to numbers",
 }
 
+_SCHEMAS: dict[Check, dict[str, Any]] = {
+    _boolean: {"type": "boolean"},
+    _number: {"type": "number"},
+    _integer: {"type": "integer"},
+    _string: {"type": "string"},
+    _object: {"type": "object"},
+    _list: {"type": "array"},
+    _strings: {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    _integers: {"type": "array", "items": {"type": "integer"}},
+    _bias: {"type": "object", "additionalProperties": {"type": "number"}},
+}
+
 SAMPLING_FIELDS: dict[str, Check] = {
     "n": _integer,
     "temperature": _number,
@@ -104,6 +126,8 @@ _COMMON: dict[str, Check] = {
     "return_tokens_as_token_ids": _boolean,
     "add_special_tokens": _boolean,
     "cache_salt": _string,
+    "truncate_prompt_tokens": _integer,
+    "truncation_side": _string,
     "response_format": _object,
     "structured_outputs": _object,
 }
@@ -116,13 +140,28 @@ CHAT_FIELDS = (
         "logprobs": _boolean,
         "top_logprobs": _integer,
         "max_completion_tokens": _integer,
+        "echo": _boolean,
         "add_generation_prompt": _boolean,
+        "continue_final_message": _boolean,
         "chat_template_kwargs": _object,
         "tools": _list,
         "tool_choice": _any,
         "parallel_tool_calls": _boolean,
     }
 )
+
+TOKENIZE_FIELDS: dict[str, Check] = {
+    "model": _string,
+    "prompt": _string,
+    "messages": _list,
+    "add_special_tokens": _boolean,
+    "return_token_strs": _boolean,
+    "add_generation_prompt": _boolean,
+    "continue_final_message": _boolean,
+    "chat_template_kwargs": _object,
+    "tools": _list,
+}
+DETOKENIZE_FIELDS: dict[str, Check] = {"model": _string, "tokens": _integers}
 
 _MOST = {
     "n": 128,
@@ -134,6 +173,8 @@ _MOST = {
     "bad_words": 1024,
 }
 """Largest value or number of items: OpenAI's for n, vLLM's default max_logprobs, and limits on the work per step."""
+_LONGEST = {"stop": 2**14, "bad_words": 2**14, "cache_salt": 2**10}
+"""Most characters, of all items together: each is compared with the output as it grows."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -148,9 +189,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "allowed_token_ids": (),
     "logprob_token_ids": (),
-    "truncate_prompt_tokens": (),
     "thinking_token_budget": (-1,),
-    "continue_final_message": (False,),
     "chat_template": (),
     "documents": (),
     "modalities": (["text"],),
@@ -167,6 +206,13 @@ _IGNORED = frozenset(
     )
 )
 """Known fields without effect here."""
+
+
+def describe_field(name: str, check: Check) -> dict[str, Any]:
+    """Return the JSON schema of a field."""
+    schema = _SCHEMAS.get(check, {})
+    most = {} if name not in _MOST else {"maximum" if schema.get("type") == "integer" else "maxItems": _MOST[name]}
+    return schema | most
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -219,6 +265,8 @@ def _checked(name: str, value: Any, check: Check, faults: list[tuple[str, str]])
     elif name in _MOST and (size := len(value) if isinstance(value, list) else value) > _MOST[name]:
         items = " items" if isinstance(value, list) else ""
         faults.append((name, f"must be at most {_MOST[name]}{items}, got {size}"))
+    elif name in _LONGEST and (length := len("".join(value))) > _LONGEST[name]:
+        faults.append((name, f"must have at most {_LONGEST[name]} characters, got {length}"))
     return value
 
 

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftwise.engine.engine_outputs import Delta, EngineStats
-from draftwise.engine.step.sequence import EngineRequest
 from draftwise.knowledge.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
+from draftwise.serve.channel import PackedRequest
 
 __all__ = ["ServerMetrics", "Timeline"]
 
@@ -116,14 +116,14 @@ class Timeline:
     two increments, whatever their number of tokens.
     """
 
-    def __init__(self, metrics: ServerMetrics, request: EngineRequest, *, arrived: float, queued: float) -> None:
+    def __init__(self, metrics: ServerMetrics, request: PackedRequest, *, arrived: float, queued: float) -> None:
         self._metrics = metrics
         self._request = request
         self._arrived = arrived
         self._queued = queued
         self._scheduled: float | None = None
-        self._completions = [_Completion() for _ in range(request.params.n)]
-        metrics.observe("request_params_n", request.params.n)
+        self._completions = [_Completion() for _ in range(request.n)]
+        metrics.observe("request_params_n", request.n)
 
     def note_delta(self, delta: Delta, *, began: float, now: float) -> None:
         """Record an increment from a step with these times: its tokens, and the end of the completion."""
@@ -154,7 +154,7 @@ class Timeline:
         metrics.observe("request_decode_time_seconds", decode_s)
         metrics.observe("request_inference_time_seconds", completion.last - scheduled)
         metrics.observe("request_time_per_output_token_seconds", per_token_s)
-        metrics.observe("request_prompt_tokens", len(self._request.prompt_token_ids))
+        metrics.observe("request_prompt_tokens", self._request.num_prompt_tokens)
         metrics.observe("request_generation_tokens", completion.num_tokens)
-        if self._request.params.max_tokens is not None:
-            metrics.observe("request_params_max_tokens", self._request.params.max_tokens)
+        if self._request.max_tokens is not None:
+            metrics.observe("request_params_max_tokens", self._request.max_tokens)

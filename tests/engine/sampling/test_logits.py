@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling import logits as logits_of
-from draftwise.engine.sampling.logits import Penalties, SamplingRow, TokenCounts, check_params, encode_bad_words
+from draftwise.engine.sampling.bad_words import encode_bad_words
+from draftwise.engine.sampling.logits import Penalties, SamplingRow, TokenCounts, check_params
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering, temper_and_truncate
 

@@ -8,10 +8,10 @@ W words of 32 tokens each, V vocabulary.
 
 from __future__ import annotations
 
-import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,10 @@ _KEPT, _KEPT_CHARACTERS = 64, 2**20
 _WHITESPACE = r"[ \t\r\n]{1,40}"
 """Between the parts of JSON, unless a request says otherwise: enough for indentation. Small models that may write more
 write nothing else."""
+_TRIED = 3
+"""Tokens after which a grammar that is too complex has failed, as a rule."""
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~/])")
+"""Characters with a meaning in a regex."""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
@@ -60,6 +64,12 @@ class Grammar:
             if self.matcher.is_stopped():
                 return count + 1, "abort" if self.matcher.is_error() else "stop"
         return len(token_ids), None
+
+    def explain_abort(self) -> str:
+        """Return why a text that is not complete cannot be continued."""
+        if self.matcher.is_error():
+            return _shorten(self.matcher.get_error())
+        return "the other settings of the request forbid every token that it needs"
 
 
 class Grammars:
@@ -203,9 +213,25 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any token can begin, and does work that all requests share
-        if matcher.is_error():
-            raise _invalid(params.kind, matcher.get_error())
+        for tried in (matcher, *self._try(matcher)):
+            if tried.is_error():
+                raise _invalid(params.kind, tried.get_error())
         return matcher
+
+    def _try(self, matcher: LLMatcher) -> Iterator[LLMatcher]:
+        """Yield a copy after each of a few tokens: only then is it known whether it exceeds limits."""
+        tried = matcher.deep_copy()
+        for _ in range(_TRIED):
+            if tried.is_error() or tried.is_stopped():
+                return
+            allowed = np.frombuffer(tried.compute_bitmask(), np.uint8)
+            (bytes_N,) = allowed.nonzero()
+            if not len(bytes_N):
+                return
+            first = int(bytes_N[0])
+            lowest_bit = int(allowed[first]) & -int(allowed[first])
+            tried.try_consume_tokens([8 * first + lowest_bit.bit_length() - 1])
+            yield tried
 
 
 def _to_llguidance(params: StructuredOutputsParams) -> str:
@@ -213,7 +239,8 @@ def _to_llguidance(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if params.choice is not None:
-        return grammar_from("choice", json.dumps(list(params.choice)))
+        # As a regex, since a grammar may have no more than 2,000 alternatives.
+        return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(r"\\\1", each) for each in params.choice))
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.grammar is not None:
@@ -231,10 +258,7 @@ _NO_TEXT = "NoExtension"
 
 def _invalid(kind: str, message: str) -> InvalidSetup:
     """Return the error of a grammar that llguidance refuses, in one sentence."""
-    lines = [line.strip() for line in message.splitlines()]
-    told = next(
-        (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0] if lines else ""
-    )
+    told = _shorten(message)
     if told.startswith(_NO_TEXT):
         told = "no text matches it"
     return InvalidSetup.because(
@@ -243,3 +267,10 @@ def _invalid(kind: str, message: str) -> InvalidSetup:
         where="structured_outputs",
         fix="Correct or simplify it.",
     )
+
+
+def _shorten(message: str) -> str:
+    """Return the sentence of llguidance's message that says what is wrong."""
+    lines = [line.strip() for line in message.splitlines()]
+    told = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+    return next(told, lines[0] if lines else "").rstrip(".")

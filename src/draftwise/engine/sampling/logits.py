@@ -15,7 +15,7 @@ the operation at hand, W bad words, P tokens before the last of the longest bad 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["Penalties", "SamplingRow", "TokenCounts", "adjust", "check_params", "encode_bad_words"]
+__all__ = ["Penalties", "SamplingRow", "TokenCounts", "adjust", "check_params"]
 
 
 class TokenCounts:
@@ -205,31 +205,6 @@ def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
             fix = "Use ids of this model's tokenizer."
             findings.append(Finding.error("unknown-token", message, where=where, fix=fix))
     return findings
-
-
-def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.
-
-    As vLLM does: the form after a space counts only if it has as many tokens and another first one.
-
-    Args:
-        words: `SamplingParams.bad_words`.
-        encode: text to token ids, without special tokens.
-
-    Raises:
-        InvalidSetup: a word encodes to no token.
-    """
-    encoded: list[tuple[int, ...]] = []
-    for word in words:
-        bare, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
-        if not bare:
-            raise InvalidSetup.because(
-                "empty-bad-word", f"{word!r} encodes to no token.", where="bad_words", fix="Leave it out."
-            )
-        encoded.append(bare)
-        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
-            encoded.append(spaced)
-    return tuple(encoded)
 
 
 def _widened(logits: Tensor) -> Tensor:

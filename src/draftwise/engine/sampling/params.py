@@ -146,6 +146,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] = field(default_factory=list)
+    bad_word_ids: tuple[tuple[int, ...], ...] | None = None
+    """`bad_words` after `encode_bad_words`, where that was done already. Not in vLLM."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False

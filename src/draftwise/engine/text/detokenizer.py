@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from draftwise.core import InvalidSetup
@@ -50,11 +51,11 @@ class IncrementalDetokenizer:
             )
         self.stopped_by: str | None = None
         self._stops = tuple(stop_strings)
-        self._longest = max(map(len, self._stops), default=0)
-        self._first_characters = {stop[0] for stop in self._stops}
-        self._last_characters = {stop[-1] for stop in self._stops}
+        self._falls = tuple(map(_find_falls, self._stops))
+        self._begun = [0] * len(self._stops)
+        """Characters of each stop string with which the text so far ends."""
         self._include_stop = include_stop
-        self._context = ""
+        self._held = ""
         """Longest end of the text so far that may be the start of a stop string."""
         stream = _ByteStream if tokenizer.piece_bytes is not None else _WindowStream
         self._stream: _Stream = stream(tokenizer, skip_special_tokens, prompt_token_ids[-_PROMPT_TAIL:])
@@ -67,45 +68,51 @@ class IncrementalDetokenizer:
         new = self._stream.add(token_id)
         if not self._stops:
             return new
-        text = self._context + new
-        out_from = len(self._context) if self._include_stop else 0
-        may_end = look_for_stops and not self._last_characters.isdisjoint(new)
-        if may_end and (found := self._find_stop(text)) is not None:
-            self.stopped_by, cut = found
-            self._context = ""
+        cut = self._find_stop(new, look_for_stops)
+        text = self._held + new
+        out_from = len(self._held) if self._include_stop else 0
+        if cut is not None:
+            self._held, cut = "", len(text) - len(new) + cut
             return text[out_from:cut]
-        held = self._held(text)
-        self._context = text[len(text) - held :]
-        return text[out_from:] if self._include_stop else text[: len(text) - held]
+        num_held = max(self._begun)
+        self._held = text[len(text) - num_held :]
+        return text[out_from:] if self._include_stop else text[: len(text) - num_held]
 
     def finish(self) -> str:
         """Return what was held back, once no token will follow."""
-        held, self._context = self._context, ""
+        held, self._held = self._held, ""
         return "" if self._include_stop else held
 
-    def _held(self, text: str) -> int:
-        """Return the length of the longest end of `text` that may be the start of a stop string."""
-        if self._first_characters.isdisjoint(text):
-            return 0
-        for start in range(max(len(text) - self._longest + 1, 0), len(text)):
-            if text[start] in self._first_characters:
-                end = text[start:]
-                if any(len(end) < len(stop) and stop.startswith(end) for stop in self._stops):
-                    return len(end)
-        return 0
+    def _find_stop(self, new: str, counts: bool) -> int | None:
+        """Follow the stop strings through new text; return where to cut it at the first one to end.
 
-    def _find_stop(self, text: str) -> tuple[str, int] | None:
-        """Return the first stop string to end in the new part of `text`, and where to cut."""
-        ends = []
-        for order, stop in enumerate(self._stops):
-            start = text.find(stop, max(0, len(self._context) - len(stop) + 1))
-            if start >= 0:
-                ends.append((start + len(stop), order))
-        if not ends:
-            return None
-        end, order = min(ends)
-        stop = self._stops[order]
-        return stop, end if self._include_stop else end - len(stop)
+        Each string is followed as Knuth, Morris and Pratt do: a character takes constant time, whatever they are.
+        """
+        for end, character in enumerate(new, start=1):
+            for order, (stop, falls) in enumerate(zip(self._stops, self._falls, strict=True)):
+                begun = self._begun[order]
+                while begun and (begun == len(stop) or stop[begun] != character):
+                    begun = falls[begun - 1]
+                begun += stop[begun] == character
+                self._begun[order] = begun
+                if begun == len(stop):
+                    if counts:
+                        self.stopped_by = stop
+                        return end if self._include_stop else end - len(stop)
+                    self._begun[order] = falls[begun - 1]
+        return None
+
+
+@lru_cache(maxsize=256)
+def _find_falls(stop: str) -> tuple[int, ...]:
+    """Return for each start of a string the longest shorter start with which it ends."""
+    falls, begun = [0] * len(stop), 0
+    for place in range(1, len(stop)):
+        while begun and stop[begun] != stop[place]:
+            begun = falls[begun - 1]
+        begun += stop[begun] == stop[place]
+        falls[place] = begun
+    return tuple(falls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

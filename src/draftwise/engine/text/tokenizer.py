@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ from draftwise.core import InvalidSetup
 
 __all__ = ["ChatTemplate", "NoTokenizer", "Tokenizer", "find_chat_template", "load_tokenizer"]
 
+_LONGEST_REASON = 300
+"""Characters of another library's message; more of it would be the text itself."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -75,20 +78,14 @@ class Tokenizer:
                 fix="Give the directory of a Hugging Face checkpoint with a fast tokenizer "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
             )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidSetup.because(
-                "bad-tokenizer", f"{path} cannot be read: {error}.", where=str(path), fix="Download or export it again."
-            ) from None
         settings = _read_json(directory / "tokenizer_config.json")
-        named = {name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)}
-        return cls(
-            backend,
-            end_ids=_end_ids(directory),
-            named_tokens=named,
-            chat_template=find_chat_template(directory, settings),
-        )
+        with _failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
+            return cls(
+                tokenizers.Tokenizer.from_file(str(path)),
+                end_ids=_end_ids(directory),
+                named_tokens={name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)},
+                chat_template=find_chat_template(directory, settings),
+            )
 
     @cached_property
     def longest_token(self) -> int:
@@ -101,12 +98,22 @@ class Tokenizer:
         return max(self._token_by_id, default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; with `add_special_tokens` also those the tokenizer puts around it."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return the token ids of a text; with `add_special_tokens` also those the tokenizer puts around it.
+
+        Raises:
+            InvalidSetup: the tokenizer fails on the text.
+        """
+        with _failing_as("tokenizer-failed", "The model's tokenizer fails on this text", "prompt"):
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """Return the text of token ids.
+
+        Raises:
+            InvalidSetup: the tokenizer fails on them.
+        """
+        with _failing_as("tokenizer-failed", "The model's tokenizer fails on these tokens", "tokens"):
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """Return one token as text, special tokens too; bytes that are no whole character show as U+FFFD."""
@@ -120,6 +127,10 @@ class Tokenizer:
         if self.piece_bytes is not None:
             return self.piece_bytes.get(token_id, b"")
         return self.token_text(token_id).encode()
+
+    def piece(self, token_id: int) -> str:
+        """Return one token as the vocabulary spells it."""
+        return self._token_by_id.get(token_id, "")
 
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
@@ -207,10 +218,20 @@ def _existing(directory: str | Path) -> Path:
 
 def _end_ids(directory: Path) -> list[int]:
     """Return the tokens that end a completion: generation_config.json goes before config.json."""
-    ends = _read_json(directory / "generation_config.json").get("eos_token_id")
-    if ends is None:
-        ends = _read_json(directory / "config.json").get("eos_token_id")
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    for name in ("generation_config.json", "config.json"):
+        ends = _read_json(directory / name).get("eos_token_id")
+        if ends is None:
+            continue
+        ends = ends if isinstance(ends, list) else [ends]
+        if not all(type(each) is int for each in ends):
+            raise InvalidSetup.because(
+                "bad-end-token",
+                f"eos_token_id in {directory / name} must be a token id or a list of them.",
+                where=str(directory / name),
+                fix="Correct it; tokenizer_config.json names the token.",
+            )
+        return ends
+    return []
 
 
 def _piece_bytes(token_by_id: Mapping[int, str]) -> dict[int, bytes]:
@@ -243,7 +264,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidSetup.because(
             "not-json", f"{path} is not valid JSON: {error}.", where=str(path), fix="Download or export it again."
         ) from None
@@ -274,12 +295,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
+        with _failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"):
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise InvalidSetup.because(
-                "bad-chat-template", f"The chat template is not valid Jinja: {error}.", where="chat_template"
-            ) from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the prompt text for a conversation; the template sees `variables` too.
@@ -287,14 +304,25 @@ class ChatTemplate:
         Raises:
             InvalidSetup: the template refuses these messages (roles out of order, a missing field ...).
         """
-        try:
+        with _failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
             return self._template.render({**variables, "messages": messages})
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InvalidSetup.because(
-                "chat-template-refused",
-                f"The model's chat template refuses these messages: {error}",
-                where="messages",
-            ) from None
+
+
+@contextmanager
+def _failing_as(code: str, message: str, where: str, fix: str = "") -> Iterator[None]:
+    """Turn whatever a library or a template raises into a finding.
+
+    Templates raise anything that Python does; `tokenizers` raises bare Exception, and BaseException where Rust panics.
+    """
+    try:
+        yield
+    except InvalidSetup:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        told = (str(error) or type(error).__name__).rstrip(".")[:_LONGEST_REASON]
+        raise InvalidSetup.because(code, f"{message}: {told}.", where=where, fix=fix) from None
 
 
 def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
@@ -304,7 +332,8 @@ def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> 
         return ChatTemplate(path.read_text(encoding="utf-8"))
     given = tokenizer_config.get("chat_template")
     if isinstance(given, list):  # several templates by name
-        given = {each["name"]: each["template"] for each in given}.get("default")
+        with _failing_as("bad-chat-template", "The chat templates in tokenizer_config.json lack", "chat_template"):
+            given = {each["name"]: each["template"] for each in given}.get("default")
     return ChatTemplate(given) if given else None
 
 

@@ -1,0 +1,192 @@
+"""Does any request hold up the others? Gaps in other clients' streams and answers of /health while large requests come.
+
+    python benchmarks/cpu/bounded_work.py MODEL --out benchmarks/cpu/results/bounded_work.json
+
+MODEL is a checkpoint or a GGUF file. A stream and a probe of /health every 5 ms run first alone, then with each large
+request. What counts is how much longer than alone a gap or an answer gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_TYPE = {"content-type": "application/json"}
+
+
+def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the name, path and body of each large request."""
+    completions, chat = "/v1/completions", "/v1/chat/completions"
+    text = "a b " * 250_000
+
+    def body(**fields: Any) -> bytes:
+        return json.dumps({"max_tokens": 4, **fields}).encode()
+
+    message = {"role": "user", "content": "a b " * 90}
+    for megabytes in (1, 4, 15):
+        yield f"prompt of {megabytes} MB", completions, body(prompt=text * megabytes)
+        yield f"message of {megabytes} MB", chat, body(messages=[message | {"content": text * megabytes}])
+    yield "prompt of 30,000 characters", completions, body(prompt=text[:30_000])
+    yield "prompts of 900,000 characters together", completions, body(prompt=[text[:30_000]] * 30)
+    yield "20 prompts of 1,000 ids", completions, body(prompt=[[5] * 1000] * 20)
+    yield "2,000,000 ids", completions, body(prompt=list(range(2_000_000)))
+    yield "10,000 messages", chat, body(messages=[message] * 10_000)
+    yield "1,000,000 short messages", chat, body(messages=[{"role": "user", "content": ""}] * 300_000)
+    yield "tokenize 15 MB", "/tokenize", body(prompt=text * 15)
+    yield "detokenize 2,000,000 ids", "/detokenize", body(tokens=[7] * 2_000_000)
+    yield "deep JSON", completions, b'{"prompt": "a", "x": ' + b"[" * 900 + b"]" * 900 + b"}"
+    yield "JSON of 2,000,000 numbers", completions, body(prompt="a", user=[0] * 2_000_000)
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep, "b": {"type": "array", "items": {"type": "integer"}}}}
+    wide = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 40 + 1}}}$"} for i in range(3000)}
+    structures: dict[str, dict[str, Any]] = {
+        "deep schema": {"json": deep},
+        "wide schema": {"json": {"type": "object", "properties": wide, "required": [*wide]}},
+        "2,000 choices": {"choice": [f"option number {i} of many" for i in range(2000)]},
+        "20,000 choices": {"choice": [f"option number {i} of many" for i in range(20_000)]},
+        "long regex": {"regex": "a{1000000}"},
+        "nested regex": {"regex": "((a{1,100}b){1,100}c){1,100}"},
+    }
+    for name, structure in structures.items():
+        yield name, completions, body(prompt="a", structured_outputs=structure)
+    bias = {str(i): 1.0 for i in range(vocab_size)}
+    yield "logit_bias of the whole vocabulary", completions, body(prompt="a", logit_bias=bias)
+    yield "logit_bias of 1,000,000 ids", completions, body(prompt="a", logit_bias={str(i): 1 for i in range(1_000_000)})
+    yield "1,024 bad words, 128 times", completions, body(prompt="a", n=128, bad_words=[f"w{i}" for i in range(1024)])
+    yield "one long stop string", completions, body(prompt="a", stop=["a" * 1_000_000])
+    yield "64 long stop strings", completions, body(prompt="a", stop=["a" * 250] * 64, n=64)
+    yield "log-probabilities of a prompt", completions, body(prompt=text[:8_000], prompt_logprobs=20)
+    yield "log-probabilities of an echo", completions, body(prompt=text[:8_000], logprobs=20, echo=True)
+    yield "128 answers with log-probabilities", completions, body(prompt="a", n=128, logprobs=20)
+    yield "ids of 20 prompts", completions, body(prompt=[[5] * 1000] * 20, return_token_ids=True, max_tokens=1)
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    yield "5,000 tools", chat, body(messages=[message], tools=[tool] * 5000, tool_choice="none")
+
+
+@contextmanager
+def served(model: str, arguments: list[str]) -> Iterator[str]:
+    """Serve a model; yield its URL."""
+    command = [sys.executable, "-m", "draftwise", "serve", model, "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                yield found[0]
+                break
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
+    """Return gaps of a stream and times of /health, in ms, until `work` is done or for the given time."""
+    gaps, answers = [], []
+    ends = asyncio.Event()
+
+    async def stream() -> None:
+        body = {"prompt": "Once", "stream": True, "max_tokens": 100_000, "ignore_eos": True, "temperature": 0}
+        while not ends.is_set():
+            async with (
+                httpx.AsyncClient(base_url=url, timeout=None) as client,
+                client.stream("POST", "/v1/completions", json=body) as answer,
+            ):
+                last = None
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        now = time.perf_counter()
+                        if last is not None:
+                            gaps.append(1000 * (now - last))
+                        last = now
+                    if ends.is_set():
+                        return
+
+    async def probe() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+            while not ends.is_set():
+                began = time.perf_counter()
+                await client.get("/health")
+                answers.append(1000 * (time.perf_counter() - began))
+                await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(stream()), asyncio.create_task(probe())]
+    await asyncio.sleep(0.5)
+    gaps.clear()
+    answers.clear()
+    began = time.perf_counter()
+    with_work = asyncio.create_task(work())
+    done, _ = await asyncio.wait({with_work}, timeout=seconds)
+    if not done:
+        with_work.cancel()
+    await asyncio.sleep(max(0.5, 1.5 - (time.perf_counter() - began)))
+    ends.set()
+    await asyncio.wait(tasks)
+    answers.sort()
+    return {
+        "largest_gap_ms": round(max(gaps, default=0), 1),
+        "health_p99_ms": round(answers[int(0.99 * (len(answers) - 1))], 1),
+        "health_max_ms": round(answers[-1], 1),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+async def measure(url: str, only: str) -> dict[str, Any]:
+    """Return the readings of every case."""
+
+    async def nothing() -> None:
+        await asyncio.sleep(2)
+
+    vocab_size = 40_000
+    rows: dict[str, Any] = {"alone": await watch(url, nothing, 10)}
+    print("alone", rows["alone"], flush=True)
+    for name, path, content in make_requests(vocab_size):
+        if only not in name:
+            continue
+        told: dict[str, Any] = {}
+
+        async def send(path: str = path, content: bytes = content, told: dict[str, Any] = told) -> None:
+            # A process of its own, as sending a large body would hold up the readings here.
+            command = ["curl", "-s", "-o", "-", "-w", "\n%{http_code}", "-H", "content-type: application/json"]
+            run = await asyncio.create_subprocess_exec(
+                *command, "--data-binary", "@-", url + path, stdin=-1, stdout=-1, stderr=-1
+            )
+            output, _ = await run.communicate(content)
+            *said, status = output.decode(errors="replace").rsplit("\n", 1)
+            told.update(status=int(status), said=said[0][:160] if said and status != "200" else "")
+
+        rows[name] = await watch(url, send, 60) | told
+        print(name, rows[name], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("arguments", nargs="*", help="for draftwise serve, after --")
+    given = parser.parse_args()
+    with served(given.model, given.arguments) as url:
+        rows = asyncio.run(measure(url, given.only))
+    if given.out:
+        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    worst = max(itertools.islice(rows.items(), 1, None), key=lambda row: row[1]["health_p99_ms"])
+    print("worst P99 of /health:", worst)
+
+
+if __name__ == "__main__":
+    main()

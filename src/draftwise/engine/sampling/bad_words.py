@@ -1,0 +1,34 @@
+"""Bad words as the token sequences that an output must not contain; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["encode_bad_words"]
+
+
+def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.
+
+    As vLLM does: the form after a space counts only if it has as many tokens and another first one.
+
+    Args:
+        words: `SamplingParams.bad_words`.
+        encode: text to token ids, without special tokens.
+
+    Raises:
+        InvalidSetup: a word encodes to no token.
+    """
+    encoded: list[tuple[int, ...]] = []
+    for word in words:
+        bare, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
+        if not bare:
+            raise InvalidSetup.because(
+                "empty-bad-word", f"{word!r} encodes to no token.", where="bad_words", fix="Leave it out."
+            )
+        encoded.append(bare)
+        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
+            encoded.append(spaced)
+    return tuple(encoded)

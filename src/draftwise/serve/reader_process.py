@@ -1,0 +1,308 @@
+"""Reads the bodies of requests in processes of their own, within bounds on time and memory.
+
+A first process loads the tokenizer and forks one reader for short bodies and one for long ones. A reader that needs too
+much time or memory, or in which a library fails for good, is ended; the request is refused with the cause, and another
+reader is forked. Short requests never wait behind long ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from draftwise.core import BackendError, InvalidSetup
+from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.serve.calls import Defaults, ServedModel
+from draftwise.serve.channel import Channel, ChannelProtocol
+from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body
+
+__all__ = ["ReaderPool", "ReaderSetup", "ReadingProcess", "main", "start_readers"]
+
+logger = logging.getLogger("draftwise.serve")
+
+_LANES = 2
+"""One reader for short bodies, one for the others."""
+_SHORT = 2**16
+"""Bytes of a short body."""
+_CPU_S, _CPU_S_A_MB = 3.0, 2.0
+"""Processor time for a body: for any, and for each of its megabytes."""
+_LOAD_S = 120
+"""Processor time for the tokenizer and the chat template to load."""
+_MEMORY = 2**31
+"""Bytes that reading a body may take."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from draftwise.serve.reader_process import main; main(int(sys.argv[1]))"
+)
+
+
+class ReaderSetup(NamedTuple):
+    """What readers need to know of the model that is served."""
+
+    directory: str
+    skip_tokenizer: bool
+    name: str
+    defaults: Defaults
+    tool_call_parser: str | None
+
+
+class _Limits(NamedTuple):
+    """What only the engine decides."""
+
+    max_model_len: int
+    most_sequences: int
+    cpu_s: float
+    """Processor time for a short body."""
+
+
+class _Job(NamedTuple):
+    kind: BodyKind
+    body: bytes
+
+
+class ReadingProcess:
+    """The process that forks readers, while the engine is being built."""
+
+    def __init__(self, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self.control, self._process = control, process
+
+    def wait_until_loaded(self) -> None:
+        """Return once the tokenizer is loaded.
+
+        Raises:
+            InvalidSetup: it cannot be, or takes for ever.
+            BackendError: the process ended for another reason.
+        """
+        told = Channel(self.control)
+        try:
+            findings = told.receive()
+        except EOFError:
+            status = self._process.wait()
+            if status == -signal.SIGPROF:
+                raise InvalidSetup.because(
+                    "bad-tokenizer",
+                    f"The tokenizer and the chat template do not load within {_LOAD_S} s of processor time.",
+                    where="model",
+                    fix="Download or export tokenizer.json again.",
+                ) from None
+            raise BackendError(f"The process that reads requests ended with status {status}.") from None
+        if findings is not None:
+            raise InvalidSetup(findings)
+
+    def stop(self) -> None:
+        """End the process and its readers."""
+        self.control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        self._process.kill()
+        self._process.wait()
+
+
+def start_readers(setup: ReaderSetup) -> ReadingProcess:
+    """Start the process that forks readers."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
+    with suppress(ConnectionError):
+        Channel(ours).send(setup)
+    return ReadingProcess(ours, process)
+
+
+class ReaderPool:
+    """The server's view of its readers, on its event loop."""
+
+    def __init__(
+        self, started: ReadingProcess, *, max_model_len: int, most_sequences: int, cpu_s: float = _CPU_S
+    ) -> None:
+        self._control = started.control
+        self._limits = _Limits(max_model_len, most_sequences, cpu_s)
+        self._lanes: list[_Lane] = []
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when there will be no readers any more."""
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[None]:
+        """Take readers as they are forked, on the running event loop."""
+        Channel(self._control).send(self._limits)
+        self._lanes = [_Lane() for _ in range(_LANES)]
+        loop = asyncio.get_running_loop()
+        self._control.setblocking(False)
+        loop.add_reader(self._control, self._take_reader)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._control)
+            self._control.close()  # first, so that no readers are forked any more
+            for lane in self._lanes:
+                lane.close()
+
+    async def read(self, kind: BodyKind, body: bytes) -> Outcome:
+        """Return what a body asks for."""
+        lane = self._lanes[len(body) > _SHORT]
+        return await lane.read(_Job(kind, body))
+
+    def _take_reader(self) -> None:
+        """Connect a reader: a message has its lane and how the last one there ended, and comes with the connection."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, 2, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, descriptors = b"", []
+        if not message:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self.failure = "the process that reads requests has ended"
+            logger.error("The server fails (%s) and ends.", self.failure)
+            self.on_failure()
+            return
+        lane, end = self._lanes[message[0]], socket.socket(fileno=descriptors[0])
+        self._connecting = asyncio.ensure_future(lane.connect(end, message[1]))
+
+
+class _Lane:
+    """One reader, which has one body at a time; the others wait here."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[tuple[_Job, asyncio.Future[Outcome]]] = asyncio.Queue()
+        self._protocols: asyncio.Queue[ChannelProtocol] = asyncio.Queue()
+        self._told: asyncio.Future[Outcome] = asyncio.Future()
+        """What the reader says of the body that it has."""
+        self._task = asyncio.ensure_future(self._work())
+
+    async def connect(self, end: socket.socket, signal_number: int) -> None:
+        """Use a reader; the body that the one before had is refused."""
+        create = asyncio.get_running_loop().create_unix_connection
+        _, protocol = await create(lambda: ChannelProtocol(self._take, lambda: None), sock=end)
+        self._protocols.put_nowait(protocol)
+        self._take(_describe_end(signal_number))
+
+    async def read(self, job: _Job) -> Outcome:
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((job, answer))
+        return await answer
+
+    async def _work(self) -> None:
+        protocol = await self._protocols.get()
+        while True:
+            job, answer = await self._waiting.get()
+            if answer.cancelled():
+                continue  # its client left before its turn
+            while not self._protocols.empty():
+                protocol = self._protocols.get_nowait()
+            self._told = asyncio.get_running_loop().create_future()
+            protocol.send(job)
+            outcome = await self._told  # also where the client leaves: the reader goes on
+            if not answer.done():
+                answer.set_result(outcome)
+
+    def close(self) -> None:
+        self._task.cancel()
+        while not self._protocols.empty():
+            self._protocols.get_nowait().close()
+
+    def _take(self, outcome: Outcome) -> None:
+        if not self._told.done():
+            self._told.set_result(outcome)
+
+
+def _describe_end(number: int) -> ReadError:
+    """Return the refusal of a request whose reader was ended by a signal; 0: it ended itself."""
+    causes = {
+        signal.SIGPROF: "takes too long: the prompt, its chat template or the tokenizer",
+        signal.SIGABRT: "takes too much memory, or the tokenizer fails on it",
+        signal.SIGKILL: "was stopped by the system, for lack of memory as a rule",
+    }
+    cause = causes.get(signal.Signals(number)) if number else None
+    return ReadError(400, f"Reading the request {cause or 'failed in a library'}. Shorten or change it.")
+
+
+def main(descriptor: int) -> None:
+    """Load the tokenizer, then fork readers until the server is gone; `descriptor` is this end of a socket pair."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
+    control = Channel(socket.socket(fileno=descriptor))
+    with suppress(EOFError, ConnectionError):
+        setup: ReaderSetup = control.receive()
+        signal.setitimer(signal.ITIMER_PROF, _LOAD_S)
+        try:
+            tokenizer = load_tokenizer(setup.directory, skip=setup.skip_tokenizer)
+        except InvalidSetup as error:
+            control.send(list(error.findings))
+            return
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        control.send(None)
+        limits: _Limits = control.receive()
+        model = ServedModel(
+            name=setup.name,
+            tokenizer=tokenizer,
+            defaults=setup.defaults,
+            tool_call_parser=setup.tool_call_parser,
+            max_model_len=limits.max_model_len,
+            most_sequences=limits.most_sequences,
+        )
+        gc.collect()
+        gc.freeze()  # readers share what is here
+        _fork_readers(control.socket, model, limits.cpu_s)
+
+
+def _fork_readers(control: socket.socket, model: ServedModel, cpu_s: float) -> None:
+    lanes: dict[int, int] = {}
+    for lane in range(_LANES):
+        lanes[_fork(lane, 0, control, model, cpu_s)] = lane
+    while lanes:
+        pid, status = os.wait()
+        lane = lanes.pop(pid)
+        if Channel(control).has_message():  # the server, which sends nothing more, is gone
+            return
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        lanes[_fork(lane, number, control, model, cpu_s)] = lane
+
+
+def _fork(lane: int, signal_number: int, control: socket.socket, model: ServedModel, cpu_s: float) -> int:
+    """Fork a reader and send the server its connection; return the process id."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        ours.close()
+        status = 1
+        try:
+            _run(Channel(theirs), model, cpu_s)
+            status = 0
+        finally:
+            os._exit(status)
+    theirs.close()
+    with ours, suppress(ConnectionError):
+        socket.send_fds(control, [bytes([lane, signal_number])], [ours.fileno()])
+    return pid
+
+
+def _run(channel: Channel, model: ServedModel, cpu_s: float) -> None:
+    """Read bodies until the server is gone."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    with suppress(EOFError, ConnectionError):
+        while True:
+            job: _Job = channel.receive()
+            signal.setitimer(signal.ITIMER_PROF, cpu_s + _CPU_S_A_MB * len(job.body) / 2**20)
+            outcome = read_body(job.kind, job.body, model)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            channel.send(outcome)

@@ -1,0 +1,130 @@
+"""Bodies are read in processes of their own: what holds one up, fills its memory or breaks it hurts nobody else."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from draftwise.core import InvalidSetup
+from draftwise.serve.calls import Defaults
+from draftwise.serve.reader_process import ReaderPool, ReaderSetup, start_readers
+from draftwise.serve.reading import PlannedCall, ReadError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HANGS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = {
+    "loops": HANGS,
+    "calls itself": "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "doubles": (
+        "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
+    ),
+    "multiplies": "{{ 'a' * 10 ** 12 }}",
+    "powers": "{{ 9 ** 9 ** 9 }}",
+    "pads": "{{ '%999999999999d' % 1 }}",
+    "fails": "{{ 1 / 0 }}",
+    "overflows": "{{ 'a' | center(10 ** 30) }}",
+}
+
+
+@contextlib.asynccontextmanager
+async def reading(directory, *, max_model_len=64, cpu_s=0.5):
+    started = start_readers(ReaderSetup(str(directory), False, "m", Defaults(), None))
+    try:
+        started.wait_until_loaded()
+        pool = ReaderPool(started, max_model_len=max_model_len, most_sequences=8, cpu_s=cpu_s)
+        async with pool.connect():
+            yield pool
+    finally:
+        started.stop()
+
+
+def ask(text, **fields):
+    return json.dumps({"prompt": text, **fields}).encode()
+
+
+@pytest.fixture
+def templated(checkpoint, tmp_path):
+    """Returns a checkpoint with another chat template."""
+
+    def make(template):
+        for path in checkpoint.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "chat_template.jinja").write_text(template)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+def test_a_template_that_never_ends_or_wants_all_memory_is_refused_each_time(templated, case):
+    async def run():
+        async with reading(templated(TEMPLATES[case])) as pool:
+            for _ in range(2):
+                body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+                refused = await pool.read(CHAT, body)
+                assert isinstance(refused, ReadError)
+                assert refused.status == 400
+                assert isinstance(await pool.read(COMPLETIONS, ask("a")), PlannedCall), "the next one is read"
+
+    asyncio.run(run())
+
+
+def test_a_tokenizer_that_never_ends_is_refused(checkpoint, tmp_path):
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    async def run():
+        async with reading(tmp_path) as pool:
+            refused = await pool.read(COMPLETIONS, ask("a" * 40 + "!"))
+            assert isinstance(refused, ReadError | PlannedCall)  # newer libraries give the pattern up themselves
+            assert isinstance(await pool.read(COMPLETIONS, ask("b")), PlannedCall)
+
+    asyncio.run(run())
+
+
+def test_short_bodies_do_not_wait_for_long_ones(templated):
+    template = "{% if messages | length > 9 %}" + HANGS + "{% endif %}{{ messages[0].content }}"
+
+    async def run():
+        async with reading(templated(template), cpu_s=3600) as pool:
+            message = {"role": "user", "content": "x"}
+            long = asyncio.ensure_future(pool.read(CHAT, json.dumps({"messages": [message] * 9000}).encode()))
+            assert isinstance(await pool.read(CHAT, json.dumps({"messages": [message]}).encode()), PlannedCall)
+            assert not long.done()
+            long.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_does_not_mix_up_the_answers(checkpoint):
+    async def run():
+        async with reading(checkpoint) as pool:
+            left = [asyncio.ensure_future(pool.read("/tokenize", ask("left"))) for _ in range(5)]
+            await asyncio.sleep(0)
+            for each in left:
+                each.cancel()
+            texts = ["a" * n for n in range(1, 9)]
+            answers = await asyncio.gather(*(pool.read("/tokenize", ask(text)) for text in texts))
+            assert [json.loads(answer)["count"] for answer in answers] == [len(text) for text in texts]
+
+    asyncio.run(run())
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(checkpoint):
+    async def run():
+        async with reading(checkpoint) as pool:
+            refused = await pool.read(COMPLETIONS, ask("a b " * 1_000_000))
+            assert isinstance(refused, ReadError)
+            assert "4000000 characters" in refused.message
+
+    asyncio.run(run())
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_a_finding(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    started = start_readers(ReaderSetup(str(tmp_path), False, "m", Defaults(), None))
+    with pytest.raises(InvalidSetup, match="cannot be read"):
+        started.wait_until_loaded()
+    started.stop()
