@@ -32,6 +32,8 @@ _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
 _INT_RANGE = 2**63
 _UNCHECKED = frozenset({"SkipValidation", "Any", "object"})
+_CONFIGS = frozenset({"LoadConfig"})
+"""Configs that a field makes of an object; others take an object as it is, and the rest of vLLM fills it in."""
 _OPTIONAL = "Optional"
 
 
@@ -75,7 +77,7 @@ def read_fields(context: Context) -> Step[Fields]:
 
 def _refuse_inside(context: Context, value: Any, row: Mapping[str, Any]) -> None:
     """Raise Mismatch for an object that the config in its field does not take."""
-    config = next((each for each in str(row["type"]).split(" | ") if each.endswith("Config")), None)
+    config = next((each for each in str(row["type"]).split(" | ") if each in _CONFIGS), None)
     if config is None or not isinstance(value, Mapping):
         return
     from draftwise.plan.check.cli.configs import find_faults  # it reads single values with this file
