@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from catalogue.build import DATA, build, differences, find_wheels, known_releases, write, write_topic
+from catalogue.build import DATA, build, differences, extend, find_wheels, known_releases, write, write_topic
 
 _WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
 
@@ -21,30 +21,40 @@ def main(arguments: list[str]) -> int:
         ("build", "read the wheels and write the data files"),
         ("probe", "check every rule's probe, and write the topic `probes`"),
         ("defects", "check the probes of known defects"),
+        ("page", "print what the newest release changes, as Markdown"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
             "--wheels", type=Path, default=_WHEELS, help="folder of unpacked wheels (default: %(default)s)"
         )
         command.add_argument("--offline", action="store_true", help="use the wheels that are there and fetch none")
+        command.add_argument("--new", action="store_true", help="build: read only releases that the data has not")
+        command.add_argument("--data", type=Path, default=DATA, help="folder of data files (default: the package's)")
     given = parser.parse_args(arguments)
+    if given.command == "page":
+        from catalogue.release_page import write_page
+
+        print(write_page(given.data))
+        return 0
     if not given.offline:
         from catalogue.wheels import main as fetch
 
         fetch([str(given.wheels)])
-    return {"build": _build, "probe": _probe, "defects": _defects}[given.command](given.wheels)
+    if given.command == "build":
+        return _build(given.wheels, given.data, new=given.new)
+    return {"probe": _probe, "defects": _defects}[given.command](given.wheels)
 
 
-def _build(folder: Path) -> int:
+def _build(folder: Path, data: Path = DATA, *, new: bool = False) -> int:
     wheels = find_wheels(folder)
     if not wheels:
         print(f"There is no wheel in {folder}: name a folder with --wheels, or leave --offline out.", file=sys.stderr)
         return 2
-    if gone := _missing(wheels):
+    if gone := _missing(wheels, data):
         print(f"{folder} lacks {', '.join(gone)}, which the data has: leave --offline out to fetch.", file=sys.stderr)
         return 2
-    rows = build(folder)
-    write(DATA, rows, wheels)
+    rows = extend(folder, data) if new else build(folder)
+    write(data, rows, wheels)
     newest = wheels[-1]["version"]
     before = wheels[-2]["version"] if len(wheels) > 1 else None
     print(*differences(rows, newest, before), sep="\n")
@@ -52,10 +62,10 @@ def _build(folder: Path) -> int:
     return 0
 
 
-def _missing(wheels: Sequence[Mapping[str, str]]) -> list[str]:
+def _missing(wheels: Sequence[Mapping[str, str]], data: Path = DATA) -> list[str]:
     """Return the releases that the present data has and a folder has not: a build would drop them."""
     found = {about["version"] for about in wheels}
-    return [about["version"] for about in known_releases(DATA) if about["version"] not in found]
+    return [about["version"] for about in known_releases(data) if about["version"] not in found]
 
 
 def _probe(folder: Path) -> int:

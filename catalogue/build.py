@@ -12,9 +12,19 @@ from packaging.version import Version
 from draftwise.extract.release import TOPICS
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Tree
-from draftwise.knowledge.spans import SpanRow, encode
+from draftwise.knowledge.spans import SpanRow, decode, encode
 
-__all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write", "write_topic"]
+__all__ = [
+    "DATA",
+    "build",
+    "differences",
+    "extend",
+    "find_wheels",
+    "known_releases",
+    "read_topic",
+    "write",
+    "write_topic",
+]
 
 DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/vllm"
 _RELEASES = "releases.json"
@@ -46,6 +56,36 @@ def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[Sp
         for topic, extract in topics.items():
             tables[topic].append(extract(tree))
     return {topic: encode(names, rows) for topic, rows in tables.items()}
+
+
+def extend(folder: Path, data: Path = DATA, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[SpanRow]]:
+    """Return the rows of every topic, reading only the wheels of releases that a data folder has not.
+
+    What the data says of the other releases is kept: build from all wheels after a change of `draftwise.extract`.
+
+    Raises:
+        NotFound: a file or symbol that a topic is read from is missing in a new release.
+    """
+    known = [about["version"] for about in known_releases(data)]
+    names = [about["version"] for about in find_wheels(folder)]
+    trees = {name: Tree(folder / name, name) for name in names if name not in known}
+    rows = {}
+    for topic, extract in topics.items():
+        old = read_topic(data, topic)
+        tables = [
+            extract(trees[name])
+            if name in trees
+            else {key: (row.value, row.source) for key, row in decode(known, old, name).items()}
+            for name in names
+        ]
+        rows[topic] = encode(names, tables)
+    return rows
+
+
+def read_topic(folder: Path, topic: str) -> list[SpanRow]:
+    """Return the rows of a topic in a data folder; none where it has no such file."""
+    file = folder / f"{topic}.json"
+    return [SpanRow(**row) for row in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
 
 
 def write(folder: Path, rows: Mapping[str, Sequence[SpanRow]], wheels: Sequence[Mapping[str, str]]) -> None:

@@ -71,3 +71,21 @@ def test_a_folder_that_lacks_a_known_release_is_refused(
     assert __main__.main(["build", "--offline", "--wheels", str(tmp_path / "wheels")]) == 2
     assert "lacks 1.0, which the data has" in capsys.readouterr().err
     assert before == {path.name: path.read_bytes() for path in data.iterdir()}
+
+
+def test_only_new_wheels_are_read_and_the_rows_are_those_of_all(wheel: Wheel, tmp_path: Path) -> None:
+    read: list[str] = []
+
+    def words(tree: Tree) -> Facts:
+        read.append(tree.version)
+        return _words(tree)
+
+    for version, text in (("1.0", "a bb"), ("1.1", "a bb ccc")):
+        folder = wheel(version, {"vllm/words.py": text})
+    topics, data = {"words": words}, tmp_path / "data"
+    build.write(data, build.build(folder, topics), build.find_wheels(folder))
+    wheel("1.2", {"vllm/words.py": "a ccc"})
+    read.clear()
+    rows = build.extend(folder, data, topics)
+    assert read == ["1.2"]
+    assert rows == build.build(folder, topics)

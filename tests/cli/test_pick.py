@@ -75,7 +75,7 @@ def test_why_shows_the_rules_with_their_sources() -> None:
 def test_the_table_shows_the_speedup_and_what_it_rests_on() -> None:
     output = run("deepseek-ai/DeepSeek-V3", "--gpu", "H200", "--gpus", "8", "--workload", "code").output
     assert "speed-up" in output
-    assert "Speed-up of decoding = tokens per step / break-even." in output
+    assert "Speed-up of decoding = tokens per step / break-even, unless" in output
     assert " loses " in output
 
 
@@ -100,7 +100,7 @@ def test_the_verdict_comes_first_when_speculation_is_the_wrong_lever() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("Qwen/Qwen3-8X", "--gpu", "H200"), "Did you mean Qwen/Qwen3-8B"),
+        (("Qwen3-8X", "--gpu", "H200"), "Did you mean Qwen/Qwen3-8B"),
         (("Qwen/Qwen3-8B", "--gpu", "H2000"), "H2000"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.1"), "0.1"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--drafter", "nowhere"), "nowhere"),

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from packaging.version import Version
 
-from draftwise.core import Effect, Finding, Ruling, Severity
+from draftwise.core import Effect, Finding, Ruling, Setup, Severity, SpecConfig
 from draftwise.knowledge.rules import all_rules, find_doubts, get_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, get_release, releases
+from draftwise.plan.check import check
 
 Add = Callable[..., Release]
+Rows = Mapping[str, tuple[Any, str]]
+JUDGED = "SpeculativeConfig.__post_init__"
+LOOKUP = Setup(
+    target="meta-llama/Llama-3.1-8B-Instruct",
+    engine="vllm",
+    engine_version="99.1",
+    spec=SpecConfig.parse({"method": "ngram", "num_speculative_tokens": 3}),
+)
+
+
+def change_digest(table: Rows, *, part: str) -> Rows:
+    value, source = table[JUDGED]
+    return {**table, JUDGED: ({**value, part: "other"}, source)}
+
+
 PROBED = "unknown-key"
 UNPROBED = "requests-refused"
 
@@ -54,6 +73,43 @@ def test_a_probe_that_sees_another_thing_than_before_is_told(add_like_newest: Ad
     assert (finding.code, finding.severity) == ("facts-added", Severity.WARNING)
     assert PROBED in finding.message
     assert ended in finding.message
+
+
+def test_a_function_that_refuses_otherwise_is_named_and_makes_the_outcome_unknown(add_like_newest: Add) -> None:
+    """A new `raise` where a configuration is judged: the setup may be refused, and nobody has read for what."""
+
+    def say(table: Rows) -> Rows:
+        row = ({"level": "ValueError"}, f"vllm/config/speculative.py: {JUDGED}")
+        return {**table, "Odd drafters are refused.": row}
+
+    release = add_like_newest("99.1", judged=partial(change_digest, part="refusals"), messages=say)
+    (finding,) = (each for each in find_doubts(release) if each.code == "refusals-unread")
+    assert isinstance(finding, Ruling)
+    assert (finding.effect, finding.severity) == (Effect.UNKNOWN, Severity.WARNING)
+    assert JUDGED in finding.message
+    assert "such as 'Odd drafters are refused.'" in finding.message
+    assert check(LOOKUP).accepted is None
+    assert check(replace(LOOKUP, engine_version=str(releases()[-2]))).accepted is True
+
+
+@pytest.mark.parametrize("part", ["code", "callers"])
+def test_what_refuses_as_before_is_no_doubt_unless_its_callers_changed(add_like_newest: Add, part: str) -> None:
+    release = add_like_newest("99.1", judged=partial(change_digest, part=part))
+    assert ("refusals-unread" in {each.code for each in find_doubts(release)}) is (part == "callers")
+
+
+def test_a_default_that_a_release_may_have_changed_is_unknown(add_like_newest: Add) -> None:
+    release = add_like_newest(
+        "99.1", probes=lambda table: {key: row for key, row in table.items() if key != "lookup-default"}
+    )
+    assert "lookup-default" in get_doubts(release).changed
+    resolved = check(LOOKUP).resolved
+    assert resolved is not None
+    assert (resolved.prompt_lookup_min, resolved.prompt_lookup_max) == (None, None)
+    given = SpecConfig.parse({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5})
+    resolved = check(replace(LOOKUP, spec=given)).resolved
+    assert resolved is not None
+    assert resolved.prompt_lookup_max == 5
 
 
 def test_without_probes_every_rule_with_one_is_doubtful(add_like_newest: Add) -> None:

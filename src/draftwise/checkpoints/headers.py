@@ -39,6 +39,7 @@ __all__ = [
     "layer_of",
     "read_file",
     "read_headers",
+    "read_index",
     "role_of",
 ]
 
@@ -133,14 +134,14 @@ def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
 
 
 def _find_indexed(directory: Path) -> WeightFiles:
-    weight_map = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise _bad_index(directory, "has no `weight_map` that names the file of each tensor")
+    weight_map = _read_weight_map(directory)
     names = sorted(set(weight_map.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise _bad_index(directory, f"names {quote_some(outside)}, which is outside the directory")
     present = {entry.name for entry in directory.iterdir() if entry.is_file()}
     absent = [name for name in names if name not in present]
+    if names and len(absent) == len(names):
+        raise _no_weights(directory)
     if absent or not names:
         raise InvalidSetup.because(
             "shards-missing",
@@ -149,6 +150,13 @@ def _find_indexed(directory: Path) -> WeightFiles:
             fix="Download the checkpoint again, all shards included.",
         )
     return WeightFiles(directory=directory, files=tuple(directory / name for name in names), index=weight_map)
+
+
+def _read_weight_map(directory: Path) -> dict[str, str]:
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise _bad_index(directory, "has no `weight_map` that names the file of each tensor")
+    return weight_map
 
 
 def _bad_index(directory: Path, what: str) -> InvalidSetup:
@@ -301,6 +309,23 @@ def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
         files=tuple(file.name for file in chosen.files),
         findings=tuple(find_disagreements(chosen, tensors, twice)),
     )
+
+
+def read_index(directory: str | Path) -> Headers | None:
+    """Return the tensors that a checkpoint's index names, without types, shapes and bytes; None without an index.
+
+    Raises:
+        InvalidSetup: the index is damaged.
+    """
+    directory = Path(directory)
+    if not (directory / INDEX).is_file():
+        return None
+    names = _read_weight_map(directory)
+    tensors = {
+        name: Tensor(name=name, dtype="", shape=(), num_bytes=0, file=file, start=0)
+        for name, file in sorted(names.items())
+    }
+    return Headers(directory=directory, tensors=tensors, files=tuple(sorted(set(names.values()))))
 
 
 def read_file(file: Path) -> dict[str, Tensor]:

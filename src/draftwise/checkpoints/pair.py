@@ -8,9 +8,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.head_fit import Head, find_head_findings, judge_fault
+from draftwise.checkpoints.headers import read_index
 from draftwise.checkpoints.identity import find_tokenizer_fault, is_same_model, means_nothing, names_of
-from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
+from draftwise.checkpoints.inspect import Inspection, describe_lost, find_mtp_modules, inspect_checkpoint
 from draftwise.checkpoints.text_files import quote
 from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Ruling, Severity
@@ -24,6 +26,8 @@ __all__ = [
     "find_pair_findings",
     "inspect_pair",
 ]
+
+_UNREAD = "weights-not-inspected"
 
 
 def find_base_findings(rules: Rulebook, drafter: Inspection, target: Inspection) -> Iterator[Ruling]:
@@ -134,15 +138,20 @@ def find_pair_findings(
 
 
 def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
-    """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`."""
+    """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`.
+
+    Without its shards a checkpoint is judged by its index, which names the tensors.
+    """
     try:
-        found = inspect_checkpoint(target_dir)
+        mtp = inspect_checkpoint(target_dir).mtp
     except InvalidSetup as error:
-        return _about_unread(error.findings)
-    mtp = found.mtp
+        unread = _about_unread(error.findings)
+        if not all(each.code == _UNREAD for each in unread) or (indexed := read_index(target_dir)) is None:
+            return unread
+        mtp = find_mtp_modules(read_config(Path(target_dir)), indexed)
     if mtp is None or not (mtp.lost or mtp.incomplete):
         return ()
-    return Rulebook(version).ruling("mtp-tensors-missing", message=describe_lost(mtp), where=found.directory)
+    return Rulebook(version).ruling("mtp-tensors-missing", message=describe_lost(mtp), where=Path(target_dir))
 
 
 def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -150,7 +159,7 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     absent = [finding for finding in faults if finding.code in ("no-weights", "not-safetensors")]
     if len(absent) < len(faults):
         return faults
-    rule = get_rule("weights-not-inspected")
+    rule = get_rule(_UNREAD)
     return tuple(rule.ruling(message=each.message, where=each.where, fix=each.fix) for each in absent)
 
 

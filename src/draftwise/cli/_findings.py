@@ -121,6 +121,8 @@ def _describe(resolved: Resolved) -> str:
     parts = [f"method {resolved.method}", f"k {resolved.num_speculative_tokens}"]
     if resolved.prompt_lookup_max:
         parts.append(f"lookup {resolved.prompt_lookup_min} to {resolved.prompt_lookup_max}")
+    elif resolved.prompt_lookup_max is None and "prompt_lookup_max" in resolved.facts.keys:
+        parts.append("lookup unknown")
     if resolved.draft_architectures:
         parts.append(f"drafter {', '.join(resolved.draft_architectures)}")
     if resolved.draft_tensor_parallel_size is not None:

@@ -12,7 +12,7 @@ import click
 from draftwise.cli._options import add_options
 from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
-__all__ = ["nearest_option", "report_skipped", "setup_command"]
+__all__ = ["config_options", "nearest_option", "report_skipped", "setup_command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ABOUT_FLAGS = (
@@ -77,6 +77,14 @@ _of_setups = add_options(
                  help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),
     click.option("--skip-other-files", is_flag=True,
                  help="Skip files that start no vLLM server, as hooks pass every changed file."),
+)  # fmt: skip
+
+
+config_options = add_options(
+    click.option("--config-from", metavar="DIR|FILE|URL",
+                 help="Where the target's config.json is, and its index of tensors if it has one."),
+    click.option("--hub", is_flag=True,
+                 help="Fetch config.json and index of models that are not known here from the Hugging Face hub."),
 )  # fmt: skip
 
 

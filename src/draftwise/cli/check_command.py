@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from draftwise.cli._findings import fail_option, quiet_line, render, shape_options, show_judgements
-from draftwise.cli._setups import nearest_option, report_skipped, setup_command
+from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
 from draftwise.verbs.check import CheckRequest
 from draftwise.verbs.check import check as run_check
 
@@ -19,6 +19,7 @@ __all__ = ["check", "render"]
 @click.option("--vllm", multiple=True, metavar="VERSION",
               help="Release to judge by; repeatable; or `all`  [default: the file's, else the newest]")  # fmt: skip
 @nearest_option
+@config_options
 @shape_options
 @click.option("--quiet", "-q", is_flag=True, help="Print one line per server.")
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
@@ -30,7 +31,8 @@ def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str 
 
     SOURCE is a model (a directory with config.json, or a well-known id), a compose file, Kubernetes or KServe YAML, a
     JSON or JSONL file of configs, a folder or pattern of such files, `-` for standard input, or a whole command line in
-    quotes or, as the last thing, word by word. Nothing is loaded and nothing is downloaded.
+    quotes or, as the last thing, word by word. Nothing is loaded, and nothing is downloaded
+    but what --hub asks for.
 
     The exit code is 0 if nothing of what --fail-on names was found, 1 if something was, and 2 if a source is not
     there or cannot be opened. A setup whose target, drafter or GPU is not known here is not judged in full, never

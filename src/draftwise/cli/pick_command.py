@@ -21,6 +21,8 @@ from draftwise.verbs.pick import (
     PickRequest,
     PickResult,
     RankedMethod,
+    list_gpus,
+    list_models,
     list_traffic_kinds,
 )
 from draftwise.verbs.pick import pick as run_pick
@@ -32,14 +34,34 @@ _FEW = 2
 """Published results that are shown without --why."""
 
 
+class _Traffic(click.Choice[str]):
+    """A kind of traffic, in American or British spelling."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(value.replace("isation", "ization"), param, ctx)
+
+
+def _list_models(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo("\n".join(list_models()))
+        ctx.exit()
+
+
+def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo("\n".join(list_gpus()))
+        ctx.exit()
+
+
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
 @click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
+@click.option("--gpus", "--tp", "--tensor-parallel-size", "gpus", type=click.IntRange(1), default=1,
+              show_default=True, help="GPUs of the deployment.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
 @nearest_option
-@click.option("--workload", type=click.Choice(list_traffic_kinds()), help="Kind of requests.")
+@click.option("--workload", type=_Traffic(list_traffic_kinds()), help="Kind of requests.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
               help="How much of the output repeats the prompt  [default: the workload's]")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
@@ -53,12 +75,18 @@ _FEW = 2
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time per output token.")
 @click.option("--uses", multiple=True, metavar="PARAMETER",
               help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
+@click.option("--text-in-pictures", is_flag=True,
+              help="What answers repeat is in pictures, where lookups find nothing.")  # fmt: skip
 @click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
               help="Calibration of this hardware: measured times instead of the data sheet's.")  # fmt: skip
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
+@click.option("--list-models", is_flag=True, is_eager=True, expose_value=False, callback=_list_models,
+              help="Print the models that are known by name, and end.")  # fmt: skip
+@click.option("--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list_gpus,
+              help="Print the GPUs that are known by name, and end.")  # fmt: skip
 @json_option
 def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
@@ -166,8 +194,9 @@ def _basis(advice: MethodRanking) -> str:
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
         return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
     return (
-        "Speed-up of decoding = tokens per step / break-even. Tokens per step are published or prior, not yours; "
-        "break-even is computed from the GPU's data sheet and launch costs measured on an H200."
+        "Speed-up of decoding = tokens per step / break-even, unless readings of the pair stand for it or limit it. "
+        "Tokens per step are published or prior, not yours; break-even is computed from the GPU's data sheet and "
+        "launch costs measured on an H200."
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from draftwise.cli._findings import fail_option, render_findings
 from draftwise.cli._results import json_option, show
-from draftwise.cli._setups import nearest_option, report_skipped, setup_command
+from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
 from draftwise.core import Finding
 from draftwise.verbs.upgrade import (
     AcceptedChoice,
@@ -32,6 +32,7 @@ __all__ = ["render", "upgrade"]
 @click.option("--to", "after", required=True, metavar="VERSION",
               help="The release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
 @nearest_option
+@config_options
 @fail_option
 @json_option
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")

@@ -12,7 +12,7 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, Tree
 from draftwise.knowledge.rules import VllmRule, all_rules
 
-__all__ = ["messages"]
+__all__ = ["find_paths", "messages"]
 
 _PLACES = (
     "config/*.py", "config.py", "engine/arg_utils.py", "sampling_params.py", "spec_decode/**/*.py",
@@ -35,9 +35,8 @@ _SHORTEST = 16
 def messages(tree: Tree) -> Facts:
     """Text of each message -> an exception's class, or a level, and the rules whose probe is seen at its place."""
     found: Facts = {}
-    paths = {path for place in _PLACES for path in (tree.root / "vllm").glob(place)}
-    for path in sorted(paths):
-        module = tree.get(path.relative_to(tree.root).as_posix())
+    for path in find_paths(tree):
+        module = tree.get(path)
         sightings = list(_find_sightings(module))
         for function, first, last, level, text in _find_told(module.body, "", 0):
             if text in found or sum(map(str.isalpha, text)) < _SHORTEST:
@@ -46,6 +45,12 @@ def messages(tree: Tree) -> Facts:
             value: dict[str, Any] = {"level": level, **({"rules": rules} if rules else {})}
             found[text] = (value, module.source(function) if function else module.path)
     return found
+
+
+def find_paths(tree: Tree) -> list[str]:
+    """Return the files of a release that a speculating server goes through."""
+    found = {path for place in _PLACES for path in (tree.root / "vllm").glob(place)}
+    return sorted(path.relative_to(tree.root).as_posix() for path in found)
 
 
 def _find_sightings(module: Module) -> Iterator[tuple[str, int, int]]:

@@ -14,6 +14,7 @@ from draftwise.extract import (
     config_checks,
     config_fields,
     engine,
+    judged_functions,
     message_texts,
     model_registry,
     mtp_remap,
@@ -66,6 +67,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         server_surface.env,
         message_texts.messages,
         probes.probes,
+        judged_functions.judged,
     )
 }
 

@@ -109,8 +109,8 @@ class Defect:
 
     @property
     def last_release(self) -> Version:
-        """Last release that surely has it, or was reported to."""
-        return releases()[-1].version if self.last is None else Version(self.last.removeprefix(_REPORTED))
+        """Last release that has it, or was reported to; an open row says nothing of releases that users added."""
+        return _newest_shipped() if self.last is None else Version(self.last.removeprefix(_REPORTED))
 
     @property
     def is_end_known(self) -> bool:
@@ -208,6 +208,10 @@ def find_said(text: str) -> Iterator[Defect]:
     """Yield the rows of which a pasted text has something that they say."""
     squeezed = " ".join(text.split()).lower()
     return (row for row in all_defects().values() if any(said.lower() in squeezed for said in row.says))
+
+
+def _newest_shipped() -> Version:
+    return next(release.version for release in reversed(releases()) if release.added is None)
 
 
 def _lower(sentence: str) -> str:

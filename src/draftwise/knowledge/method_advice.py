@@ -80,6 +80,8 @@ class MethodAdvice:
     """The same for traffic whose answers do not repeat earlier ones; None where that changes nothing."""
     only_if_deployed: bool = False
     """Whether the guides keep such a drafter where it is in use, but do not introduce one."""
+    successor: str | None = None
+    """Method that does better wherever both have a drafter; None for none."""
     cost: DraftingCost | None = None
     """None where nobody measured it: `knowledge.advice.find_drafting_cost` takes that of a similar method."""
     priors: tuple[AcceptancePrior, ...] = ()

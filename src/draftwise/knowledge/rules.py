@@ -17,6 +17,7 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from draftwise.core import Effect, Finding, Ruling, Severity, Stage
+from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
@@ -79,6 +80,8 @@ class VllmRule:
     methods: tuple[str, ...] = ()
     """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
+    decides: tuple[str, ...] = ()
+    """Values of `Resolved` that stand in the row's code or texts: where the rule is in doubt, they are unknown."""
     stands_for: tuple[str, ...] = ()
     """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
     reads: tuple[str, ...] = ()
@@ -205,6 +208,50 @@ def find_doubts(release: Release) -> Iterator[Finding]:
         fix="Update draftwise once it ships this release.",
         source=release.added.read_from,
     )
+    yield from _find_unread(release)
+
+
+_JUDGED, _MESSAGES = "judged", "messages"
+_REFUSING = ("vllm/config", "vllm/engine/arg_utils.py", "vllm/transformers_utils")
+"""Where the functions lie that refuse a configuration."""
+
+
+def _find_unread(release: Release) -> Iterator[Finding]:
+    """Yield that the functions in which vLLM refuses a configuration are other ones than in the release before."""
+    before = next(
+        (each for each in reversed(releases()) if each.added is None and each.version < release.version), None
+    )
+    if before is None or release not in releases(_JUDGED):
+        return
+    old, new = before.table(_JUDGED), release.table(_JUDGED)
+    functions = [
+        name
+        for name, value in new.items()
+        if _place(before if name in old else release, _JUDGED, name).startswith(_REFUSING)
+        and (name not in old or any(old[name][part] != value[part] for part in ("refusals", "callers")))
+    ]
+    if not functions:
+        return
+    known = before.table(_MESSAGES)
+    told = [
+        text
+        for text, value in (release.table(_MESSAGES) if release in releases(_MESSAGES) else {}).items()
+        if text not in known
+        and value["level"].endswith(("Error", "error"))
+        and _place(release, _MESSAGES, text).partition(": ")[2] in functions
+    ]
+    examples = f", such as {told[0]!r}" if told else ""
+    yield from Rulebook(release.version).ruling(
+        "refusals-unread",
+        before=before,
+        functions=join_names(functions, most=4),
+        examples=f"{examples}{f' and {len(told) - 1} more' if len(told) > 1 else ''}",
+    )
+
+
+def _place(release: Release, topic: str, key: str) -> str:
+    """Return file and symbol of a table's row."""
+    return release.source(topic, key).partition(", ")[2]
 
 
 def of_release(finding: Finding, release: Release) -> Finding:

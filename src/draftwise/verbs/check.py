@@ -15,7 +15,8 @@ from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import judge
 from draftwise.setups.read import SourceText
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
-from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
+from draftwise.verbs.model_configs import open_configs
+from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
 from draftwise.verbs.verb import refuse, verb
 
 __all__ = ["CheckRequest", "CheckResult", "check"]
@@ -24,7 +25,7 @@ _PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckRequest(SetupRequest):
+class CheckRequest(JudgedRequest):
     """Setups to judge, and the releases to judge them by."""
 
     _: KW_ONLY
@@ -53,7 +54,7 @@ class CheckResult(Judgements):
 def check(request: CheckRequest, _progress: Progress) -> CheckResult:
     """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
 
-    Nothing is loaded and nothing is downloaded.
+    Nothing is loaded; nothing is downloaded but a config.json and an index that `hub` or `config_from` ask for.
     """
     sources = find_sources(request)
     asked = [request.vllm] if isinstance(request.vllm, str) else list(request.vllm)
@@ -62,7 +63,8 @@ def check(request: CheckRequest, _progress: Progress) -> CheckResult:
         open_release(version, nearest=request.nearest)
     found = [sources.read(version) for version in versions or (None,)]
     installed = None if request.installed is None else _name_packages(request.installed)
-    first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in found)
+    with open_configs(request, found) as configured:
+        first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in configured)
     first += (Judgement.of(report, where=name) for name, report in found[0].unread)
     first += _judge_objects(sources.texts, first)
     return CheckResult(

@@ -13,7 +13,8 @@ from draftwise.core import Calibration, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.advice import all_advice, give_advice, read_traffic_kinds
-from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.gpus import get_gpu, read_gpus
+from draftwise.knowledge.models import read_models, read_names
 from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
 from draftwise.plan.pick.recommend import decide_command
@@ -31,6 +32,8 @@ __all__ = [
     "PickRequest",
     "PickResult",
     "RankedMethod",
+    "list_gpus",
+    "list_models",
     "list_traffic_kinds",
     "pick",
 ]
@@ -73,6 +76,8 @@ class PickRequest:
     """Objective for the time per output token."""
     uses: Sequence[str] = ()
     """Sampling parameters in use: min_p, logit_bias, structured_outputs ..."""
+    text_in_pictures: bool = False
+    """Whether what answers repeat of the prompt is in pictures, where lookups find nothing."""
     drafters: Sequence[str] = ()
     """Directories of drafters that you have."""
     can_train: bool = False
@@ -243,6 +248,17 @@ def pick(request: PickRequest, _progress: Progress) -> PickResult:
     )
 
 
+def list_models() -> list[str]:
+    """Return the models that are known by name; of some the architecture alone is."""
+    names = {name for model in (*read_models(), *read_names()) for name in model.names}
+    return sorted(names, key=str.lower)
+
+
+def list_gpus() -> list[str]:
+    """Return the GPUs that are known by name."""
+    return [gpu.name for gpu in read_gpus()]
+
+
 def list_traffic_kinds() -> list[str]:
     """Return the kinds of traffic that `workload` takes."""
     return list(read_traffic_kinds())
@@ -258,7 +274,15 @@ def _read_requirements(request: PickRequest, version: str) -> Requirements:
         slo_ttft_s=request.slo_ttft_ms and request.slo_ttft_ms / 1e3,
         slo_tpot_s=request.slo_tpot_ms and request.slo_tpot_ms / 1e3,
         parameters=frozenset(request.uses),
-        **_parts(request, "temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens"),
+        **_parts(
+            request,
+            "temperature",
+            "mixed_temperatures",
+            "concurrency",
+            "prompt_tokens",
+            "output_tokens",
+            "text_in_pictures",
+        ),
     )
     return Requirements(
         target=str(request.target),

@@ -34,6 +34,7 @@ from draftwise.verbs.verb import refuse
 
 __all__ = [
     "FoundSetups",
+    "JudgedRequest",
     "SetupRequest",
     "Source",
     "Sources",
@@ -84,6 +85,17 @@ class SetupRequest:
     """Files of NAME=value lines: variables that the sources take from elsewhere, in compose those of .env."""
     skip_other_files: bool = False
     """Whether it is fine that a file starts no vLLM server, as hooks pass every changed file."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRequest(SetupRequest):
+    """A request whose setups are judged by what config.json says of their models."""
+
+    _: KW_ONLY
+    config_from: str | PathLike[str] | None = None
+    """Directory, config.json or URL of either: what the target is, where it is not known by its name."""
+    hub: bool = False
+    """Whether config.json and index of models that are not known here are fetched from the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

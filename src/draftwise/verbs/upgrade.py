@@ -16,7 +16,8 @@ from draftwise.knowledge.vllm import releases
 from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
 from draftwise.setups.read import SetupReading
 from draftwise.verbs.judgements import FailOn, Judgement
-from draftwise.verbs.sources import FoundSetups, SetupRequest, find_sources, open_release
+from draftwise.verbs.model_configs import open_configs
+from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
 from draftwise.verbs.verb import Result, verb
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeRequest(SetupRequest):
+class UpgradeRequest(JudgedRequest):
     """Setups, and the two releases between which they move."""
 
     _: KW_ONLY
@@ -122,12 +123,14 @@ def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
     for version in (request.before, request.after):
         open_release(version, nearest=request.nearest)
     sources = find_sources(request)
-    old, new = (sources.read(version) for version in (request.before, request.after))
-    return UpgradeResult(
-        setups=tuple(
+    found = [sources.read(version) for version in (request.before, request.after)]
+    with open_configs(request, found) as (old, new):
+        pairs = [
             _describe(left.where, compare_releases(left, right, nearest=request.nearest))
             for left, right in _pair(old, new)
-        ),
+        ]
+    return UpgradeResult(
+        setups=tuple(pairs),
         unread=tuple(finding for _, report in new.unread for finding in report.findings),
         skipped=new.skipped,
         fail_on=request.fail_on,

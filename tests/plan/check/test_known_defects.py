@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from packaging.version import Version
 
@@ -13,7 +13,7 @@ from draftwise.knowledge.defects import Certainty, Defect, all_defects
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.methods import all_methods
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.vllm import releases
+from draftwise.knowledge.vllm import Release, releases
 from draftwise.plan.check import Report, get_context, judge
 from draftwise.plan.check.cli.condition_values import names_in
 from draftwise.plan.check.known_defects import _PRAISED_FOR, read_facts
@@ -142,3 +142,11 @@ def test_a_feature_is_praised_where_no_row_speaks_against_it() -> None:
     spec = '{"method": "ngram", "num_speculative_tokens": 3}'
     report = judge(read_words([*words.split(), spec], engine_version=str(KNOWN[-1])))
     assert "prefix_caching" in _praised(report)
+
+
+def test_an_open_row_is_unknown_in_a_release_that_a_user_added(add_like_newest: Callable[..., Release]) -> None:
+    row = next(each for each in ROWS if each.last is None and not each.first.startswith("~"))
+    assert row.state_in(KNOWN[-1]) == "present"
+    added = add_like_newest("99.1")
+    assert row.state_in(added.version) == "later"
+    assert "nobody has said it of 99.1" in row.ruling(added).message

@@ -54,7 +54,7 @@ def test_what_was_measured_on_such_traffic_is_expected(kind: str) -> None:
     assert found.cautious <= found.expected
 
 
-@pytest.mark.parametrize("kind", [None, "chat", "rag", "summarisation", "code-editing", "agentic", "extraction"])
+@pytest.mark.parametrize("kind", [None, "chat", "rag", "summarization", "code-editing", "agentic", "extraction"])
 @pytest.mark.parametrize("method", ["dflash", "eagle3"])
 def test_nothing_is_expected_that_nobody_measured(method: str, kind: str | None) -> None:
     most = max(find_acceptance(row.length, row.k) for row in get_method(method).advice.seen_acceptance)
@@ -75,7 +75,7 @@ def test_copied_answers_raise_what_is_expected_of_lookup() -> None:
     assert some is not None
     assert high is not None
     assert expected_of("ngram", kind="rag").expected < some.high <= expected_of("ngram", kind="code-editing").expected
-    assert expected_of("ngram", kind="code-editing").expected == high.high
+    assert high.high <= expected_of("ngram", kind="code-editing").expected < 1
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash", "ngram"])

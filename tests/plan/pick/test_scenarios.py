@@ -256,8 +256,13 @@ def test_a_gpu_given_by_its_memory_is_sized_and_not_estimated() -> None:
 
 
 def test_an_unknown_target_is_told_its_neighbours() -> None:
+    advice = advise("Qwen/Qwen3-8X")
+    assert set(methods(advice)) == {"ngram", "ngram_gpu", "suffix"}
+    assert all(each.estimate is None or each.estimate.gain is None for each in advice.ranked)
+    told = [each for each in advice.ranked[0].caveats if each.code == "target-not-here"]
+    assert "Qwen/Qwen3-8B" in told[0].fix
     with pytest.raises(InvalidSetup, match="Qwen/Qwen3-8B"):
-        advise("Qwen/Qwen3-8X")
+        advise("Qwen3-8X")
 
 
 def test_an_unknown_drafter_is_named() -> None:

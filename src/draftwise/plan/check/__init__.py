@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
@@ -19,7 +19,7 @@ from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
-from draftwise.knowledge.rules import find_doubts, get_rule, of_release
+from draftwise.knowledge.rules import all_rules, find_doubts, get_rule, of_release
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
@@ -80,6 +80,7 @@ def check_context(context: Context) -> Report:
             resolved = None
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
+            resolved = _forget_doubted(resolved, findings)
             met = tuple(find_met(context, resolved))
             tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
             tell(*find_defects(context, met, findings))
@@ -128,6 +129,14 @@ def _find_stops(context: Context) -> Iterator[Ruling]:
     found: list[Ruling] = []
     run(configure(context), found.append)
     yield from (each for each in found if "gpu" in get_rule(each.code).reads and each.severity is Severity.ERROR)
+
+
+def _forget_doubted(resolved: Resolved, findings: Iterable[Finding]) -> Resolved:
+    """Return the config without the values that rest on rules of which nobody knows whether they still hold."""
+    unknown = {each.code for each in findings if isinstance(each, Ruling) and each.effect is Effect.UNKNOWN}
+    rules = (all_rules()[code] for code in unknown & all_rules().keys())
+    nothing: dict[str, Any] = {name: None for rule in rules for name in rule.decides}
+    return replace(resolved, **nothing)
 
 
 def _report(
@@ -228,7 +237,8 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
         if reading.unknown:
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
-            report = check_context(get_context(setup, release, installed=installed, origins=reading.origins))
+            context = get_context(setup, release, installed=installed, origins=reading.origins, configs=reading.configs)
+            report = check_context(context)
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)
         return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)

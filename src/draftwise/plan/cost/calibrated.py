@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -31,9 +30,8 @@ from draftwise.plan.cost.machine import (
     cpu_prior,
     gpu_prior,
 )
-from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.size.drafter_parts import describe_drafter
-from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.cost.work import count_drafter_kv, find_drafter_work, find_work
+from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
 __all__ = ["CalibratedCosts", "GraphPlan", "LeftOut", "plan_graphs"]
@@ -333,18 +331,9 @@ def _read_drafting(
         method=facts.name,
         work=work,
         asynchronous=asynchronous,
-        kv_bytes_per_token=_count_kv_bytes(calibration, setting.drafter, method, k, ranks),
+        kv_bytes_per_token=count_drafter_kv(method, k, calibration.config, setting.drafter, ranks),
         parallel=setting.spec is not None and bool(setting.spec.options.get("parallel_drafting")),
     )
-
-
-def _count_kv_bytes(
-    calibration: Calibration, drafter: Mapping[str, Any] | None, method: str, k: int, ranks: int
-) -> float:
-    described = describe_drafter(method, k, read_text_config(calibration.config), drafter)
-    if described.shape is None or not described.facts.keeps_kv:
-        return 0.0
-    return float(sum(layer.values_per_rank(ranks) for layer in described.shape.kv_layers()) * _VALUES_OF_16_BIT)
 
 
 def _find_precision(calibration: Calibration) -> Precision:

@@ -13,7 +13,7 @@ from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_parts import BF16, Part, Precision, Sharding, elements, num_bytes
 
-__all__ = ["Work", "find_drafter_work", "find_work"]
+__all__ = ["Work", "count_drafter_kv", "find_drafter_work", "find_work"]
 
 Config = Mapping[str, Any]
 
@@ -91,6 +91,27 @@ def find_drafter_work(
         parts = [replace(part, layers=part.layers[:1]) for part in parts]
         return _add_up(text, parts, precision, tensor_parallel_size)
     return _add_up(drafter or {}, parts, BF16, tensor_parallel_size)
+
+
+def count_drafter_kv(
+    method: str, k: int, target: Config, drafter: Config | None, tensor_parallel_size: int = 1
+) -> float:
+    """Return the bytes that a drafter's own layers keep of a token on each GPU, in 16 bit; 0 for one that keeps none.
+
+    Args:
+        method: as vLLM spells it.
+        k: tokens that it drafts.
+        target: the target's config.json.
+        drafter: the drafter's config.json; None assumes the usual layout of its method.
+        tensor_parallel_size: GPUs that share every layer.
+
+    Raises:
+        InvalidSetup: the drafter's shape is not known.
+    """
+    described = describe_drafter(method, k, read_text_config(target), drafter)
+    if described.shape is None or not described.facts.keeps_kv:
+        return 0.0
+    return float(sum(layer.values_per_rank(tensor_parallel_size) for layer in described.shape.kv_layers()) * 2)
 
 
 def _shared_head(target: Config) -> Part:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.config_json import find_model_config
-from draftwise.core import Finding
+from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.advice import get_advice, give_advice
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_native
-from draftwise.plan.cost.work import Work, find_drafter_work, find_work
+from draftwise.plan.cost.work import Work, count_drafter_kv, find_drafter_work, find_work
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, GivenDrafter, PickCase
 from draftwise.plan.size.shapes import read_text_config
 from draftwise.plan.size.weight_parts import precision_of
@@ -20,9 +20,10 @@ __all__ = ["Proposal", "Refusal", "list_methods", "propose"]
 
 _NONCAUSAL = "FLASH_ATTN"
 """Attention backend that can attend over a whole block at once in every release."""
-_SHORT_LOOKUP, _STRICT_LOOKUP = 5, 8
-"""Tokens that must match: vLLM's default, and a length that kept tool calls intact (vLLM issues #35800, #40875)."""
-_LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
+_SHORT_LOOKUP, _STRICT_LOOKUP = (3, 5), (8, 16)
+"""The least and the most tokens that must match. Longer matches are tried first, as vLLM does; at least eight kept tool
+calls intact (vLLM issues #35800, #40875)."""
+_LOOKUP_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class Proposal:
     """Where `lengths` comes from; None for the usual range."""
     work: Work | None = None
     """Work of one pass of the drafter."""
+    kv_bytes_per_token: float = 0.0
+    """Bytes that its own layers keep of a token on each GPU."""
     reasons: tuple[Finding, ...] = ()
     caveats: tuple[Finding, ...] = ()
     alternatives: tuple[PublishedDrafter, ...] = ()
@@ -155,6 +158,7 @@ def _given_head(case: PickCase, facts: Method, given: GivenDrafter) -> Proposal:
         at_hand=True,
         lengths=_lengths(facts, most),
         work=_work(case, facts, most, given.drafter.config),
+        kv_bytes_per_token=_kv(case, facts, most, given.drafter.config),
         args=_backend(case, facts),
         reasons=(give_advice("given-drafter", model=given.name),),
     )
@@ -172,6 +176,7 @@ def _published_head(case: PickCase, facts: Method, rows: list[PublishedDrafter],
         lengths=_lengths(facts, most),
         why_lengths=shown if row.num_speculative_tokens else None,
         work=_work(case, facts, most, None),
+        kv_bytes_per_token=_kv(case, facts, most, None),
         args=_backend(case, facts),
         stand_in=_stand_in(case, facts),
         trained_on=row.trained_on,
@@ -209,18 +214,28 @@ def _work(case: PickCase, facts: Method, most: int, config: Mapping[str, Any] | 
     return find_drafter_work(facts.name, most, case.target.config, config, case.precision, case.tensor_parallel_size)
 
 
+def _kv(case: PickCase, facts: Method, most: int, config: Mapping[str, Any] | None) -> float:
+    try:
+        return count_drafter_kv(facts.name, most, case.target.config, config, case.tensor_parallel_size)
+    except InvalidSetup:
+        return 0.0
+
+
 def _propose_lookup(case: PickCase, facts: Method) -> Proposal | Refusal:
     """Return the proposal of a method that copies from earlier text."""
     traffic, advice = case.requirements.traffic, facts.advice
+    if traffic.text_in_pictures and facts.remembers != "answers":
+        return _refuse(facts.name, "text-in-pictures")
     if traffic.overlap == "none" and not traffic.repetitive:
         return _refuse(facts.name, "no-overlap", traffic=traffic.kind or "this traffic")
-    size = _STRICT_LOOKUP if STRUCTURED_OUTPUT in traffic.parameters else _SHORT_LOOKUP
+    sizes = _STRICT_LOOKUP if STRUCTURED_OUTPUT in traffic.parameters else _SHORT_LOOKUP
     rank = advice.rank if traffic.repetitive else advice.rank_without_repetition
     repeats = "repetitive-traffic" if traffic.repetitive or traffic.overlap == "high" else "overlap-some"
     overlap = give_advice(repeats, traffic=traffic.kind or f"traffic with {traffic.overlap} overlap")
     return Proposal(
         method=facts.name,
-        spec={"method": facts.name} | {key: size for key in _LOOKUP_KEYS if key in facts.keys},
+        spec={"method": facts.name}
+        | {key: size for key, size in zip(_LOOKUP_KEYS, sizes, strict=True) if key in facts.keys},
         place=advice.rank if rank is None else rank,
         lengths=tuple(range(1, facts.usual_k + 1)),
         why_lengths=give_advice("k-of-suffix") if facts.default_k_key else None,
@@ -262,6 +277,7 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
         lengths=tuple(k for k in range(1, most + 1) if k <= count or k % count == 0),
         why_lengths=give_advice("k-of-modules", most=most, source=source),
         work=_work(case, facts, 1, None),
+        kv_bytes_per_token=_kv(case, facts, 1, None),
         reasons=(give_advice("native-modules", target=target.name),),
     )
 
@@ -298,6 +314,7 @@ def _propose_draft_model(case: PickCase, facts: Method) -> Proposal | Refusal:
         at_hand=given is not None,
         lengths=tuple(range(1, facts.usual_k + 1)),
         work=work,
+        kv_bytes_per_token=_kv(case, facts, facts.usual_k, config or None),
         reasons=(give_advice("given-drafter", model=name) if given else _cite(family, rows[0]),),
         caveats=(*published, *_find_model_caveats(case, name, work, padded=bool(vocabularies))),
         alternatives=tuple(rows[0 if given else 1 :]),

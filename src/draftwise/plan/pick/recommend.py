@@ -20,7 +20,15 @@ from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.levers import Lever, MemoryCheck, Weight, find_levers, find_stops, make_lever, open_memory
 from draftwise.plan.pick.proposals import Proposal, Refusal, list_methods, propose
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, PickCase, Requirements, open_case
-from draftwise.plan.pick.speedup_estimates import SpeedupEstimate, choose_k, choose_schedule, estimate, expect
+from draftwise.plan.pick.speedup_estimates import (
+    PairEvidence,
+    SpeedupEstimate,
+    choose_k,
+    choose_schedule,
+    estimate,
+    expect,
+    find_context_factor,
+)
 from draftwise.plan.schedule.draft_lengths import KEY, judge_schedule, make_schedule_keys
 from draftwise.plan.size import Sizing
 
@@ -88,7 +96,7 @@ def _judge(case: PickCase, proposal: Proposal, memory: MemoryCheck) -> RankedMet
         scheduled=_scheduled(case, proposal, drafting),
         place=proposal.place,
         at_hand=proposal.at_hand,
-        reasons=(*proposal.reasons, *_reasons(proposal, expected), *_promise(case, expected)),
+        reasons=(*proposal.reasons, *_bound(expected), *_reasons(proposal, expected), *_promise(case, expected)),
         caveats=(
             *_below(expected),
             *proposal.caveats,
@@ -164,7 +172,12 @@ def _misfit(case: PickCase, proposal: Proposal) -> Refusal | None:
 def _drafting(case: PickCase, proposal: Proposal, resolved: Resolved | None) -> Drafting:
     baseline = case.machine.asynchronous if case.machine is not None else True
     own = resolved.async_scheduling if resolved is not None else None
-    return Drafting(method=proposal.method, work=proposal.work, asynchronous=baseline if own is None else own)
+    return Drafting(
+        method=proposal.method,
+        work=proposal.work,
+        asynchronous=baseline if own is None else own,
+        kv_bytes_per_token=proposal.kv_bytes_per_token,
+    )
 
 
 def _scheduled(case: PickCase, proposal: Proposal, drafting: Drafting) -> Mapping[str, Any] | None:
@@ -178,6 +191,11 @@ def _scheduled(case: PickCase, proposal: Proposal, drafting: Drafting) -> Mappin
     if not judge_schedule(setup).acts_as_written or _refusal(case, proposal, check(setup)):
         return None
     return spec
+
+
+def _bound(expected: SpeedupEstimate | None) -> Iterator[Finding]:
+    if expected is not None and expected.bound is not None:
+        yield expected.bound.reason
 
 
 def _reasons(proposal: Proposal, expected: SpeedupEstimate | None) -> Iterator[Finding]:
@@ -199,22 +217,22 @@ def _promise(case: PickCase, expected: SpeedupEstimate | None) -> Iterator[Findi
 
 
 def _below(expected: SpeedupEstimate | None) -> Iterator[Finding]:
-    if expected is None or expected.gain is None or expected.break_even is None or expected.gain >= 1:
+    if expected is None or expected.modelled is None or expected.break_even is None or expected.modelled >= 1:
         return
     lengths = {"length": expected.expected_length, "needed": expected.break_even}
     yield give_advice("below-break-even", **lengths, sequences=expected.sequences)
 
 
 _SAMPLING, _SAMPLED = "draft_sample_method", "probabilistic"
-_UNSEEN = "drafter-not-here"
-"""Finding of `check`: the drafter's config could not be read."""
+_SHOWN = ("drafter-not-here", "judged-as-base")
+"""Findings of `check` that are no warnings: whose config was read, and whose was not."""
 _BEYOND_GRAPHS = "cudagraph-cliff"
 """Finding of `check`: a step of `max_num_seqs` requests is larger than the largest captured graph."""
 
 
 def _find_caveats(case: PickCase, proposal: Proposal, report: Report, k: int) -> Iterator[Finding]:
     """Yield what `check` warns of, and what follows from load, use and target."""
-    warnings = [each for each in report.findings if each.severity is Severity.WARNING or each.code == _UNSEEN]
+    warnings = [each for each in report.findings if each.severity is Severity.WARNING or each.code in _SHOWN]
     yield from (each for each in warnings if each.code != _BEYOND_GRAPHS)
     if (beyond := _find_beyond_graphs(case, proposal, k)) is not None:
         yield next((each for each in warnings if each.code == _BEYOND_GRAPHS), beyond)
@@ -243,8 +261,10 @@ def _about_costs(case: PickCase, method: str, resolved: Resolved | None) -> Iter
         what = f"was measured on model runner {cost.runner}, not {resolved.runner}."
     if what:
         yield give_advice("unmeasured", what=f"The cost of {method} {what}")
-    if case.tensor_parallel_size > 1:
-        yield give_advice("one-gpu-measured", gpus=case.tensor_parallel_size)
+    if (gpus := case.tensor_parallel_size) > 1:
+        yield give_advice("one-gpu-measured", gpus=gpus)
+    if (hosts := -(-gpus // int(get_advice("two-hosts").numbers["gpus_of_a_host"]))) > 1:
+        yield give_advice("two-hosts", gpus=gpus, hosts=hosts)
 
 
 def _about_temperature(case: PickCase, proposal: Proposal) -> Iterator[Finding]:
@@ -253,6 +273,8 @@ def _about_temperature(case: PickCase, proposal: Proposal) -> Iterator[Finding]:
     if expectation is None:
         yield give_advice("acceptance-unknown", method=proposal.method)
         return
+    if (share := find_context_factor(case, proposal)) < 1:
+        yield give_advice("long-context", context=case.requirements.traffic.context, factor=share)
     if not temperature:
         return
     found = give_advice("temperature-high", temperature=temperature, factor=expectation.factor)
@@ -305,6 +327,8 @@ class MethodRanking:
     def sentence(self) -> str:
         """The answer in one or two sentences."""
         heavy = [lever for lever in self.levers if lever.weight is not Weight.DOUBT]
+        if heavy and heavy[0].finding.code == "plain-refused":
+            return heavy[0].finding.message
         if heavy:
             return f"Leave speculation off. {heavy[0].finding.message}"
         if not self.ranked:
@@ -334,7 +358,8 @@ def pick(requirements: Requirements) -> MethodRanking:
             refused.append(outcome)
         else:
             ranked.append(outcome)
-    ordered = _order(ranked)
+    told = _temper(ranked)
+    ordered = _order([_keep_below_successor(each, told) for each in told])
     if ordered and not any(candidate.pays for candidate in ordered):
         levers = (*levers, make_lever("nothing-pays", sequences=requirements.traffic.concurrency))
     return MethodRanking(
@@ -344,6 +369,39 @@ def pick(requirements: Requirements) -> MethodRanking:
         ranked=ordered,
         refused=tuple(refused),
     )
+
+
+def _temper(ranked: Sequence[RankedMethod]) -> list[RankedMethod]:
+    """Return the candidates, none of which nothing was read on this target above the best of which something was.
+
+    Else missing evidence would be an advantage. What lookups find depends on the traffic, and they stay as they are.
+    """
+    read = [each.estimate.bound.expected for each in ranked if each.estimate is not None and each.estimate.bound]
+    if not read:
+        return list(ranked)
+    return [each if not get_method(each.method).has_weights else _lower(each, max(read)) for each in ranked]
+
+
+def _lower(candidate: RankedMethod, most: float) -> RankedMethod:
+    own = candidate.estimate
+    if own is None or own.bound is not None or own.gain is None or own.gain_range is None or own.gain <= most:
+        return candidate
+    reason = give_advice("not-above-the-read", most=most)
+    low, high = own.gain_range
+    bound = PairEvidence(expected=most, low=min(low, most), high=high, reason=reason)
+    return replace(candidate, estimate=replace(own, bound=bound), caveats=(*candidate.caveats, reason))
+
+
+def _keep_below_successor(candidate: RankedMethod, ranked: Sequence[RankedMethod]) -> RankedMethod:
+    """Return a candidate that is not estimated above the method that does better wherever both have a drafter."""
+    successor = get_method(candidate.method).advice.successor
+    better = next((each.estimate for each in ranked if each.method == successor), None)
+    own = candidate.estimate
+    if own is None or better is None or own.gain is None or better.gain is None or own.gain <= better.gain:
+        return candidate
+    reason = give_advice("not-above-successor", method=candidate.method, other=successor)
+    limit = PairEvidence.at_most(better.gain, own.gain_range or (own.gain, own.gain), reason)
+    return replace(candidate, estimate=replace(own, bound=limit), caveats=(*candidate.caveats, reason))
 
 
 def _order(candidates: Sequence[RankedMethod]) -> tuple[RankedMethod, ...]:

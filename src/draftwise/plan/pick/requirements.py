@@ -14,7 +14,7 @@ from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.method_advice import Overlap
-from draftwise.knowledge.models import KnownModel, find_model, near_models
+from draftwise.knowledge.models import KnownModel, find_model, is_hub_name, near_models
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.cost.calibrated import CalibratedCosts
@@ -61,6 +61,8 @@ class ExpectedTraffic:
     slo_tpot_s: float | None = None
     parameters: frozenset[str] = frozenset()
     """Sampling parameters that requests use besides temperature, top_p and top_k."""
+    text_in_pictures: bool = False
+    """Whether what answers repeat of the prompt is in pictures, and not in its tokens."""
 
     @property
     def context(self) -> int:
@@ -83,6 +85,7 @@ def describe_traffic(
         InvalidSetup: there is no such kind.
     """
     row = _get_kind(kind) if kind is not None else None
+    kind = None if row is None else row.name
     place = row.place if row else _PLACE_BY_OVERLAP[overlap] if overlap else 0.0
     overlap = overlap or (row.overlap if row else "some")
     return ExpectedTraffic(
@@ -98,8 +101,12 @@ def describe_traffic(
 _PLACE_BY_OVERLAP: Mapping[Overlap, float] = {"none": 0.0, "some": 0.5, "high": 1.0}
 
 
+_SPELLINGS = {"summarisation": "summarization"}
+"""Other spellings of kinds of traffic."""
+
+
 def _get_kind(name: str) -> TrafficKind:
-    found = read_traffic_kinds().get(name)
+    found = read_traffic_kinds().get(_SPELLINGS.get(name, name))
     if found is None:
         raise InvalidSetup.because(
             "unknown-traffic",
@@ -155,6 +162,8 @@ class PickCase:
     """None if the target's shape or the GPU's speed is unknown: then nothing is estimated."""
     given: tuple[GivenDrafter, ...]
     published: tuple[PublishedDrafter, ...]
+    names: tuple[str, ...]
+    """Names of the target and of checkpoints with the same config."""
     similar: tuple[PublishedDrafter, ...]
     """Made for another checkpoint of the same config: the base of an instruct model, a directory of the same name."""
 
@@ -198,6 +207,7 @@ def open_case(requirements: Requirements) -> PickCase:
         precision=precision,
         machine=_machine(requirements, target, precision),
         given=tuple(_open_drafter(name) for name in requirements.drafters),
+        names=(*exact, *similar),
         published=find_published_drafters(exact),
         similar=find_published_drafters(similar),
     )
@@ -207,6 +217,8 @@ def _get_target(name: str) -> ModelConfig:
     found = find_model_config(name, partly=True)
     if found is not None:
         return found
+    if name.count("/") == 1 and is_hub_name(name):  # what needs no config.json can still be said
+        return ModelConfig(name=name, config={}, origin="table", is_partial=True)
     raise InvalidSetup.because(
         "unknown-target",
         f"{name!r} is neither a directory nor in the table of well-known models.",
@@ -237,7 +249,7 @@ def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), target.copy.base.names
     if target.origin == "table":
         row = find_model(target.name)
-        names = row.names if row is not None else ()
+        names = row.names if row is not None else (target.name,)
         tail = target.name.lower().rpartition("/")[2]
         exact = tuple(name for name in names if name.lower().rpartition("/")[2] == tail)
         return exact, tuple(name for name in names if name not in exact)

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import exp, log, log2
 from statistics import median
 
-from draftwise.knowledge.advice import find_drafting_cost, read_temperature_effect, read_traffic_kinds
+from draftwise.core import Finding
+from draftwise.knowledge.advice import (
+    find_drafting_cost,
+    get_advice,
+    give_advice,
+    read_temperature_effect,
+    read_traffic_kinds,
+)
 from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
 from draftwise.knowledge.methods import get_method
+from draftwise.knowledge.seen_speedups import SeenSpeedup, find_seen_speedups
 from draftwise.plan.cost.machine import Drafting, Machine
 from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.proposals import Proposal
 from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
 
-__all__ = ["ExpectedAcceptance", "SpeedupEstimate", "choose_k", "choose_schedule", "estimate", "expect"]
+__all__ = [
+    "ExpectedAcceptance",
+    "PairEvidence",
+    "SpeedupEstimate",
+    "choose_k",
+    "choose_schedule",
+    "estimate",
+    "expect",
+    "find_context_factor",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +65,43 @@ def expect(case: PickCase, proposal: Proposal) -> ExpectedAcceptance | None:
         trained = read_traffic_kinds()[proposal.trained_on]
         found.append(_of_kind(prior, seen, trained.name, trained.place))
     least = min(found, key=lambda each: each.expected)
-    return _heat(least, read_temperature_effect().factor(traffic.temperature))
+    heat = read_temperature_effect().factor(traffic.temperature)
+    return replace(_scale(least, heat * find_context_factor(case, proposal)), factor=heat)
+
+
+def find_context_factor(case: PickCase, proposal: Proposal) -> float:
+    """Return how often a draft token is accepted at the traffic's context length, relative to a short one.
+
+    A lookup finds as much in a long text as in a short one.
+    """
+    facts, numbers = get_method(proposal.method), get_advice("long-context").numbers
+    if not facts.has_weights:
+        return 1.0
+    beyond = max(0.0, log2(case.requirements.traffic.context / numbers["reach"]))
+    return float(
+        numbers["head" if facts.weights == "drafter" and facts.drafts_from != "own_model" else "module"] ** beyond
+    )
 
 
 def _of_kind(
     prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], kind: str | None, place: float
 ) -> ExpectedAcceptance:
     same = [row for row in seen if row.traffic == kind]
-    return _of_measurements(prior, same) if same else _of_prior(prior, seen, place)
+    return _of_measurements(prior, seen, same, place) if same else _of_prior(prior, seen, place)
 
 
-def _of_measurements(prior: AcceptancePrior, rows: list[SeenAcceptance]) -> ExpectedAcceptance:
+def _of_measurements(
+    prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], rows: list[SeenAcceptance], place: float
+) -> ExpectedAcceptance:
+    """Return what readings of this kind of traffic say; a single one is as much as the prior, and leaves its width."""
     chances = [_chance(row) for row in rows]
-    expected = median(chances)
+    expected, low, high = median(chances), min(chances), max(chances)
+    if len(rows) == 1:
+        rough = _of_prior(prior, seen, place)
+        expected, low, high = (expected + rough.expected) / 2, min(low, rough.low), max(high, rough.high)
     return ExpectedAcceptance(
-        low=min(chances),
-        high=max(chances),
+        low=low,
+        high=high,
         expected=expected,
         cautious=min(expected, prior.low),
         source="; ".join(f"{row.length:g} tokens a step at k={row.k}: {row.conditions} ({row.source})" for row in rows),
@@ -85,9 +124,28 @@ def _chance(row: SeenAcceptance) -> float:
     return find_acceptance(row.length, row.k)
 
 
-def _heat(found: ExpectedAcceptance, factor: float) -> ExpectedAcceptance:
-    numbers = {name: factor * getattr(found, name) for name in ("low", "high", "expected", "cautious")}
-    return replace(found, factor=factor, **numbers)
+def _scale(found: ExpectedAcceptance, factor: float) -> ExpectedAcceptance:
+    return replace(found, **{name: factor * getattr(found, name) for name in ("low", "high", "expected", "cautious")})
+
+
+_PRIOR_WIDTH = 1.15
+"""Factor up and down that a single reading leaves open: what two runs of the same pair differed by at most loads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairEvidence:
+    """What was measured or published of a target and a method, as far as it stands for the estimate or limits it."""
+
+    expected: float
+    low: float
+    high: float
+    reason: Finding
+
+    @classmethod
+    def at_most(cls, most: float, span: tuple[float, float], reason: Finding) -> PairEvidence:
+        """Return the bound of an estimate that a reading exceeds in no load."""
+        high = min(span[1], most * _PRIOR_WIDTH)
+        return cls(expected=most, low=min(span[0], most / _PRIOR_WIDTH), high=max(most, high), reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +159,15 @@ class SpeedupEstimate:
     """Tokens per step and sequence at which drafting is as fast as the baseline; None if it cannot be estimated."""
     baseline_s: float | None
     """Seconds of a step without drafting: the baseline's time per output token."""
+    bound: PairEvidence | None = None
+    """What was read of the pair, which counts instead; None where nothing was, or it is no limit."""
 
     @property
     def tpot_s(self) -> float | None:
         """Seconds per output token at the expected acceptance; None where nothing is estimated."""
-        if self.baseline_s is None or self.break_even is None:
+        if self.baseline_s is None or self.gain is None:
             return None
-        return self.baseline_s * self.break_even / self.expected_length
+        return self.baseline_s / self.gain
 
     @property
     def expected_length(self) -> float:
@@ -128,13 +188,20 @@ class SpeedupEstimate:
         return find_acceptance(self.break_even, self.k)
 
     @property
+    def modelled(self) -> float | None:
+        """What acceptance and costs say of the speed-up, whatever was measured; None if nothing is estimated."""
+        return None if self.break_even is None else self.expected_length / self.break_even
+
+    @property
     def gain(self) -> float | None:
         """Expected speed-up of decoding at this load; None if nothing is estimated."""
-        return None if self.break_even is None else self.expected_length / self.break_even
+        return self.modelled if self.bound is None else self.bound.expected
 
     @property
     def gain_range(self) -> tuple[float, float] | None:
         """The speed-up at both ends of what may be expected; None if nothing is estimated."""
+        if self.bound is not None:
+            return self.bound.low, self.bound.high
         if self.break_even is None:
             return None
         low, high = self.length_range
@@ -147,13 +214,95 @@ def estimate(case: PickCase, proposal: Proposal, drafting: Drafting, k: int) -> 
     if expectation is None:
         return None
     batch, machine = case.batch(), _find_machine(case, drafting)
-    return SpeedupEstimate(
+    made = SpeedupEstimate(
         k=k,
         sequences=case.requirements.traffic.concurrency,
         expectation=expectation,
         break_even=None if machine is None else machine.break_even(batch, drafting, k),
         baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
     )
+    return replace(made, bound=_bind(case, proposal, drafting, made))
+
+
+def _bind(case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate) -> PairEvidence | None:
+    """Return what readings of this very pair make of an estimate.
+
+    Readings taken here on the same GPUs stand for it. All others are the most that is expected: those of the same GPU
+    where there are any. A reading of fewer GPUs is one too, since sharing layers adds waiting.
+    """
+    if made.gain is None or made.gain_range is None:
+        return None
+    requirements, kind = case.requirements, case.requirements.traffic.kind
+    rows = [row for row in find_seen_speedups(case.names, proposal.method) if row.traffic in (None, kind)]
+    here = [row for row in rows if row.gpu == requirements.gpu.name]
+    ours = [row for row in here if row.ours]
+    same = [row for row in ours if row.gpus == case.tensor_parallel_size]
+    if same:
+        return _measured(case, proposal, drafting, made, _nearest_k(same, made.k))
+    limits = _nearest_k([row for row in ours if (row.gpus or 1) < case.tensor_parallel_size], made.k)
+    limits += [row for row in here if not row.ours] or [row for row in rows if not row.ours and row.gpu is None]
+    found = [(row.at(made.sequences), row) for row in limits]
+    if not found:
+        return None
+    most, row = min(found, key=lambda each: each[0]) if ours else max(found, key=lambda each: each[0])
+    if made.gain <= most:
+        return None
+    reason = give_advice("pair-published", most=most, conditions=row.conditions)
+    return PairEvidence.at_most(most, made.gain_range, replace(reason, source=row.source))
+
+
+def _measured(
+    case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate, rows: list[SeenSpeedup]
+) -> PairEvidence:
+    """Return the middle and the span of readings at a load, with the decline that the estimate has beyond them.
+
+    On predictable traffic more is accepted than was simulated: there the readings tell the break-even only.
+    """
+    readings = [row.at(made.sequences) for row in rows]
+    if case.requirements.traffic.place >= _PREDICTABLE:
+        chance = made.expectation.expected
+        readings = [
+            reading * compute_acceptance_length(chance, row.k or made.k) / row.tokens_per_step
+            if row.tokens_per_step
+            else reading
+            for reading, row in zip(readings, rows, strict=True)
+        ]
+    decline = 1.0 if case.requirements.traffic.place >= _PREDICTABLE else _decline(case, proposal, drafting, made, rows)
+    low, high = min(readings) * decline * decline, max(readings) * decline  # the decline is as unsure as it is large
+    if len(rows) == 1:
+        low, high = low / _PRIOR_WIDTH, high * _PRIOR_WIDTH
+    shown = {"low": low, "high": high, "conditions": "; ".join(row.conditions for row in rows)}
+    reason = give_advice("pair-measured", sequences=made.sequences, **shown)
+    source = "; ".join(dict.fromkeys(row.source for row in rows))
+    return PairEvidence(expected=_middle(readings) * decline, low=low, high=high, reason=replace(reason, source=source))
+
+
+_PREDICTABLE = 0.5
+"""Place of a kind of traffic in a method's acceptance prior from which simulated acceptance is below it."""
+
+
+def _decline(
+    case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate, rows: list[SeenSpeedup]
+) -> float:
+    """Return the estimate relative to the one for the readings' own context and temperature; at most 1."""
+    machine = _find_machine(case, drafting)
+    if machine is None or made.gain is None:
+        return 1.0
+    context = min(case.requirements.traffic.context, max(row.context for row in rows))
+    batch = replace(case.batch(), context=context)
+    factor = made.expectation.factor * find_context_factor(case, proposal)
+    plain = compute_acceptance_length(made.expectation.expected / factor, made.k)
+    return min(1.0, made.gain * machine.break_even(batch, drafting, made.k) / plain)
+
+
+def _nearest_k(rows: list[SeenSpeedup], k: int) -> list[SeenSpeedup]:
+    """Return the readings whose k is nearest to the one that is recommended."""
+    least = min((abs((row.k or k) - k) for row in rows), default=0)
+    return [row for row in rows if abs((row.k or k) - k) == least]
+
+
+def _middle(values: list[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
 
 
 def choose_k(case: PickCase, proposal: Proposal, drafting: Drafting) -> int:

@@ -19,6 +19,7 @@ __all__ = ["find_serving"]
 
 _DEFAULT_MEDUSA_HEADS = 5
 """Of vLLM's MedusaConfig, for a config.json that does not say."""
+_INDEX = ".safetensors.index.json"
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
@@ -258,6 +259,6 @@ def _find_in_files(context: Context, resolved: Resolved) -> Iterator[Finding]:
 
 def _has_weights(directory: Path) -> bool:
     try:
-        return any(entry.suffix in _WEIGHTS for entry in directory.iterdir())
+        return any(entry.suffix in _WEIGHTS or entry.name.endswith(_INDEX) for entry in directory.iterdir())
     except OSError:
         return False
