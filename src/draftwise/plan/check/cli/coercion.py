@@ -32,8 +32,6 @@ _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
 _INT_RANGE = 2**63
 _UNCHECKED = frozenset({"SkipValidation", "Any", "object"})
-_CONFIGS = frozenset({"LoadConfig"})
-"""Configs that a field makes of an object; others take an object as it is, and the rest of vLLM fills it in."""
 _OPTIONAL = "Optional"
 
 
@@ -64,7 +62,6 @@ def read_fields(context: Context) -> Step[Fields]:
             continue
         try:
             values[key] = _read_value(context, key, value, table[key])
-            _refuse_inside(context, value, table[key])
         except _OutOfRange as limit:
             del values[key]
             yield from context.rules.ruling("value-out-of-range", key=key, limit=limit, value=json.dumps(value))
@@ -73,17 +70,6 @@ def read_fields(context: Context) -> Step[Fields]:
             yield from _find_mismatch(context, key, value, table[key].get("choices"), mismatch)
     faulty = frozenset(table) - frozenset(values)
     return Fields(values=values, given=frozenset(raw) & frozenset(table), faulty=faulty)
-
-
-def _refuse_inside(context: Context, value: Any, row: Mapping[str, Any]) -> None:
-    """Raise Mismatch for an object that the config in its field does not take."""
-    config = next((each for each in str(row["type"]).split(" | ") if each in _CONFIGS), None)
-    if config is None or not isinstance(value, Mapping):
-        return
-    from draftwise.plan.check.cli.configs import find_faults  # it reads single values with this file
-
-    if faults := find_faults(context.rules, context.release, config, value):
-        raise Mismatch(f"a {config} ({'; '.join(faults)})")
 
 
 def _find_doubled(context: Context) -> Iterator[Ruling]:

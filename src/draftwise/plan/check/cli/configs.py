@@ -14,8 +14,9 @@ from draftwise.knowledge.rules import Rulebook, all_rules
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.cli.coercion import Mismatch, coerce_field
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
+from draftwise.plan.check.stages import Context
 
-__all__ = ["ServerSettings", "find_faults", "find_refused"]
+__all__ = ["ServerSettings", "find_load_faults", "find_refused"]
 
 Values = dict[str, Any]
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -39,11 +40,18 @@ def find_refused(rules: Rulebook, release: Release, server: ServerSettings) -> I
         yield from _Judge(rules, release, server).judge()
 
 
-def find_faults(rules: Rulebook, release: Release, config: str, value: Mapping[str, Any]) -> Sequence[str]:
-    """Return what a config of a release refuses of an object, as sentences without their subject."""
-    judge = _Judge(rules, release, ServerSettings(given={}))
+def find_load_faults(context: Context) -> Iterator[Ruling]:
+    """Yield what the config of a drafter's loading refuses of the object that the speculative JSON holds for it."""
+    key, config = "draft_load_config", "LoadConfig"
+    value = context.keys.get(key)
+    if not isinstance(value, Mapping) or key not in context.release.table("spec_fields"):
+        return
+    judge = _Judge(context.rules, context.release, ServerSettings(given={}))
     judge._read_config(config, value, "", "")
-    return [re.sub(r" of --(?=\W)", "", each.message).rstrip(".") for each in judge.found]
+    faults = [re.sub(r" of --(?=\W)", "", each.message).rstrip(".") for each in judge.found]
+    if faults:
+        mismatch = f"a {config} ({'; '.join(faults)})"
+        yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=json.dumps(value))
 
 
 class _Refused(ValueError):  # noqa: N818  (the config refuses a value)
