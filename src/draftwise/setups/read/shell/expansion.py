@@ -198,7 +198,8 @@ class Expansion:
     def open(self, name: str, state: PathState, why: str) -> None:
         """Make a variable unknown, `@` for the arguments."""
         if name == "@":
-            state.arguments = None
+            hole = Hole("$@", (describe_unknown("@", why),), splits=True, salt=(state.tick,))
+            state.arguments = (self.holes.mark(hole),)
             return
         hole = Hole(f"${name}", (describe_unknown(name, why),), salt=(state.tick,))
         state.variables[name] = self.holes.mark(hole)

@@ -543,7 +543,7 @@ class Shell(Conditions):
         if any(self.holes[mark].splits for text in state.arguments for mark in find_holes(text)) or (
             rest and not is_known(rest[0])
         ):
-            state.arguments = None
+            self.open("@", state, "shifted by an unknown number")
         elif count <= len(state.arguments):
             state.arguments = state.arguments[count:]
 
