@@ -180,6 +180,7 @@ class _Lane:
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[tuple[_Job, asyncio.Future[Outcome]]] = asyncio.Queue()
         self._protocols: asyncio.Queue[ChannelProtocol] = asyncio.Queue()
+        self._current: ChannelProtocol | None = None
         self._told: asyncio.Future[Outcome] = asyncio.Future()
         """What the reader says of the body that it has."""
         self._task = asyncio.ensure_future(self._work())
@@ -197,21 +198,23 @@ class _Lane:
         return await answer
 
     async def _work(self) -> None:
-        protocol = await self._protocols.get()
+        self._current = await self._protocols.get()
         while True:
             job, answer = await self._waiting.get()
             if answer.cancelled():
                 continue  # its client left before its turn
             while not self._protocols.empty():
-                protocol = self._protocols.get_nowait()
+                self._current = self._protocols.get_nowait()
             self._told = asyncio.get_running_loop().create_future()
-            protocol.send(job)
+            self._current.send(job)
             outcome = await self._told  # also where the client leaves: the reader goes on
             if not answer.done():
                 answer.set_result(outcome)
 
     def close(self) -> None:
         self._task.cancel()
+        if self._current is not None:
+            self._current.close()
         while not self._protocols.empty():
             self._protocols.get_nowait().close()
 
