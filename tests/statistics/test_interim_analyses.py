@@ -76,6 +76,12 @@ def test_an_adjusted_p_value_is_the_error_at_which_the_look_would_be_significant
     assert looks.adjust(level, 55, is_end=is_end) == pytest.approx(error, rel=0.01)
 
 
+def test_a_look_that_was_taken_twice_is_one_look() -> None:
+    once, twice = Looks(pairs=(20, 40), planned=60), Looks(pairs=(20, 20, 40, 40), planned=60)
+    assert once.level(60) == twice.level(60)
+    assert once.adjust(0.01, 60) == twice.adjust(0.01, 60)
+
+
 def test_adjusting_never_makes_a_p_value_smaller() -> None:
     looks = Looks(pairs=(20, 40), planned=60)
     for done, is_end in ((45, False), (45, True), (90, True)):

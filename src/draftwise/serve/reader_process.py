@@ -150,6 +150,7 @@ class ReaderPool:
             self._control.close()  # first, so that no readers are forked any more
             for lane in self._lanes:
                 lane.close()
+            await asyncio.sleep(0)  # in which the loop closes the connections
 
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
         """Return what a body asks for."""
@@ -272,6 +273,8 @@ def _fork_readers(control: socket.socket, model: ServedModel, cpu_s: float) -> N
         pid, status = os.wait()
         lane = lanes.pop(pid)
         if Channel(control).has_message():  # the server, which sends nothing more, is gone
+            for other in lanes:  # one that reads a long body would only notice afterwards
+                os.kill(other, signal.SIGKILL)
             return
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         lanes[_fork(lane, number, control, model, cpu_s)] = lane

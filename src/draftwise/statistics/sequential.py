@@ -85,7 +85,7 @@ class Looks:
 
         A plan that was passed before its end has error left for the end all the same.
         """
-        before = [each for each in self.pairs if each < done]
+        before = sorted({each for each in self.pairs if each < done})
         spent = [min(_BEFORE_END, each / self.planned) for each in before]
         return (
             (*(each / done for each in before), 1.0),

@@ -84,7 +84,7 @@ def test_a_decision_holds_for_the_rest_of_its_way():
         "while read -r K; do :; done < file\nrun $K",
         "eval \"$X\"\nK=$K\nrun $K",
         "for a in $X; do K=$a; done\nrun ${K}",
-        'for a in $X; do set -- 1 2; done\nrun x "$@"',
+        'for a in $X; do set -- 1 2; done\nvllm serve x "$@"',
         "while getopts k: o; do K=$OPTARG; done\nrun $K",
         'while [ "$#" -gt 0 ]; do K=$1; shift; done\nrun $K',
     ],

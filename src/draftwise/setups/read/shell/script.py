@@ -172,7 +172,7 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
             continue
         told, unknown, assumed = shell.holes.tell(text)
         if shell.holes.show(text) in _ALL_ARGUMENTS:
-            told, unknown, assumed = shell.holes.show(text), assumed, ()
+            told, unknown, assumed = shell.holes.show(text), (*unknown, *assumed), ()
         source = None if is_known(text) else OpenText(text, shell.holes)
         words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
     variables = _Variables(shell, state)
