@@ -165,8 +165,7 @@ def settle(rows: list[tuple[str, str, str]], served: set[str]) -> Iterator[tuple
 
 def write(folder: Path) -> None:
     """Write the data file."""
-    tables = [release.table("architectures") for release in releases()]
-    served = {name for table in tables for name, row in table.items() if row["group"] not in _NOT_SERVED}
+    served = _find_served()
     types = read_types((folder / "transformers/models/auto/modeling_auto.py").read_text("utf-8"))
     whole = {name.lower() for model in read_models() for name in model.names}
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -190,6 +189,7 @@ def write_configs(folder: Path) -> None:
     known = {name.lower() for _, name, _ in read_sources(folder)}
     by_hand = {name.lower() for row in read_data("models") for name in (row["id"], *row.get("also", ()))}
     known |= by_hand
+    served = _find_served()
     lines = {}
     for place, source in CONFIGS.items():
         for file in sorted((folder / place).rglob("*config.json")):
@@ -202,12 +202,20 @@ def write_configs(folder: Path) -> None:
                 config.pop("quantization_config", None)
             if name in _IN_FEWER_BITS:
                 config["quantization_config"] = UNKNOWN
-            if not _is_copy(name, known) and len(json.dumps(config)) < _LONGEST:
+            # A class that no release has is one that the repository gave the model, not its publisher.
+            is_served = not served.isdisjoint(config.get("architectures", ()))
+            if is_served and not _is_copy(name, known) and len(json.dumps(config)) < _LONGEST:
                 also = {"also": _ALSO[name]} if name in _ALSO else {}
                 lines[name] = json.dumps({"id": name, **also, "source": source, "config": config})
     rows = [lines[name] for name in sorted(lines, key=str.lower)]
     (_FOLDER / "model_configs.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
     print(len(rows), "whole rows")
+
+
+def _find_served() -> set[str]:
+    """Return the classes that a config.json may name, of any release."""
+    tables = [release.table("architectures") for release in releases()]
+    return {name for table in tables for name, row in table.items() if row["group"] not in _NOT_SERVED}
 
 
 def _is_copy(name: str, known: Set[str]) -> bool:

@@ -18,8 +18,8 @@ FIRST_ROOM = "Measurement validity"
 HEAD = """# Findings
 
 Everything that draftwise has to say about a configuration, a checkpoint or a measurement is a finding: a code that
-stays the same from version to version, a severity, a message about the case at hand, and a fix. This page lists all
-{count} codes; `draftwise explain CODE` prints the same row, for a rule of vLLM with its explanation and its source.
+stays the same from version to version, a severity, a message about the case at hand, and a fix. This page lists
+all codes; `draftwise explain CODE` prints the same row, for a rule of vLLM with its explanation and its source.
 
 | severity | means | exit code |
 |---|---|---|
@@ -63,10 +63,9 @@ be confirmed by a measurement. Their severity depends on the case."""
 def render() -> str:
     """Return the page."""
     sections = dict(_sections())
-    count = len(all_findings()) + len(all_rules()) + len(all_advice())
     contents = "".join(f"- [{title}](#{title.lower().replace(':', '').replace(' ', '-')})\n" for title in sections)
     return "\n".join(
-        (HEAD.format(count=count, voiding=_quote(VOIDING), unsettling=_quote(UNSETTLING)), contents, *sections.values())
+        (HEAD.format(voiding=_quote(VOIDING), unsettling=_quote(UNSETTLING)), contents, *sections.values())
     )
 
 

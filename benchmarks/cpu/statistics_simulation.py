@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/statistics_simulation.py --out benchmarks/cpu/results/statistics_simulation.json
 
-Says how often 95 % intervals hold the truth, how often a candidate that is the plain arm itself is called different
-(with and without looking after every pass, alone and among 60), how often an effect is found that should be, and how
-often a crossover lies in its interval. The fast versions of these are in `tests/statistics`.
+Says how often 95 % intervals hold the truth, how often an effect is found that should be, how often a crossover lies in
+its interval, and what whole runs of a candidate that is the plain arm itself end in. Looks, races and drawn prompts are
+in `decision_simulation.py`. The fast versions of these are in `tests/statistics`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 import numpy as np
 from provenance import provenance, write
@@ -35,17 +34,14 @@ from draftwise.statistics import (
     PERCENTILES,
     Conclusion,
     Design,
-    InterimAnalyses,
     LoadPoint,
     RatioEstimate,
-    adjust_family,
+    conclude,
     find_crossing,
     find_outlook,
     next_load,
     percentile_ratios,
     prompt_ratio,
-    sequential,
-    settle,
     total_ratio,
 )
 
@@ -152,102 +148,15 @@ def rows_of_percentiles(trials: int) -> Iterator[dict]:
 MARGIN = 0.03
 
 
-def looks_at(
-    machine: Machine, rng: np.random.Generator, speedup: float, analyses: InterimAnalyses
-) -> dict[int, RatioEstimate]:
+def measure_once(machine: Machine, rng: np.random.Generator, speedup: float) -> RatioEstimate:
     candidate_N, plain_N = machine.measure(rng, speedup)
-    return sofar(machine, candidate_N, plain_N, analyses)
-
-
-def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: InterimAnalyses) -> dict[int, RatioEstimate]:
-    """Return what each interim analysis sees."""
-    design = design_of(machine)
-    found = {}
-    for done in analyses.repetitions:
-        seen = slice(0, done * machine.prompts)
-        part = Design(prompt_N=design.prompt_N[seen], block_N=design.block_N[seen])
-        found[done] = prompt_ratio(plain_N[seen], candidate_N[seen], part)
-    return found
-
-
-def stop(found: dict[int, RatioEstimate], analyses: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
-    """Return at which analysis a comparison settles, and as what; the last one where it does not."""
-    for done, estimate in found.items():
-        if (outcome := settle(estimate, analyses, done, margin=MARGIN, family=family)) is not None:
-            return done, outcome
-    return analyses.repetitions[-1], None
-
-
-def pocock_like(alpha: float, fraction: float) -> float:
-    return alpha * math.log(1 + (math.e - 1) * fraction)
-
-
-def rows_of_looks(trials: int) -> Iterator[dict]:
-    """Both ways of spending the error; the first is the program's."""
-    for spending, function in (("O'Brien-Fleming-like", sequential._spending), ("Pocock-like", pocock_like)):
-        sequential._levels.cache_clear()
-        with patch.object(sequential, "_spending", function):
-            for prompts, per_turn, passes in ((6, 1, 5), (30, 1, 5), (30, 1, 8), (40, 8, 5), (40, 40, 5), (100, 1, 5)):
-                for speedup, kind in ((1.0, "A/A"), (1.0, "noisy turns"), (1.1, "prompts gain differently")):
-                    machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **KINDS[kind])
-                    yield (
-                        {"spending": spending, "speedup": speedup}
-                        | describe(machine, kind)
-                        | look(machine, speedup, trials)
-                    )
-    sequential._levels.cache_clear()
-
-
-def look(machine: Machine, speedup: float, trials: int) -> dict:
-    analyses, rng = InterimAnalyses.planned(machine.passes), np.random.default_rng(2)
-    outcomes, excluded, held, passes = Counter(), 0, 0, []
-    for _ in range(trials):
-        found = looks_at(machine, rng, speedup, analyses)
-        intervals = {done: estimate.interval(1 - analyses.level(done)) for done, estimate in found.items()}
-        excluded += any(not each.low <= speedup <= each.high for each in intervals.values())
-        done, outcome = stop(found, analyses)
-        held += intervals[done].low <= speedup <= intervals[done].high
-        outcomes[str(outcome or "open")] += 1
-        passes.append(done)
-    return {
-        "truth_excluded_at_any_look": excluded / trials,
-        "covers_where_it_stopped": held / trials,
-        "outcomes": {name: count / trials for name, count in sorted(outcomes.items())},
-        "mean_passes": round(float(np.mean(passes)), 2),
-    }
-
-
-def rows_of_families(trials: int) -> Iterator[dict]:
-    """12 conditions, 5 candidates each that are the plain arm itself; the readings of plain serve all five."""
-    analyses = InterimAnalyses.planned(5)
-    for name, machine in (
-        ("one stream", Machine(prompts=12, gain=0)),
-        ("under load", Machine(prompts=32, per_turn=8, gain=0)),
-    ):
-        rng, wrong, alone = np.random.default_rng(3), 0, 0
-        for _ in range(trials):
-            p_values = []
-            for _ in range(12):
-                plain_N, *candidates = machine.arms(rng, [np.zeros(machine.prompts)] * 5, [1.0] * 5)
-                for candidate_N in candidates:
-                    found = sofar(machine, candidate_N, plain_N, analyses)
-                    done, _ = stop(found, analyses, family=60)
-                    p_values.append(analyses.adjust(found[done].p_value(), done))
-            wrong += any(p is not None and p <= 0.05 for p in adjust_family(p_values))
-            alone += any(p <= 0.05 for p in p_values)
-        yield {
-            "what": name,
-            "comparisons": 60,
-            "runs": trials,
-            "a_false_one_among_them": wrong / trials,
-            "without_correction": alone / trials,
-        }
+    return prompt_ratio(plain_N, candidate_N, design_of(machine))
 
 
 def rows_of_power(trials: int) -> Iterator[dict]:
     """The median spread of a pilot says which speed-up is found, or how many prompts find 5 %, with 80 % power."""
     for pilot in (Machine(prompts=12), Machine(prompts=30), Machine(prompts=64, per_turn=8), Machine(gain=0.05)):
-        spreads = [found[pilot.passes] for found in measured(pilot, 1.05, trials, seed=4)]
+        spreads = list(measured(pilot, 1.05, trials, seed=4))
         typical = sorted(spreads, key=lambda each: each.spread.variance)[trials // 2]
         detectable = find_outlook(typical, pilot.passes, margin=MARGIN).detectable
         as_if_known = RatioEstimate(log=math.log(1.05), spread=typical.spread)
@@ -262,14 +171,13 @@ def rows_of_power(trials: int) -> Iterator[dict]:
         }
 
 
-def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, RatioEstimate]]:
-    rng, analyses = np.random.default_rng(seed), InterimAnalyses((machine.passes,))
-    return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
+def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[RatioEstimate]:
+    rng = np.random.default_rng(seed)
+    return (measure_once(machine, rng, speedup) for _ in range(trials))
 
 
 def share_faster(machine: Machine, speedup: float, trials: int) -> float:
-    analyses = InterimAnalyses((machine.passes,))
-    found = (stop(each, analyses)[1] for each in measured(machine, speedup, trials, seed=5))
+    found = (conclude(each.interval(), MARGIN) for each in measured(machine, speedup, trials, seed=5))
     return sum(each is Conclusion.FASTER for each in found) / trials
 
 
@@ -363,8 +271,6 @@ SECTIONS = {
     "coverage": (rows_of_coverage, 1),
     "totals": (rows_of_totals, 2),
     "percentiles": (rows_of_percentiles, 2),
-    "looks": (rows_of_looks, 2),
-    "families": (rows_of_families, 4),
     "power": (rows_of_power, 2),
     "crossovers": (rows_of_crossovers, 4),
     "whole_runs": (rows_of_whole_runs, 5),
@@ -392,7 +298,7 @@ def main() -> None:
         print(name, f"{time.monotonic() - began:.0f} s", flush=True)
     if "coverage" in result:
         result["coverage_summary"] = summarise_coverage(result["coverage"]["rows"])
-    print(json.dumps({key: value for key, value in result.items() if key not in ("coverage", "looks")}, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key != "coverage"}, indent=1))
     write(result, given.out)
 
 

@@ -1,6 +1,6 @@
 """Shell scripts, made at random, and what bash hands to `vllm` in them: an oracle for the reader of scripts.
 
-    python -m catalogue.oracle.scripts [--scripts 2500] [--seed 1]
+    python -m catalogue.oracle.scripts [--scripts 700] [--seed 1] [--write]
 
 The law: for any setting of a script's free variables, the words that bash hands to a stub in the place of `vllm` are
 among the ways that the reader reports, an open part of a word standing for any text and one outside of quotes for any
@@ -372,10 +372,11 @@ def _tell(ways: Iterable[Way]) -> list[list[str]]:
 def main() -> None:
     """Hold the reader against bash, and write what came."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scripts", type=int, default=2500)
-    parser.add_argument("--settings", type=int, default=4)
+    parser.add_argument("--scripts", type=int, default=700)
+    parser.add_argument("--settings", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shown", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="keep the counts in scripts_result.json")
     asked = parser.parse_args()
     rng = random.Random(asked.seed)
     counts: Counter[str] = Counter()
@@ -403,8 +404,11 @@ def main() -> None:
         **dict(sorted(counts.items())),
     }
     print(json.dumps(result))
-    if asked.seed == 1 and asked.scripts >= 2000:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if asked.write:
+        runs = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+        runs = [*(run for run in runs if run["seed"] != asked.seed), result]
+        lines = ",\n".join(json.dumps(run) for run in sorted(runs, key=lambda run: run["seed"]))
+        RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

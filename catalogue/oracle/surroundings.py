@@ -119,12 +119,17 @@ class Inspector:
             )  # fmt: skip
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(f"{module} {name}\n")
+        question = f"{module} {name}"
+        self._process.stdin.write(f"{question}\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        for answer in self._process.stdout:
+            about, _, content = answer.strip().rpartition(" ")
+            if about == question:  # the answer to a question that was given up may come before
+                break
+        else:
+            self._process = None
             raise ImportError(f"{module} takes the process with it")
-        found = pickle.loads(bytes.fromhex(answer))
+        found = pickle.loads(bytes.fromhex(content))
         if isinstance(found, str):
             raise ImportError(found)
         return found
@@ -149,7 +154,7 @@ def inspect_models() -> None:
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
             print("not inspected:", module, name, found, file=sys.stderr)
-        answers.write(pickle.dumps(found).hex() + "\n")
+        answers.write(f"{module} {name} {pickle.dumps(found).hex()}\n")
         answers.flush()
 
 

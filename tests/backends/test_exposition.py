@@ -245,3 +245,26 @@ def test_names_that_an_exporter_changed_are_read() -> None:
 def test_a_counter_that_stands_there_under_two_names_counts_once() -> None:
     text = 'ray_vllm_generation_tokens{engine="0"} 30\nray_vllm_generation_tokens_total{engine="0"} 30\n'
     assert parse_counters(text).generation_tokens == 30
+
+
+# The lines of TensorRT-LLM's /prometheus/metrics that matter, as tensorrt_llm/metrics/collector.py names them.
+TENSORRT_LLM = """\
+# HELP trtllm_generation_tokens_total Cumulative number of generation (output) tokens produced.
+# TYPE trtllm_generation_tokens_total counter
+trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 200.0
+trtllm_generation_tokens_created{engine_type="trtllm",model_name="m"} 1.78e+09
+trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 3.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.25
+trtllm_spec_decode_num_draft_tokens_total{engine_type="trtllm",model_name="m"} 150.0
+trtllm_spec_decode_num_accepted_tokens_total{engine_type="trtllm",model_name="m"} 90.0
+trtllm_spec_decode_acceptance_length{engine_type="trtllm",model_name="m"} 2.8
+"""
+
+
+def test_tensorrt_llm_counts_tokens_and_no_drafts() -> None:
+    found = parse_counters(TENSORRT_LLM)
+    assert (found.spec.num_draft_tokens, found.spec.num_accepted_tokens, found.spec.num_drafts) == (150, 90, 0)
+    assert found.tokens_per_step == 200 / 110
+    assert parse_gauges(TENSORRT_LLM) == ServerLoad(running=3, waiting=1, kv_usage=0.25)
+    assert not has_spec_counters(TENSORRT_LLM)

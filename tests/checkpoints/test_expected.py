@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.support.crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
-from draftwise.checkpoints.expected_tensors import TargetSizes, expect_tensors
+from draftwise.checkpoints.config_values import TargetSizes
+from draftwise.checkpoints.expected_tensors import expect_tensors
 from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.recognize import recognize

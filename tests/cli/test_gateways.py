@@ -111,7 +111,7 @@ def test_exchanged_urls_do_not_pass_without_counters(prompts, tmp_path) -> None:
     assert result.exit_code == 1, result.output
     assert "Adopt" not in result.stdout
     assert summary_of(out)["comparisons"][0]["verdict"] != "adopt"
-    assert "not-speculating" in codes(summary_of(out))
+    assert "swapped-servers" in codes(summary_of(out))
 
 
 def test_one_address_leads_to_the_server_that_the_host_names(prompts, tmp_path) -> None:

@@ -249,3 +249,12 @@ def test_where_one_server_cannot_be_all_of_them_there_is_no_schedule(stretches: 
 def test_a_verdict_that_is_no_adoption_sets_nothing() -> None:
     loads = [replace(adopted(1), verdict=Verdict.BLOCKED), replace(adopted(8), verdict=Verdict.MIXED)]
     assert told(loads) == [(0, math.inf, "plain")]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.BLOCKED, Verdict.INCONCLUSIVE])
+def test_a_schedule_that_contradicts_what_was_measured_is_not_proposed(verdict: Verdict) -> None:
+    """Plain is set at 64 streams only because something withholds the adoption of what was faster there."""
+    run = run_on({"version": "0.33.0"})
+    blocked = replace(adopted(64), candidate="ngram k=3", verdict=verdict)
+    assert propose_schedules(run, bands(*BANDS), [blocked]) == ()
+    assert len(propose_schedules(run, bands(*BANDS), [replace(blocked, verdict=Verdict.REJECT)])) == 1

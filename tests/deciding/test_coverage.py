@@ -5,9 +5,7 @@ from dataclasses import replace
 from tests.support.made_runs import closed, gains, make_run, workload
 
 from draftwise.core import Run, Settled
-from draftwise.deciding.comparison.comparisons import estimate_cells
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.deciding.thresholds import get_thresholds
 from draftwise.reporting.conditions import describe_scope, describe_unmeasured
 from draftwise.runs.turn_order import Turn
 
@@ -89,11 +87,15 @@ def test_loads_for_which_a_workload_is_too_short_are_named_with_what_they_need()
     assert (cell.planned, cell.repetitions, cell.needed) == (0, 0, 128)
 
 
-def test_shares_that_were_cut_off_are_counted_in_blocks() -> None:
+def test_prompts_that_the_time_was_too_short_for_are_no_lack() -> None:
+    """Prompts are drawn: the time decides how many, and the numbers say on how many they rest."""
     run = make_run(
-        {CANDIDATE: gains(1.5)}, workloads=[workload("code", 13)], remembering=ONCE, keep=lambda turn: turn.repeat < 3
+        {CANDIDATE: gains(1.5)}, conditions=closed(1, 4), keep=lambda turn: (turn.repeat, turn.block) < (1, 8)
     )
-    assert unmeasured(run) == ["ngram k=3, code, c=1: 2 of 3 repetitions"]
+    run = replace(run, plan=replace(run.plan, minutes=1.0))
+    assert unmeasured(run) == []
+    none = [turn for turn in run.turns if turn.condition == "c=1"]
+    assert unmeasured(replace(run, turns=tuple(none))) == ["ngram k=3, code, c=4: 0 of 3 repetitions"]
 
 
 def test_a_load_that_was_added_without_new_prompts_is_named() -> None:
@@ -103,16 +105,6 @@ def test_a_load_that_was_added_without_new_prompts_is_named() -> None:
     )
     (line,) = unmeasured(run)
     assert line.startswith("ngram k=3, code, c=2: it could remember answers, so that it needs 16 prompts")
-
-
-def test_fewer_blocks_than_repetitions_are_all_that_was_planned() -> None:
-    """Two blocks, in two of five repetitions: no analysis is held back for three more."""
-    run = make_run(
-        {CANDIDATE: gains(1.5)}, workloads=[workload("code", 32)], conditions=closed(4), repeats=5, remembering=ONCE
-    )
-    (whole,) = estimate_cells(replace(run, plan=replace(run.plan, adaptive=True)), get_thresholds(run))
-    assert (whole.done, whole.analyses.repetitions) == (2, (2,))
-    assert unmeasured(run) == []
 
 
 def test_prompts_that_repeat_are_part_of_the_scope() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Arm, Condition, Counters, Omission, OpenLoop, Relation, Severity, Verdict
+from draftwise.core import Arm, CellLook, Condition, Counters, Omission, OpenLoop, Relation, Settled, Severity, Verdict
 from draftwise.core.documents import to_json
 from draftwise.deciding.bands import find_crossovers, gather_load_points
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
@@ -116,7 +116,7 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
     assert verdicts["prose"].verdict is Verdict.REJECT
     assert verdicts["all"].verdict is Verdict.MIXED
     words = describe_reason(verdicts["all"].reason)
-    assert "P50 of the time per token" in words or "P99 of the time per token" in words
+    assert "of the requests are slower than 1.1 times the baseline's P90" in words
     assert "(prose 0.8" in words
     assert "leave prose plain" in describe_decision(decision)
     assert "no single setting pays for all of it" in describe_decision(decision)
@@ -235,15 +235,18 @@ def test_many_comparisons_are_corrected_for(pooled: bool, size: int) -> None:
     assert all((each.adjusted_p or 0) >= (each.p_value or 0) for each in found)
 
 
-def test_an_interrupted_adaptive_run_pays_for_its_looks() -> None:
-    """The same readings give a wider interval when the run might have stopped at any pass."""
-    run = make_run({"ngram k=3": gains(1.1)}, repeats=5, keep=lambda turn: turn.repeat <= 2)
-    adaptive = replace(run, plan=replace(run.plan, adaptive=True))
+def test_a_run_pays_for_its_looks_and_a_cell_that_was_stopped_for_all_that_were_to_come() -> None:
+    """The same readings give a wider interval where the cell might have been stopped before, and most where it was."""
     whole = make_run({"ngram k=3": gains(1.1)}, repeats=2)
-    early, single = (gather_evidence(each).comparisons[0].speedup for each in (adaptive, whole))
-    assert early.value == pytest.approx(single.value)
-    assert early.low < single.low
-    assert single.high < early.high
+    look = CellLook(workload="code", condition="c=1", candidate="ngram k=3", pairs=12, planned=36)
+    stop = Settled(workload="code", condition="c=1", candidate="ngram k=3", passes=1, blocks=24, reason="settled")
+    looked = replace(whole, looks=(look, replace(look, pairs=20)))
+    stopped = replace(whole, looks=(look, replace(look, pairs=24)), settled=(stop,))
+    spans = [gather_evidence(each).comparisons[0].speedup for each in (whole, looked, stopped)]
+    widths = [each.high / each.low for each in spans]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[1] < widths[2]
+    assert len({round(each.value, 9) for each in spans}) == 1
 
 
 def test_a_pass_that_is_not_sure_of_its_luck_settles_nothing() -> None:
@@ -270,7 +273,7 @@ def test_a_hiccup_is_no_tail() -> None:
     chunks = tuple((10 * time, count) for time, count in first.timing.chunks)
     slow = replace(first, timing=replace(first.timing, chunks=chunks, finished=chunks[-1][0]))
     (found,) = gather_evidence(replace(run, answers=tuple(slow if a is first else a for a in run.answers))).comparisons
-    assert found.tail == pytest.approx(1 / 1.5, rel=0.1)
+    assert {each.of: each.answer for each in found.guards}["tail"] != "harm"
     assert found.verdict is Verdict.ADOPT
 
 
@@ -350,7 +353,7 @@ def test_the_summary_is_json_with_everything_in_it() -> None:
         "tokens per second of the server",
     )
     assert set(first["percentiles"]) == {"ttft", "tpot", "itl", "e2e"}
-    assert set(first["percentiles"]["tpot"]) == {"p50", "p90", "p95", "p99"}
+    assert set(first["percentiles"]["tpot"]) == {"p50", "p90"}, "those that so many requests can bound"
     assert set(first["goodput"]) == {"plain", "candidate", "change"}
     assert first["deciding"] == first["throughput"]
     assert found["crossovers"][0]["high"] is None

@@ -6,6 +6,7 @@ from tests.support.made_comparisons import ALONE, ARRIVING, FASTER, LOADED, SAME
 from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Comparison, Condition, Finding, Interval, Severity, Verdict
+from draftwise.core.comparison import GuardedHarm
 from draftwise.deciding.comparison.cell import make_cells
 from draftwise.deciding.comparison.comparisons import estimate_ratios
 from draftwise.deciding.conclusions import gather_evidence
@@ -89,53 +90,72 @@ def finding(severity: Severity) -> Finding:
     return Finding(code="outputs-differ", severity=severity, message="Outputs differ.")
 
 
+def guarded(of: str, answer: str, value: float = 1.5) -> GuardedHarm:
+    return GuardedHarm(of=of, answer=answer, value=value, count=20, needed=29 if answer == "no power" else 0)
+
+
 @pytest.mark.parametrize(
-    ("speedup", "ttft", "tail", "severity", "verdict"),
+    ("speedup", "guard", "severity", "verdict"),
     [
-        (FASTER, None, 1.2, Severity.INFO, Verdict.MIXED),
-        (FASTER, None, 1.02, Severity.WARNING, Verdict.ADOPT),
-        (FASTER, interval(1.25, 1.5, 2), 0.9, Severity.INFO, Verdict.MIXED),
-        (FASTER, interval(1.10, 1.5, 2), 0.9, Severity.INFO, Verdict.ADOPT),
-        (FASTER, None, 1.2, Severity.ERROR, Verdict.BLOCKED),
-        (SLOWER, None, 1.2, Severity.ERROR, Verdict.REJECT),
+        (FASTER, ("tail", "harm"), Severity.INFO, Verdict.MIXED),
+        (FASTER, ("tail", "excluded"), Severity.WARNING, Verdict.ADOPT),
+        (FASTER, ("tail", "no power"), Severity.INFO, Verdict.ADOPT),
+        (FASTER, ("first token", "harm"), Severity.INFO, Verdict.MIXED),
+        (FASTER, ("first token", "no power"), Severity.INFO, Verdict.ADOPT),
+        (FASTER, ("tail", "harm"), Severity.ERROR, Verdict.BLOCKED),
+        (SLOWER, ("tail", "harm"), Severity.ERROR, Verdict.REJECT),
     ],
 )
-def test_what_takes_an_adoption_away(speedup, ttft, tail, severity, verdict) -> None:
-    assert verdict_of(compared(speedup, ttft=ttft, tail=tail), finding(severity)) is verdict
+def test_what_takes_an_adoption_away(speedup, guard, severity, verdict) -> None:
+    assert verdict_of(compared(speedup, guards=(guarded(*guard),)), finding(severity)) is verdict
 
 
 def test_late_first_tokens_of_the_slowest_requests_take_it_away_too() -> None:
     late = {"ttft": {50: around(1.0), 99: interval(1.3, 1.6, 2.0)}}
-    assert verdict_of(compared(FASTER, LOADED, percentiles=late)) is Verdict.MIXED
+    guards = (guarded("first token", "excluded"),)
+    assert verdict_of(compared(FASTER, LOADED, percentiles=late, guards=guards)) is Verdict.MIXED
+    assert verdict_of(compared(FASTER, LOADED, percentiles=late)) is Verdict.ADOPT, "a promise is judged instead"
 
 
-SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
+HALF = {"tpot": {50: around(0.7)}}
 
 
 @pytest.mark.parametrize(
     ("speedup", "verdict"), [(FASTER, Verdict.MIXED), (SAME, Verdict.MIXED), (SLOWER, Verdict.REJECT)]
 )
-def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
-    comparison = compared(speedup, percentiles=SIGNATURE)
+def test_half_faster_and_many_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
+    comparison = compared(speedup, percentiles=HALF, guards=(guarded("tail", "harm", 0.25),))
     found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
-    assert "P50 of the time per token is 0.70x the baseline's, P99 1.30x" in describe_reason(
-        find_signature(comparison, LIMITS)
-    )
+    told = describe_reason(find_signature(comparison, LIMITS))
+    assert "P50 of the time per token is 0.70x the baseline's, and 25% of the requests are slower" in told
     assert found is verdict
     assert ("4 prompts with under 1.5" in describe_reason(reason)) == (verdict is Verdict.MIXED)
 
 
 @pytest.mark.parametrize(
-    ("half", "slowest"),
-    [
-        (around(0.7), interval(0.9, 1.3, 2.0)),
-        (around(0.7), interval(1.01, 1.05, 1.1)),
-        (around(0.99, 0.001), around(1.3)),
-    ],
-    ids=["not told apart", "hardly slower", "hardly faster"],
+    ("half", "answer"),
+    [(around(0.7), "no power"), (around(0.7), "excluded"), (around(0.99, 0.001), "harm"), (around(1.0), "harm")],
 )
-def test_what_is_no_signature(half: Interval, slowest: Interval) -> None:
-    assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) is None
+def test_what_is_no_signature(half: Interval, answer: str) -> None:
+    comparison = compared(percentiles={"tpot": {50: half}}, guards=(guarded("tail", answer),))
+    assert find_signature(comparison, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "verdict"),
+    [
+        (6, 1.14, Verdict.INCONCLUSIVE),
+        (6, 1.17, Verdict.ADOPT),
+        (12, 1.06, Verdict.INCONCLUSIVE),
+        (12, 1.07, Verdict.ADOPT),
+        (30, 1.031, Verdict.ADOPT),
+    ],
+)
+def test_few_prompts_must_leave_room_for_a_kind_that_was_not_drawn(count: int, low: float, verdict: Verdict) -> None:
+    comparison = compared(interval(low, 1.3, 1.5), num_prompts=count)
+    found, reason = judge(comparison, [], LIMITS)
+    assert found is verdict
+    assert ("may miss a kind" in describe_reason(reason)) == (verdict is Verdict.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(("speedup", "enough"), [(FASTER, 0.04), (SLOWER, 0.009)])
@@ -214,7 +234,7 @@ def test_a_sloppier_rule_would_fail_the_a_a_test() -> None:
     found = []
     for seed in range(30):
         (cell,) = make_cells(make_run({"ngram k=3": Truth(k=3)}, repeats=2, seed=seed))
-        found.append(verdict_of_margin_0(compared(estimate_ratios(cell).speedup.interval(0.5))))
+        found.append(verdict_of_margin_0(compared(estimate_ratios(cell).speedup.interval(0.5), num_prompts=9999)))
     assert found.count(Verdict.INCONCLUSIVE) <= 0.7 * len(found)
 
 

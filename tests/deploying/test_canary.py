@@ -21,7 +21,7 @@ def documents(folder: Folder, name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("to", ["argo-rollouts", "flagger"])
 def test_the_canary_is_the_twin_with_pods_that_speculate(to: str) -> None:
     folder = deploy(ORDER, to)
-    plain, canary = (documents(folder, name)[0] for name in ("plain.yaml", "canary.yaml"))
+    plain, canary = (documents(folder, name)[0] for name in ("rollback.yaml", "canary.yaml"))
     spec = documents(folder, "spec.yaml")[0]["spec"]["template"]
     assert (canary["kind"], canary["metadata"]["name"]) == (plain["kind"], plain["metadata"]["name"])
     assert canary["spec"]["selector"] == plain["spec"]["selector"]  # which no API server lets change
@@ -89,7 +89,7 @@ def test_without_an_image_nothing_is_verified_and_the_memo_says_so() -> None:
 def test_flagger_holds_the_canary_against_the_break_even() -> None:
     folder = deploy(ORDER, "flagger")
     (canary,), (template,) = (documents(folder, name) for name in ("flagger-canary.yaml", "observe/flagger.yaml"))
-    deployment = documents(folder, "plain.yaml")[0]
+    deployment = documents(folder, "rollback.yaml")[0]
     assert canary["spec"]["targetRef"]["name"] == deployment["metadata"]["name"]
     (metric,) = canary["spec"]["analysis"]["metrics"]
     assert metric["templateRef"]["name"] == template["metadata"]["name"]
@@ -103,7 +103,7 @@ def test_flagger_holds_the_canary_against_the_break_even() -> None:
 
 def test_the_memo_has_the_canary_and_the_way_back() -> None:
     memo = deploy(ORDER, "argo-rollouts").files["MEMO.md"]
-    name = f"{ORDER.service}-plain"
+    name = ORDER.service
     assert f"kubectl apply -f canary.yaml && kubectl argo rollouts status {name}" in memo
     assert f"kubectl argo rollouts abort {name}" in memo
     assert "canary of 10 % is a second pod" in memo

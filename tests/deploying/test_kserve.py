@@ -146,7 +146,6 @@ def test_what_cannot_be_placed_is_refused(setup: Setup, how: dict[str, str], cod
 def test_modes_have_the_names_of_the_release(release: str, mode: Mode, name: str) -> None:
     annotations = service_of(files_of(SETUP, release, mode=mode))["metadata"]["annotations"]
     assert annotations["serving.kserve.io/deploymentMode"] == name
-    assert annotations["serving.kserve.io/enable-prometheus-scraping"] == "true"
 
 
 def test_a_long_start_is_granted_by_knative_and_told_for_standard() -> None:
@@ -173,10 +172,10 @@ def test_a_canary_is_the_running_twin_with_a_share_of_speculation(layout: str) -
     folder = files_of(HEAD, "0.20", layout)
     text = folder.files["canary.yaml"]
     plain, spec = (each.setup for each in read_setups(SourceText(text=text, name="canary.yaml")))
-    for found, name in ((plain, "plain.yaml"), (spec, "spec.yaml")):
+    for found, name in ((plain, "rollback.yaml"), (spec, "spec.yaml")):
         (ordered,) = read_setups(SourceText(text=folder.files[name], name=name))
         assert list(compare_setups(ordered.setup, found, name=name)) == []
-    service, twin = service_of(folder, "canary.yaml"), service_of(folder, "plain.yaml")
+    service, twin = service_of(folder, "canary.yaml"), service_of(folder, "rollback.yaml")
     (canary,) = service["spec"].pop("canary")
     assert service == twin  # what runs is not touched
     assert canary["predictor"]["model"]["name"] == "kserve-container"
@@ -185,7 +184,7 @@ def test_a_canary_is_the_running_twin_with_a_share_of_speculation(layout: str) -
 
 def test_knatives_canary_is_a_revision_of_the_twin() -> None:
     folder = files_of(HEAD, "0.18", mode="Knative")
-    canary, twin = service_of(folder, "canary.yaml"), service_of(folder, "plain.yaml")
+    canary, twin = service_of(folder, "canary.yaml"), service_of(folder, "rollback.yaml")
     assert canary["spec"]["predictor"]["canaryTrafficPercent"] == 10
     assert canary["metadata"] == twin["metadata"]
     assert "canary.yaml" not in files_of(HEAD, "0.18").files

@@ -49,7 +49,8 @@ def test_each_host_starts_its_part_and_the_first_one_answers() -> None:
     # The controller makes a Service of the set's own name.
     assert service["metadata"]["name"] != group["metadata"]["name"]
     pods = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["metadata"]["labels"]
-    assert service["spec"]["selector"] == {**pods, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    stays = {name: pods[name] for name in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
+    assert service["spec"]["selector"] == {**stays, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
 
 
 def test_data_parallel_ranks_meet_at_the_same_place() -> None:

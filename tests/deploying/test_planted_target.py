@@ -95,8 +95,8 @@ def test_it_is_verified_and_a_change_is_noticed(package: Path, folder: Path) -> 
 
 def test_the_way_back_is_that_of_the_row(package: Path, folder: Path) -> None:
     steps = run(package, "rollback", str(folder))
-    assert f"kubectl apply -f {folder}/plain.yaml && kubectl wait --for=condition=Ready ksvc/llama-plain" in steps
-    assert f"kubectl delete -f {folder}/spec.yaml" in steps
+    assert f"kubectl apply -f {folder}/rollback.yaml && kubectl wait --for=condition=Ready ksvc/llama" in steps
+    assert f"kubectl delete -f {folder}/plain.yaml" in steps
     assert str(ROW["leaves"]) in steps
 
 

@@ -70,7 +70,16 @@ def test_the_twin_differs_in_speculation_alone(to: str) -> None:
     assert "speculative" in spec
     assert "speculative" not in plain
     changed = set(spec.splitlines()) ^ set(plain.splitlines())
-    names = ("speculative", "pool", "plain", "draftwise.dev/setup", order.name, "tensor-parallel-size", *CONFIG)
+    names = (
+        "speculative",
+        "pool",
+        "plain",
+        "draftwise.dev/setup",
+        "draftwise.dev/revision",
+        order.name,
+        "tensor-parallel-size",
+        *CONFIG,
+    )
     assert [line for line in changed if not any(name in line for name in names)] == []
 
 
@@ -98,7 +107,7 @@ def test_resources_follow_the_weights_and_the_gpus() -> None:
     assert int(limits["memory"].removesuffix("Gi")) > 16 + 4  # 16 GB of weights, and /dev/shm
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] < deployment["spec"]["progressDeadlineSeconds"]
-    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
     assert "nodeSelector" not in deployment["spec"]["template"]["spec"]  # no node is labelled "H200"
 
 

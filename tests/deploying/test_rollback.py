@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from tests.support.adopted import IMAGES
 
@@ -54,13 +55,33 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_commands_are_printed_with_names_filled_in(to: str, tmp_path: Path) -> None:
     deploy(make_order(SETUP, name="llama", image=IMAGES.get(to, "")), to).write(tmp_path / "out")
     shown = run(tmp_path / "out").stdout
-    file = f"{tmp_path / 'out'}/plain{TARGETS[to].suffix}"
-    assert shown.index("Start the twin") < shown.rindex(file) < shown.index("away")
-    # Where both need the same port and GPUs, the twin starts when the service has stopped, and that without traffic.
-    assert (shown.index("Send the traffic") < shown.index("Start the twin")) == bool(TARGETS[to].stop)
+    file = f"{tmp_path / 'out'}/rollback{TARGETS[to].suffix}"
+    assert shown.index("Go back.") < shown.rindex(file) < shown.index("Take away the twin")
+    assert ("restarts in its place" in shown) == TARGETS[to].in_place
     assert "{" not in shown
     assert re.search(rf"It leaves behind: {re.escape(TARGETS[to].leaves) or '[A-Z]'}", shown)
-    assert "comes back with the next apply" in shown
+    assert "brings speculation back" in shown
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_the_name_that_clients_use_stays_and_one_command_goes_back(to: str, tmp_path: Path) -> None:
+    order = make_order(SETUP, name="llama", image=IMAGES.get(to, ""))
+    files = deploy(order, to).files
+    spec, back = (files[f"{name}{TARGETS[to].suffix}"] for name in ("spec", "rollback"))
+    assert "llama-plain" not in back
+    assert "speculative" in spec
+    assert "speculative" not in back
+    if not spec.startswith("#"):
+        before, after = (
+            {(each.get("kind"), each.get("metadata", {}).get("name"), str(each.get("spec", {}).get("selector")))
+             for each in yaml.safe_load_all(text)}
+            for text in (spec, back)
+        )  # fmt: skip
+        assert before == after
+    deploy(order, to).write(tmp_path / "out")
+    file = f"{tmp_path / 'out'}/rollback{TARGETS[to].suffix}"
+    started = TARGETS[to].apply.format(file=file, name="llama", startup=1200)
+    assert started in run(tmp_path / "out").stdout
 
 
 @pytest.mark.parametrize(("to", "program"), PROGRAMS.items())
@@ -69,47 +90,36 @@ def test_each_platform_goes_back_through_its_program(to: str, program: str, tmp_
     assert run(tmp_path / "out", "--apply", "--yes").exit_code == 0
     called = stub.read_text()
     assert all(line.startswith(f"{program} ") for line in called.splitlines())
-    assert "plain" in called
-    assert f"spec{TARGETS[to].suffix}" not in called.replace("spec.yaml stop", "")
+    assert f"rollback{TARGETS[to].suffix}" in called
+    assert f"spec{TARGETS[to].suffix}" not in called
 
 
-@pytest.mark.parametrize(
-    ("to", "stops"), [("compose", "docker compose -f {}/spec.yaml stop"), ("systemd", "sudo systemctl stop llama")]
-)
-def test_on_one_host_the_service_makes_room_for_its_twin(
-    to: str, stops: str, tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("to", ["compose", "systemd"])
+def test_on_one_host_the_gap_is_said_before_anything_runs(to: str, tmp_path: Path, stub: Path) -> None:
     folder = tmp_path / "out"
-    files = deploy(make_order(SETUP, name="llama"), to)
-    files.write(folder)
-    assert "as the twin takes its place" in files.files["MEMO.md"]
+    deploy(make_order(SETUP, name="llama"), to).write(folder)
     told = run(folder, "--apply", "--yes").stdout
-    assert stub.read_text().splitlines()[0] == stops.format(folder)
-    assert told.index("nothing answers there for up to") < told.index("Commit plain")
-    # What does not stop is not started beside.
-    stub.unlink()
-    monkeypatch.setenv("FAIL", " stop")
-    assert run(folder, "--apply", "--yes").exit_code == 3
-    assert len(stub.read_text().splitlines()) == 1
+    assert stub.exists()
+    assert told.index("nothing answers there for up to") < told.index("Commit rollback")
 
 
 def test_the_difference_is_shown_before_the_question(made: Path, stub: Path) -> None:
     result = run(made, "--apply", answer="n\n")
     assert result.exit_code == 1
-    assert stub.read_text() == f"kubectl diff -f {made}/plain.yaml\n"
+    assert stub.read_text() == f"kubectl diff -f {made}/rollback.yaml\n"
     assert "--speculative-config=" in result.stdout.split("Run: kubectl apply")[0]
     assert run(made, "--apply", answer="y\n").exit_code == 0
     assert stub.read_text().splitlines()[2:] == [
-        f"kubectl apply -f {made}/plain.yaml",
-        "kubectl rollout status deployment/llama-plain --timeout=1200s",
+        f"kubectl apply -f {made}/rollback.yaml",
+        "kubectl rollout status deployment/llama --timeout=1200s",
     ]
 
 
-def test_the_service_goes_only_when_that_is_asked_for(made: Path, stub: Path) -> None:
+def test_the_twin_goes_only_when_that_is_asked_for(made: Path, stub: Path) -> None:
     run(made, "--apply", "--yes")
     assert "delete" not in stub.read_text()
-    assert "It leaves behind" in run(made, "--remove", "--yes").stdout
-    assert stub.read_text().splitlines()[-1] == f"kubectl delete -f {made}/spec.yaml"
+    run(made, "--remove", "--yes")
+    assert stub.read_text().splitlines()[-1] == f"kubectl delete -f {made}/plain.yaml"
 
 
 def test_a_difference_is_no_failure(made: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.adopted import EVIDENCE, IMAGES, LOAD, MODEL, ORDER, SPEED
+from tests.support.adopted import EVIDENCE, IMAGES, LOAD, ORDER, SPEED
 from tests.support.production import CROSSOVER
 
 from draftwise.core import InvalidSetup
@@ -92,22 +92,25 @@ def test_what_nobody_measured_scales_nothing(evidence: RunEvidence) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_prometheus_counts_the_requests_of_the_twin_alone(tmp_path: Path) -> None:
-    """Two replicas that speculate, one that does not, and another model's."""
+    """Two replicas that speculate, one that does not, and another service's."""
     found = read_triggers(scaled())
     rules = [{"record": name.replace("-", "_"), "expr": each["query"]} for name, each in found.items()]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
+    names = {"spec": ORDER.name, "plain": ORDER.without_speculation().name}
+    revisions = {"spec": ORDER.revision, "plain": ORDER.go_back().revision}
     pods = [
-        ("spec", "a", MODEL, 40, 7),
-        ("spec", "b", MODEL, 33, 0),
-        ("plain", "c", MODEL, 5, 1),
-        ("spec", "d", "x", 9, 9),
+        ("spec", "a", ORDER.service, 40, 7),
+        ("spec", "b", ORDER.service, 33, 0),
+        ("plain", "c", ORDER.service, 5, 1),
+        ("spec", "d", "other", 9, 9),
     ]
     series = [
         {
-            "series": f'vllm:num_requests_{what}{{model_name="{model}",pool="{pool}",instance="{pod}"}}',
+            "series": f'vllm:num_requests_{what}{{service="{service}",deployment="{names[pool]}",'
+            f'revision="{revisions[pool]}",pool="{pool}",instance="{pod}"}}',
             "values": f"{count}x3",
         }
-        for pool, pod, model, *counts in pods
+        for pool, pod, service, *counts in pods
         for what, count in zip(("running", "waiting"), counts, strict=True)
     ]
     wanted = [

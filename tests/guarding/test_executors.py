@@ -54,10 +54,11 @@ def test_the_first_that_can_is_asked(tmp_path):
 def deployed(folder: Path) -> Path:
     folder.mkdir(parents=True)
     sides = {"spec": {"file": "spec.yaml", "name": "llama"}, "plain": {"file": "plain.yaml", "name": "llama-plain"}}
+    sides["back"] = {"file": "rollback.yaml", "name": "llama"}
     record = {"format": 1, "to": "kubernetes", "platform_release": "", "startup_s": 600, "leaves": ""}
     (folder / "deployment.json").write_text(json.dumps(record | sides))
     (folder / "spec.yaml").write_text("args:\n- --speculative-config={}\n- --port=8000\n")
-    (folder / "plain.yaml").write_text("args:\n- --port=8000\n")
+    (folder / "rollback.yaml").write_text("args:\n- --port=8000\n")
     return folder
 
 
@@ -70,7 +71,7 @@ def test_a_patch_is_what_git_applies(tmp_path):
     parse_executor(f"patch={folder}", patch_file=patch).carry_out(BACK)
     assert patch.read_text().startswith("Speculation has not paid for 61 minutes.\n")
     subprocess.run([*git, "apply", str(patch)], check=True)
-    assert (folder / "spec.yaml").read_text() == (folder / "plain.yaml").read_text()
+    assert (folder / "spec.yaml").read_text() == (folder / "rollback.yaml").read_text()
     subprocess.run([*git, "apply", "-R", str(patch)], check=True)
     assert "speculative" in (folder / "spec.yaml").read_text()
 

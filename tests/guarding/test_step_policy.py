@@ -286,7 +286,22 @@ def test_a_restart_of_one_that_is_out_and_one_that_is_not_leaves_enough():
     rules = replace(RULES, min_spec=1, can=frozenset({Step.SHIFT, Step.RESTART}))
     service = Service(rules, a=1.1, b=1.9).run(60)
     asked = StepRequest(step=Step.RESTART, replicas=("a", "b"), cause="replica-outlier", reason="They are odd.")
-    assert service.run(HOUR + 60, every_s=10, requests=(asked,)).steps == [Step.SHIFT]
+    service.run(HOUR + 60, every_s=10, requests=(asked,))
+    assert [action.replicas for _, action in service.done] == [("a",), ("a",)]  # never the healthy one
+
+
+@pytest.mark.parametrize("can", [frozenset({Step.ROLL_BACK}), frozenset(Step)])
+def test_one_bad_replica_of_three_is_no_reason_to_take_the_service_back(can: frozenset[Step]):
+    service = Service(replace(RULES, can=can), a=1.1, b=2.15, c=2.15).run(3 * HOUR, every_s=10)
+    assert Step.ROLL_BACK not in service.steps
+    asked = [*service.proposed, *(action for _, action in service.done)]
+    assert {name for action in asked for name in action.replicas} == {"a"}
+    assert Step.RESTART in {action.step for action in asked}
+
+
+def test_a_service_that_does_not_pay_as_a_whole_goes_back():
+    service = Service(replace(RULES, can=frozenset({Step.ROLL_BACK})), a=1.1, b=1.1, c=1.1).run(2 * HOUR, every_s=10)
+    assert service.steps == [Step.ROLL_BACK]
 
 
 values = st.sampled_from([1.0, 1.1, 1.34, 1.36, 1.9, None, "dead", "restarted"])

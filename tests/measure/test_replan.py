@@ -6,12 +6,12 @@ import pytest
 from tests.support.made_runs import Truth, arm, closed, gains, make_run, workload
 from tests.support.measuring import make_plan, make_workload
 
-from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
+from draftwise.core import Arm, Counters, Prompt, RunPlan, SpecStats
 from draftwise.measure.load.requests import fill_streams
 from draftwise.measure.pilot import Pilot, make_estimate, spare_prompts
 from draftwise.measure.readiness import WARM_UP_LENGTH, WarmUp
-from draftwise.measure.replan import describe_lead, fit_repetition, interleave, leave_out, rank_candidates
-from draftwise.measure.time_estimate import TextPace, TimeEstimate, expect_seconds, fill_plan, fit_plan, name_missing
+from draftwise.measure.replan import describe_lead, find_race, leave_out
+from draftwise.measure.time_estimate import TextPace, TimeEstimate, expect_seconds, fit_plan
 from draftwise.runs.turn_order import Turn, plan_turns
 
 SECOND = 0.025
@@ -29,59 +29,6 @@ def estimate_of(plan: RunPlan) -> TimeEstimate:
     return TimeEstimate(pace=pace, shares={})
 
 
-def ahead_of(plan: RunPlan, first: int = 1) -> dict[int, list[Turn]]:
-    return {n: list(plan_turns(plan, plan.conditions, n)) for n in range(first, plan.repeats + 1)}
-
-
-def test_with_time_enough_nothing_is_left_out() -> None:
-    plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 80.0, [])
-    assert (len(fitted.blocks), fitted.last, fitted.omissions) == (10, 4, ())
-
-
-def test_later_repetitions_go_first() -> None:
-    plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 65.0, [("candidate 1", "slow")])
-    assert (len(fitted.blocks), fitted.last, fitted.omissions, fitted.without) == (10, 3, (), frozenset())
-
-
-def test_prompts_go_before_candidates() -> None:
-    plan = plan_of(candidates=2)
-    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 40.0, [("candidate 2", "slow")])
-    assert (len(fitted.blocks), fitted.last, fitted.without) == (6, 2, frozenset())
-    (omission,) = fitted.omissions
-    assert omission.what == "40% of the prompts of repetition 1"
-    assert omission.reason == "2 repetitions take 60 s, and 40 s are left"
-
-
-def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
-    plan = plan_of(candidates=2)
-    fitted = fit_repetition(ahead_of(plan), estimate_of(plan), 24.0, [("candidate 2", "it is slow")])
-    assert fitted.without == {"candidate 2"}
-    assert len(fitted.blocks) == 6
-    assert fitted.omissions[0].reason == "it is slow, and the time is short"
-    assert all({turn.arm for turn in block} == {"plain", "candidate 1"} for block in fitted.blocks)
-
-
-def test_from_the_third_repetition_on_a_whole_one_fits_or_none_is_begun() -> None:
-    plan = plan_of()
-    fitted = fit_repetition(ahead_of(plan, first=3), estimate_of(plan), 15.0, [])
-    assert (fitted.blocks, fitted.last) == ((), 2)
-    assert [each.what for each in fitted.omissions] == ["repetitions 3 to 4"]
-    assert fitted.omissions[0].reason == "a repetition takes 20 s, and 15 s are left"
-
-
-def test_blocks_of_all_loads_and_workloads_are_mixed_evenly() -> None:
-    workloads = (make_workload("a", 12), make_workload("b", 6))
-    plan = make_plan(conditions=closed(1, 2), workloads=workloads, remembering={"candidate 1": "it could"})
-    blocks = interleave(plan_turns(plan, plan.conditions, 1))
-    assert sorted(turn.number for block in blocks for turn in block) == list(range(2 * len(blocks)))
-    half = blocks[: len(blocks) // 2]
-    for name in ("a", "b"):
-        whole = sum(block[0].workload == name for block in blocks)
-        assert abs(sum(block[0].workload == name for block in half) - whole / 2) <= 1
-
-
 def test_without_its_candidates_a_block_is_not_measured() -> None:
     plan = plan_of(candidates=2)
     turns = list(plan_turns(plan, plan.conditions, 1))
@@ -89,75 +36,58 @@ def test_without_its_candidates_a_block_is_not_measured() -> None:
     assert leave_out(turns, {"candidate 1", "candidate 2"}) == []
 
 
-def test_candidates_that_cannot_become_the_choice_are_ranked_with_the_evidence() -> None:
-    arms = [Arm(name="plain"), arm(3), replace(arm(5), name="slow"), replace(arm(7), name="middling")]
-    truths = {"plain": Truth(), "ngram k=3": gains(1.5), "slow": gains(0.8), "middling": gains(1.2)}
-    ranked = rank_candidates(make_run(truths, arms=arms))
-    assert [name for name, _ in ranked] == ["slow", "middling"]
-    assert "on code at c=1 lies below ngram k=3's" in ranked[0][1]
+def test_nothing_is_left_out_as_long_as_the_fewest_prompts_fit_everywhere() -> None:
+    """Six prompts on two arms take 12 s; more are measured as long as there is time."""
+    plan = plan_of(num_prompts=3000)
+    assert fit_plan(plan, estimate_of(plan), 12.5) == (plan, [])
 
 
-def test_a_candidate_that_may_win_somewhere_stays() -> None:
-    arms = [Arm(name="plain"), arm(3), replace(arm(5), name="other")]
-    here = gains(1.5)
-
-    def step_s(prompt_id: str, condition: Condition) -> float:
-        return here.step_s(prompt_id, condition) * (0.5 if prompt_id.startswith("prose") else 1.6)
-
-    truths = {"plain": Truth(), "ngram k=3": here, "other": replace(here, step_s=step_s)}
-    run = make_run(truths, arms=arms, workloads=[workload(), workload("prose")])
-    assert rank_candidates(run) == []
-
-
-def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> None:
-    plan = plan_of(num_prompts=30, candidates=3, conditions=closed(1, 4, 16, 32))
+def test_the_least_plan_leaves_out_loads_then_candidates_and_never_prompts() -> None:
+    plan = plan_of(num_prompts=300, candidates=3, conditions=closed(1, 4, 16, 32))
     estimate = estimate_of(plan)
-    whole = expect_seconds(plan, estimate)
-    assert fit_plan(plan, estimate, whole) == (plan, [])
-    fitted, omissions = fit_plan(plan, estimate, 60.0)
-    assert [each.what for each in omissions] == ["repetitions 3 to 4", "loads c=4, c=16, c=32"]
-    assert expect_seconds(fitted, estimate) <= 60.0
-    assert [each.label for each in fitted.conditions] == ["c=1"]
-    assert len(fitted.workloads[0].prompts) >= 6
+    fitted, omissions = fit_plan(plan, estimate, 2000.0)
+    assert [each.what for each in omissions] == ["load c=16"]
+    assert omissions[0].reason.startswith("6 prompts of each workload would take ")
+    assert fitted.workloads == plan.workloads
     tiny, omissions = fit_plan(plan, estimate, 13.0)
     assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
-    assert (tiny.repeats, len(tiny.workloads[0].prompts)) == (1, 6)
+    assert [each.label for each in tiny.conditions] == ["c=1"]
+    assert tiny.workloads == plan.workloads
 
 
-def test_loads_come_back_before_repetitions() -> None:
-    asked = plan_of(num_prompts=10, conditions=closed(1, 4, 16))
-    estimate = estimate_of(asked)
-    plan = replace(asked, conditions=closed(1, 16), repeats=2)
-    assert name_missing(plan, asked) == ["repetitions 3 to 4", "load c=4"]
-    one_s, all_s = expect_seconds(plan, estimate), expect_seconds(asked, estimate)
-    assert fill_plan(plan, asked, estimate, one_s) == plan
-    assert fill_plan(plan, asked, estimate, 0.5 * all_s) == replace(asked, repeats=2)
-    assert fill_plan(plan, asked, estimate, 0.75 * all_s) == replace(asked, repeats=3)
-    assert fill_plan(plan, asked, estimate, all_s) == asked
+def test_where_not_even_the_fewest_prompts_fit_this_is_said() -> None:
+    plan = plan_of(num_prompts=30)
+    fitted, (omission,) = fit_plan(plan, estimate_of(plan), 5.0)
+    assert fitted == plan
+    assert omission.what == "prompts that would decide anything"
+    assert omission.reason == "6 of each workload would take 0.2 min, and 0.1 min are left"
 
 
-def test_repetitions_go_before_prompts_become_few() -> None:
-    """Other prompts tell more than the same ones again."""
-    plan = plan_of(num_prompts=30, candidates=1, conditions=closed(1))
+def test_one_server_at_a_time_is_asked_the_same_prompts_in_two_repetitions_at_least() -> None:
+    plan = plan_of(num_prompts=30, one_at_a_time=True)
     estimate = estimate_of(plan)
     for share, repeats, prompts, gone in (
         (0.3, 3, 12, "repetition 4"),
         (0.2, 2, 12, "repetitions 3 to 4"),
         (0.15, 2, 9, "repetitions 3 to 4"),
-        (0.08, 1, 9, "repetitions 2 to 4"),
+        (0.08, 2, 6, "repetitions 3 to 4"),
     ):
         fitted, omissions = fit_plan(plan, estimate, share * expect_seconds(plan, estimate))
         assert (fitted.repeats, len(fitted.workloads[0].prompts)) == (repeats, prompts)
         assert [each.what for each in omissions] == [gone]
 
 
-def test_where_a_repetition_is_few_blocks_there_are_two() -> None:
-    """Under load a block holds several prompts, and one server after the other answers all of them in one."""
-    for plan in (plan_of(num_prompts=30, conditions=closed(8)), plan_of(num_prompts=30, one_at_a_time=True)):
-        estimate = estimate_of(plan)
-        fitted, _ = fit_plan(plan, estimate, 0.08 * expect_seconds(plan, estimate))
-        assert fitted.repeats == 2
+def test_a_race_goes_by_what_each_prompt_gains_and_under_a_load_by_what_each_block_does() -> None:
+    arms = [Arm(name="plain"), arm(3), replace(arm(5), name="slow")]
+    truths = {"plain": Truth(), "ngram k=3": gains(1.5), "slow": gains(0.8)}
+    run = make_run(truths, arms=arms, conditions=closed(1, 2), workloads=[workload(num_prompts=56)])
+    alone, loaded = (find_race(run, ("code", label), ["ngram k=3", "slow"]) for label in ("c=1", "c=2"))
+    assert {name: len(logs) for name, logs in alone.items()} == {"ngram k=3": 56, "slow": 56}
+    assert {name: len(logs) for name, logs in loaded.items()} == {"ngram k=3": 21, "slow": 21}
+    assert find_race(run, ("code", "c=1"), ["slow"]).keys() == {"slow"}
+    few = make_run(truths, arms=arms, workloads=[workload(num_prompts=5)])
+    assert find_race(few, ("code", "c=1"), ["ngram k=3", "slow"]) == {}
 
 
 def test_a_forecast_follows_the_machine() -> None:
@@ -264,4 +194,4 @@ def test_prompts_are_spared_for_servers_that_could_remember_them() -> None:
 def test_the_result_so_far_names_the_leader_of_every_workload() -> None:
     run = make_run({"plain": Truth(), "ngram k=3": gains(1.5)})
     assert describe_lead(run).startswith("So far: code c=1: ngram k=3 1.4")
-    assert describe_lead(run).endswith("), adopt.")
+    assert describe_lead(run).endswith(", 12 prompts)."), "no verdict before the end"

@@ -43,8 +43,9 @@ def test_a_against_a_is_inconclusive(tmp_path: Path) -> None:
 def test_a_ten_percent_gain_is_adopted_and_a_ten_percent_loss_rejected(tmp_path: Path) -> None:
     spec = FakeScript(k=2, accepted=(1,), first_token_s=0.004)
     plain = noisy(replace(PLAIN, first_token_s=0.004), 1)
-    faster = compare_one(tmp_path / "faster", noisy(replace(spec, step_s=2 * 0.004 / 1.12), 2), plain=plain)
-    slower = compare_one(tmp_path / "slower", noisy(replace(spec, step_s=2 * 0.004 / 0.88), 3), plain=plain)
+    many = {"workloads": (make_workload(num_prompts=30),), "repeats": 1}
+    faster = compare_one(tmp_path / "faster", noisy(replace(spec, step_s=2 * 0.004 / 1.12), 2), plain=plain, **many)
+    slower = compare_one(tmp_path / "slower", noisy(replace(spec, step_s=2 * 0.004 / 0.88), 3), plain=plain, **many)
     assert (faster.verdict, slower.verdict) == (Verdict.ADOPT, Verdict.REJECT)
 
 
@@ -78,10 +79,11 @@ def test_a_server_that_remembers_is_judged_by_the_first_pass(tmp_path: Path) -> 
 
 
 def test_outputs_that_differ_block_an_adoption(tmp_path: Path) -> None:
-    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0))
+    sure = replace(PLAIN, gap=2.0)
+    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0), plain=sure)
     assert (found.verdict, found.equal_outputs) == (Verdict.BLOCKED, (0, 8))
     (finding,) = found.findings
-    assert "at output token 5 (the two tokens are 1 nats apart)" in finding.message
+    assert "at output token 5 (the two tokens are 2 nats apart)" in finding.message
 
 
 def test_a_numeric_tie_does_not(tmp_path: Path) -> None:
@@ -92,8 +94,20 @@ def test_a_numeric_tie_does_not(tmp_path: Path) -> None:
 
 
 def test_above_temperature_zero_outputs_are_not_compared(tmp_path: Path) -> None:
-    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5), temperature=0.7)
+    found = compare_one(tmp_path / "run", FASTER, temperature=0.7)
     assert (found.verdict, found.equal_outputs) == (Verdict.ADOPT, None)
+    assert codes(found) == []
+
+
+def test_another_model_is_told_by_greedy_answers_above_temperature_zero(tmp_path: Path) -> None:
+    sure = replace(PLAIN, gap=2.0)
+    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0), plain=sure, temperature=0.7)
+    assert found.verdict is Verdict.BLOCKED
+    assert codes(found) == ["other-model"]
+    rounding = compare_one(
+        tmp_path / "tie", replace(FASTER, differs_at=5, gap=0.3), plain=replace(PLAIN, gap=0.3), temperature=0.7
+    )
+    assert rounding.verdict is Verdict.ADOPT
 
 
 def refusal(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN, method: str = "ngram") -> list[str]:

@@ -12,12 +12,18 @@ GIVEN = {
         "7 of 8 pairs of turns were disturbed and count for nothing (a busy core): 50% of them must be left",
     ),
     ReasonCode.UNSETTLED: ({"message": "it was cold", "code": "server-cold"}, "it was cold (server-cold)"),
-    ReasonCode.FASTER_AT_TIMES: ({"arm": "plain", "count": 2}, "plain alone was far faster in 2 of the turns"),
     ReasonCode.SLOW_SERVER: (
         {"arm": "plain", "step": 2.5, "first": 2.4, "seen_s": 30.0, "wanted_s": 300.0},
         "measure it for 5 minutes instead of 0.5",
     ),
-    ReasonCode.PACE_CHANGED: ({"lowest": 1.01, "highest": 1.4}, "from 1.01x in one stretch of it to 1.40x in another"),
+    ReasonCode.PACE_CHANGED: (
+        {"arm": "plain", "ratio": 0.5, "share": 0.4},
+        "a decoding step of plain took 0.50x as long after 40% of it, and the other server's did not",
+    ),
+    ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts asked again at the end gained 0.70x as much as before"),
+    ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind with up to 39% of the traffic"),
+    ReasonCode.NO_GAIN: ({"margin": 0.03, "ratio": 0.97}, "no gain of 3% or more is left: 0.97x"),
+    ReasonCode.BEHIND: ({"better": "eagle", "ratio": 1.22, "count": 8}, "eagle is 1.22x as fast on the same 8 prompts"),
     ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
     ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "taken together p is 0.2;"),
     ReasonCode.NOT_TRUSTED: (
@@ -27,8 +33,11 @@ GIVEN = {
     ReasonCode.GAIN: ({"promise": False, "margin": 0.03}, "faster, with the whole interval above 1.03"),
     ReasonCode.LOSS: ({"promise": True, "margin": 0.03}, "fewer requests within the SLO, with the whole interval"),
     ReasonCode.GAIN_WITH_DAMAGE: ({"promise": True}, "more requests within the SLO on the whole, but"),
-    ReasonCode.MIXED_WORKLOAD: ({"of": "end-to-end time", "half": 0.8, "slowest": 1.3}, "P50 of the end-to-end time"),
-    ReasonCode.SLOW_TAIL: ({"ratio": 1.5}, "P99 of the time per token is 1.50x the baseline's"),
+    ReasonCode.MIXED_WORKLOAD: (
+        {"half": 0.8, "share": 0.3},
+        "0.80x the baseline's, and 30% of the requests are slower",
+    ),
+    ReasonCode.SLOW_TAIL: ({"share": 0.3}, "30% of the requests are slower than 1.1 times the baseline's P90"),
     ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token comes 3.00x as late"),
     ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
     ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server puts out more, but the time per token"),
@@ -47,12 +56,13 @@ def test_every_code_has_its_words(code: ReasonCode) -> None:
 
 
 def test_damage_losers_and_prompts_follow_in_this_order() -> None:
-    damage = Reason(code=ReasonCode.SLOW_TAIL, values={"ratio": 1.5})
+    damage = Reason(code=ReasonCode.SLOW_TAIL, values={"share": 0.3})
     gain = Reason(
         code=ReasonCode.GAIN_WITH_DAMAGE, values={"promise": False}, detail=damage, losers="prose 0.8x", num_prompts=8
     )
     assert describe_reason(gain) == (
-        "faster on the whole, but P99 of the time per token is 1.50x the baseline's (prose 0.8x) (8 prompts)"
+        "faster on the whole, but 30% of the requests are slower than 1.1 times the baseline's P90 (prose 0.8x) "
+        "(8 prompts)"
     )
 
 

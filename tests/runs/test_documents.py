@@ -51,6 +51,15 @@ ROWS: list[tuple[type[Any], str]] = [
 ]
 
 
+def holds(written: Any, row: Any) -> bool:
+    """Return whether a document has all that an earlier one had; it may have keys that are newer."""
+    if isinstance(row, dict):
+        return row.keys() <= written.keys() and all(holds(written[key], each) for key, each in row.items())
+    if isinstance(row, list):
+        return len(written) == len(row) and all(map(holds, written, row))
+    return bool(written == row)
+
+
 def with_sources(row: dict[str, Any]) -> dict[str, Any]:
     """Return a forecast whose findings have all keys, as they have today."""
     return row | {"findings": [{**each, "source": ""} for each in row.get("findings", ())]}
@@ -69,14 +78,15 @@ def test_a_document_is_written_back_as_it_was(kind: type[Any], name: str, tmp_pa
 def test_a_row_of_a_run_is_written_back_as_it_was(kind: type[Any], name: str) -> None:
     rows = [json.loads(line) for line in (FOLDER / f"run/{name}.jsonl").read_text().splitlines()]
     assert rows
-    assert [json.loads(json.dumps(to_json(from_json(kind, row)))) for row in rows] == rows
+    written = [json.loads(json.dumps(to_json(from_json(kind, row)))) for row in rows]
+    assert all(map(holds, written, rows))
 
 
 def test_a_manifest_is_written_back_as_it_was() -> None:
     row = json.loads((FOLDER / "run/manifest.json").read_text())
-    assert json.loads(json.dumps(to_json(from_json(Manifest, row)))) == row
+    assert holds(json.loads(json.dumps(to_json(from_json(Manifest, row)))), row)
     run = RunDirectory(FOLDER / "run").read()
-    assert json.loads(json.dumps(to_json(Manifest.of(run.plan, run.context)))) == row
+    assert holds(json.loads(json.dumps(to_json(Manifest.of(run.plan, run.context)))), row)
 
 
 @pytest.mark.parametrize("folder", ["forecast_sweep", "forecast_sweep_2"])

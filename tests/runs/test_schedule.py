@@ -1,13 +1,14 @@
 """Every arm answers everything, and no arm has the better place."""
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.measuring import make_plan, make_workload
 
-from draftwise.core import ClosedLoop, Condition, OpenLoop, Phase, Replay, RunPlan, Settled
+from draftwise.core import ClosedLoop, Condition, OpenLoop, Origin, Phase, Prompt, Replay, RunPlan, Settled, Workload
 from draftwise.runs.turn_order import Turn, arm_order, blocks, plan_turns
 
 
@@ -50,6 +51,45 @@ def test_an_open_loop_gets_what_arrives_in_a_turn() -> None:
 def test_a_recording_is_replayed_as_a_whole() -> None:
     (part,) = blocks(make_workload(num_prompts=5), Condition(load=Replay()), 10)
     assert len(part.prompts) == 5
+
+
+def recording(seconds: int, per_s: int = 2, stretches: int = 1) -> Workload:
+    """A recording of so many requests a second, in stretches with an hour between them, in an order that was drawn."""
+    prompts = [
+        Prompt(
+            id=f"{stretch}-{n}",
+            text="x",
+            max_tokens=8,
+            arrival_s=3600.0 * stretch + n / per_s,
+            origin=Origin(row=n, place=n, stretch=stretch),
+        )
+        for stretch in range(stretches)
+        for n in range(seconds * per_s)
+    ]
+    Random(1).shuffle(prompts)
+    return Workload(name="recording", source="test", prompts=tuple(prompts))
+
+
+def test_a_long_recording_is_replayed_in_windows_that_are_drawn() -> None:
+    parts = blocks(recording(200), Condition(load=Replay()), 20)
+    assert len(parts) == 9, "the last one is cut off"
+    begins = []
+    for part in parts:
+        times = [prompt.arrival_s for prompt in part.prompts]
+        assert times == sorted(times)
+        assert times[-1] - times[0] < 20
+        assert len(part.prompts) == 40
+        begins.append(times[0])
+    assert begins != sorted(begins)
+    drawn = [prompt.id for prompt in recording(200).prompts]
+    assert drawn[0] in {prompt.id for prompt in parts[0].prompts}
+    faster = blocks(recording(200), Condition(load=Replay(speed=2)), 20)
+    assert {len(part.prompts) for part in faster} == {80}
+
+
+def test_windows_do_not_reach_over_what_was_left_out_of_a_recording() -> None:
+    parts = blocks(recording(50, stretches=3), Condition(load=Replay()), 20)
+    assert [len({prompt.id[0] for prompt in part.prompts}) for part in parts] == [1] * 6
 
 
 def test_settled_candidates_are_left_out_and_plain_rests_without_any() -> None:

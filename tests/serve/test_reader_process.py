@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -35,8 +36,22 @@ async def reading(directory, *, max_model_len=64, cpu_s=0.5):
         pool = ReaderPool(started, max_model_len=max_model_len, most_sequences=8, cpu_s=cpu_s)
         async with pool.connect():
             yield pool
+            readers = list_children(started._process.pid)
     finally:
         started.stop()
+    assert readers
+    assert not [pid for pid in readers if is_running(pid)]
+
+
+def list_children(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def ask(text, **fields):

@@ -1,7 +1,7 @@
-"""Looking after every pass keeps the error that a single look would have; looking naively does not."""
+"""Looking several times keeps the error that a single look would have; looking naively does not."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from draftwise.core import Interval
 from draftwise.statistics import (
     Conclusion,
     Design,
-    InterimAnalyses,
+    Looks,
     RatioEstimate,
     Spread,
     conclude,
@@ -20,7 +20,8 @@ from draftwise.statistics import (
     settle,
 )
 
-TRIALS = 300
+TRIALS = 400
+LOOKS = (20, 40, 60)
 
 
 def estimate(log: float, error: float, degrees: float = 1000, num_blocks: int = 100) -> RatioEstimate:
@@ -29,46 +30,62 @@ def estimate(log: float, error: float, degrees: float = 1000, num_blocks: int = 
 
 
 def test_boundaries_are_those_of_the_literature() -> None:
-    """Five equal analyses, two-sided 5 %: R's `ldbounds` gives these for the O'Brien-Fleming-like spending."""
-    analyses = InterimAnalyses((1, 2, 3, 4, 5))
-    bounds = [norm.isf(analyses.level(done) / 2) for done in analyses.repetitions]
+    """Five equal looks, two-sided 5 %: R's `ldbounds` gives these for the O'Brien-Fleming-like spending."""
+    looks = [Looks(pairs=tuple(range(1, done)), planned=5) for done in range(1, 6)]
+    bounds = [norm.isf(each.level(n, is_end=n == 5) / 2) for n, each in enumerate(looks, 1)]
     assert bounds == pytest.approx([4.8769, 3.3569, 2.6803, 2.2898, 2.0310], abs=2e-3)
 
 
-def test_one_analysis_costs_nothing() -> None:
-    assert InterimAnalyses((5,)).level(5) == pytest.approx(0.05, rel=1e-4)
-    assert InterimAnalyses((1,)).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
-    assert InterimAnalyses((5,)).level(3) == pytest.approx(0.05, rel=1e-4), (
-        "cut off by accident, not because of an analysis"
+def test_levels_of_the_plan_are_those_of_the_design() -> None:
+    levels = (
+        Looks(planned=60).level(20, is_end=False),
+        Looks(pairs=(20,), planned=60).level(40, is_end=False),
+        Looks(pairs=(20, 40), planned=60).level(60),
     )
-    assert InterimAnalyses.planned(1).repetitions == (1,)
-    assert InterimAnalyses.planned(5).repetitions == (2, 3, 4, 5)
+    assert levels == pytest.approx((0.0002, 0.012, 0.046), rel=0.1)
+    assert Looks(pairs=(20, 40), planned=60).level(42) == pytest.approx(0.0499, abs=2e-4), "ended before its plan"
+    assert Looks(pairs=(20, 40), planned=60).level(80) == pytest.approx(0.0438, abs=5e-4), "went on after it"
 
 
-@pytest.mark.parametrize("passes", [(2, 3), (2, 3, 4, 5), (2, 3, 4, 5, 6, 7, 8)])
-def test_paths_of_pure_noise_cross_as_often_as_promised(passes: tuple[int, ...]) -> None:
-    """The worst case: each pass brings wholly new data."""
-    analyses, trials = InterimAnalyses(passes), 40_000
-    steps = np.random.default_rng(0).standard_normal((trials, passes[-1]))
-    means = np.cumsum(steps, axis=1) / np.sqrt(np.arange(1, passes[-1] + 1))
+@pytest.mark.parametrize("done", [1, 7, 400])
+def test_who_never_looked_has_all_of_the_error_at_the_end(done: int) -> None:
+    assert Looks(planned=60).level(done) == pytest.approx(0.05, rel=1e-4)
+    assert Looks(planned=60).adjust(0.03, done) == 0.03
+
+
+@pytest.mark.parametrize("end", [42, 60, 80])
+@pytest.mark.parametrize("pairs", [(20,), (20, 40), (6, 11, 20, 36)])
+def test_paths_of_pure_noise_cross_as_often_as_promised(pairs: tuple[int, ...], end: int) -> None:
+    """Wherever the time ends a plan of 60 pairs: looks on the way, and the end."""
+    trials = 40_000
+    steps = np.random.default_rng(0).standard_normal((trials, end))
+    means = np.cumsum(steps, axis=1) / np.sqrt(np.arange(1, end + 1))
     crossed = np.zeros(trials, dtype=bool)
-    for done in passes:
-        crossed |= np.abs(means[:, done - 1]) > norm.isf(analyses.level(done) / 2)
+    for number, done in enumerate((*pairs, end)):
+        level = Looks(pairs=pairs[:number], planned=60).level(done, is_end=done == end)
+        crossed |= np.abs(means[:, done - 1]) > norm.isf(level / 2)
     low, high = binomial_bounds(0.05, trials)
     assert low < crossed.mean() < high
 
 
 @pytest.mark.parametrize("error", [1e-9, 1e-4, 0.05, 0.4])
-def test_an_adjusted_p_value_is_the_error_at_which_the_analysis_would_be_significant(error: float) -> None:
-    analyses = InterimAnalyses.planned(5)
-    for done in analyses.repetitions:
-        assert analyses.adjust(analyses.level(done, error), done) == pytest.approx(error, rel=0.01)
+@pytest.mark.parametrize("is_end", [False, True])
+def test_an_adjusted_p_value_is_the_error_at_which_the_look_would_be_significant(error: float, is_end: bool) -> None:
+    looks = Looks(pairs=(20, 40), planned=60)
+    level = looks.level(55, error, is_end=is_end)
+    assert looks.adjust(level, 55, is_end=is_end) == pytest.approx(error, rel=0.01)
+
+
+def test_a_look_that_was_taken_twice_is_one_look() -> None:
+    once, twice = Looks(pairs=(20, 40), planned=60), Looks(pairs=(20, 20, 40, 40), planned=60)
+    assert once.level(60) == twice.level(60)
+    assert once.adjust(0.01, 60) == twice.adjust(0.01, 60)
 
 
 def test_adjusting_never_makes_a_p_value_smaller() -> None:
-    analyses = InterimAnalyses.planned(8)
-    for done in analyses.repetitions:
-        adjusted = [analyses.adjust(p, done) for p in np.geomspace(1e-12, 1, 50)]
+    looks = Looks(pairs=(20, 40), planned=60)
+    for done, is_end in ((45, False), (45, True), (90, True)):
+        adjusted = [looks.adjust(p, done, is_end=is_end) for p in np.geomspace(1e-12, 1, 50)]
         assert adjusted == sorted(adjusted)
         assert all(new >= 0.99 * old for new, old in zip(adjusted, np.geomspace(1e-12, 1, 50), strict=True))
 
@@ -91,72 +108,56 @@ def test_what_an_interval_says(interval: tuple[float, float, float], outcome: Co
 
 
 def test_a_clear_difference_settles_early_and_a_doubtful_one_does_not() -> None:
-    analyses = InterimAnalyses.planned(5)
+    early, late = Looks(planned=60), Looks(pairs=(20,), planned=60)
     clear, doubtful = estimate(0.3, 0.03), estimate(0.3, 0.1)
-    assert settle(clear, analyses, 2, margin=0.03) is Conclusion.FASTER
-    assert settle(doubtful, analyses, 2, margin=0.03) is None
-    assert settle(doubtful, analyses, 5, margin=0.03) is Conclusion.FASTER
-    assert settle(doubtful, analyses, 5, margin=0.03, family=60) is None
-    assert settle(estimate(0.0, 0.004), analyses, 2, margin=0.03) is Conclusion.EQUAL
+    assert settle(clear, early, 20, margin=0.03) is Conclusion.FASTER
+    assert settle(doubtful, early, 20, margin=0.03) is None
+    assert settle(doubtful, late, 45, margin=0.03) is Conclusion.FASTER
+    assert settle(doubtful, late, 45, margin=0.03, family=60) is None
+    assert settle(estimate(0.0, 0.004), early, 20, margin=0.03) is Conclusion.EQUAL
 
 
 def test_three_pairs_of_turns_settle_nothing() -> None:
-    assert settle(estimate(0.3, 0.001, degrees=2, num_blocks=3), InterimAnalyses.planned(5), 3, margin=0.03) is None
+    assert settle(estimate(0.3, 0.001, degrees=2, num_blocks=3), Looks(planned=9), 3, margin=0.03) is None
 
 
 def test_an_early_interval_is_wider_than_a_late_one() -> None:
-    analyses, found = InterimAnalyses.planned(5), estimate(0.1, 0.01)
-    widths = [
-        math.log((interval := found.interval(1 - analyses.level(done))).high / interval.low) for done in (2, 3, 4, 5)
-    ]
+    found = estimate(0.1, 0.01)
+    levels = [Looks(planned=60).level(20, is_end=False), Looks(pairs=(20,), planned=60).level(40, is_end=False)]
+    levels.append(Looks(pairs=(20, 40), planned=60).level(60))
+    widths = [math.log((interval := found.interval(1 - level)).high / interval.low) for level in levels]
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 1.05 * math.log(found.interval().high / found.interval().low)
 
 
-def estimates(machine: Machine, analyses: InterimAnalyses, speedup: float) -> Iterator[dict[int, RatioEstimate]]:
-    """Yield for many runs what each look would see."""
-    rng, design = np.random.default_rng(0), machine.design()
+def share_of_runs(says: Callable[[RatioEstimate, Looks, int, bool], bool], *, speedup: float, gain: float) -> float:
+    """Return the share of runs of 60 pairs in which a look says so."""
+    rng, count, design = np.random.default_rng(0), 0, Machine(prompts=60, passes=1, gain=gain)
+    whole = design.design()
     for _ in range(TRIALS):
-        candidate_N, plain_N = machine.measure(rng, speedup)
-        seen = {}
-        for done in analyses.repetitions:
-            sofar = slice(0, done * machine.prompts)
-            part = Design(prompt_N=design.prompt_N[sofar], block_N=design.block_N[sofar])
-            seen[done] = prompt_ratio(plain_N[sofar], candidate_N[sofar], part)
-        yield seen
+        candidate_N, plain_N = design.measure(rng, speedup)
+        for number, done in enumerate(LOOKS):
+            part = Design(prompt_N=whole.prompt_N[:done], block_N=whole.block_N[:done])
+            found = prompt_ratio(plain_N[:done], candidate_N[:done], part)
+            if says(found, Looks(pairs=LOOKS[:number], planned=60), done, done == LOOKS[-1]):
+                count += 1
+                break
+    return count / TRIALS
 
 
-def share_of_runs(
-    machine: Machine, says: Callable[[RatioEstimate, int], bool], *, analyses: InterimAnalyses, speedup: float
-) -> float:
-    runs = estimates(machine, analyses, speedup)
-    return sum(any(says(found, done) for done, found in seen.items()) for seen in runs) / TRIALS
-
-
-@pytest.mark.parametrize(
-    "machine",
-    [Machine(prompts=6, gain=0), Machine(prompts=30, gain=0), Machine(prompts=40, per_turn=8, gain=0)],
-    ids=["6 prompts", "30 prompts", "under load"],
-)
-def test_a_against_a_is_different_in_at_most_5_percent_of_runs(machine: Machine) -> None:
-    analyses = InterimAnalyses.planned(machine.passes)
-    found = share_of_runs(machine, lambda e, done: e.p_value() < analyses.level(done), analyses=analyses, speedup=1)
+def test_a_against_a_is_different_in_at_most_5_percent_of_runs() -> None:
+    found = share_of_runs(lambda e, looks, n, end: e.p_value() < looks.level(n, is_end=end), speedup=1, gain=0)
     assert found <= binomial_bounds(0.05, TRIALS, deviations=3)[1]
 
 
-def test_looking_naively_after_every_pass_would_fail_that_test() -> None:
-    machine, analyses = Machine(prompts=30, passes=8, gain=0), InterimAnalyses.planned(8)
-    found = share_of_runs(machine, lambda e, done: e.p_value() < 0.05, analyses=analyses, speedup=1)
-    assert found > 0.11
+def test_looking_naively_would_fail_that_test() -> None:
+    assert share_of_runs(lambda e, looks, n, end: e.p_value() < 0.05, speedup=1, gain=0) > 0.085
 
 
 def test_hardly_any_power_is_lost_by_looking_early() -> None:
-    machine, analyses = Machine(prompts=30), InterimAnalyses.planned(5)
-    late = share_of_runs(machine, lambda e, done: done == 5 and e.interval().low > 1.03, analyses=analyses, speedup=1.1)
+    late = share_of_runs(lambda e, looks, n, end: end and e.interval().low > 1.03, speedup=1.08, gain=0.12)
     early = share_of_runs(
-        machine,
-        lambda e, done: settle(e, analyses, done, margin=0.03) is Conclusion.FASTER,
-        analyses=analyses,
-        speedup=1.1,
+        lambda e, looks, n, end: e.interval(1 - looks.level(n, is_end=end)).low > 1.03, speedup=1.08, gain=0.12
     )
+    assert late > 0.4
     assert early > late - 0.04

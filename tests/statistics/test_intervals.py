@@ -86,15 +86,6 @@ def test_a_drifting_machine_changes_nothing() -> None:
     assert drifting.value == pytest.approx(still.value)
 
 
-def test_a_stall_is_pulled_in() -> None:
-    noise_PR = np.exp(np.random.default_rng(0).normal(0, 0.01, (10, 5)))
-    stalled_PR = noise_PR.copy()
-    stalled_PR[3, 2] *= 50
-    calm, stalled = estimate(noise_PR, np.ones((10, 5))), estimate(stalled_PR, np.ones((10, 5)))
-    assert abs(stalled.log - calm.log) < 0.005
-    assert stalled.spread.error < 1.5 * calm.spread.error
-
-
 def test_a_passes_slower_turn_is_not_a_stall_of_its_prompts() -> None:
     """Under load one bad turn of three is luck that belongs into the interval."""
     candidate_N = np.repeat([1.0, 1.3, 1.02], 20)

@@ -45,7 +45,6 @@ def compared(speedup: Interval = FASTER, condition: Condition = ALONE, **others:
         "total": speedup,
         "ttft": None,
         "tpot": Interval(value=1 / speedup.value, low=1 / speedup.high, high=1 / speedup.low),
-        "tail": None,
         "share_slower": 0.0,
         "counters": Counters(
             spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=150), generation_tokens=250

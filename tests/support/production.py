@@ -80,6 +80,7 @@ class Server:
             "request_generation_tokens_sum": self.generated + self.finished,
             "request_generation_tokens_count": self.finished,
             "request_decode_time_seconds_sum": self.steps * self.step_s,
+            "prompt_tokens_total": self.prompt_tokens,
             "prefix_cache_queries_total": self.prompt_tokens,
             "prefix_cache_hits_total": self.prompt_tokens * self.prefix_hits,
             "num_preemptions_total": self.preemptions,

@@ -1,5 +1,6 @@
 """The lines that vLLM logs while it works, in the spellings of all releases, read as windows."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -102,7 +103,18 @@ def test_the_last_minutes_of_a_long_log_count() -> None:
     snapshot = see_log("".join(lines).splitlines(), name="pod.log", now=NOW)
     (window,) = snapshot.recent
     assert window.rate_per_pos == pytest.approx((0.1, 0.0, 0.0), abs=1e-3)
-    assert snapshot.findings == ()
+    (fall,) = snapshot.findings
+    assert (fall.code, "at 2026-11-2" in fall.message) == ("fell-in-log", True)
+    assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:49", fall.message)
+
+
+def test_a_log_whose_level_stays_tells_of_no_fall_and_one_that_stands_still_of_a_stall() -> None:
+    lines = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]
+    assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()
+    stalled = re.sub(r"generation throughput: [\d.]+", "generation throughput: 0.0", NEW.splitlines()[0])
+    lines += [stalled.replace("10:00:{0:02}", f"09:50:{second:02}") + "\n" for second in (10, 20, 30)]
+    (found,) = see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings
+    assert (found.code, found.severity) == ("engine-hung", "error")
 
 
 def test_a_log_without_such_lines_is_a_finding() -> None:

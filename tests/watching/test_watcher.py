@@ -223,3 +223,33 @@ def test_all_connections_are_closed_in_the_end() -> None:
 
     virtual_time.run(run())
     assert [page.closed for page in kept] == [True, True]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["starts are told", "no start is told"])
+def test_several_servers_behind_one_address_are_no_reading(told: bool) -> None:
+    """A balancer in front of two replicas: their pages come in turns."""
+
+    class Balancer:
+        pool, instance = "spec", "http://service"
+
+        def __init__(self) -> None:
+            self.replicas = [SimulatedPage("spec", self.instance, SPEC) for _ in range(2)]
+            self.replicas[0]._started, self.replicas[1]._started = -100.0, -5000.0
+            self.turn = 0
+
+        async def look(self) -> Any:
+            self.turn += 1
+            seen = await self.replicas[self.turn % 2].look()
+            if self.turn % 2:
+                counters = replace(seen.engines[0], counters=seen.engines[0].counters + seen.engines[0].counters)
+                seen = replace(seen, engines=(counters,))
+            return seen if told else replace(seen, started_s=None)
+
+        def close(self) -> None:
+            pass
+
+    seen, _ = observe(lambda: [Balancer()], 8)  # type: ignore[list-item,return-value]
+    assert [each.code for each in seen[-1].findings] == ["several-behind-url"]
+    assert seen[-1].recent == ()
+    if told:
+        assert all([each.code for each in snapshot.findings] == ["several-behind-url"] for snapshot in seen)

@@ -16,6 +16,7 @@ __all__ = [
     "TARGET_KEY",
     "AuxLayers",
     "Dimensions",
+    "TargetSizes",
     "default_layers",
     "find_aux_layers",
     "find_mask_token",
@@ -86,6 +87,22 @@ class Dimensions:
             max_position_embeddings=get_int(config, "max_position_embeddings"),
             rope_theta=float(theta) if type(theta) in (int, float) and 0 < theta < _MOST**2 else None,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSizes:
+    """What a head's tensors depend on besides its own config."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+    @classmethod
+    def from_dimensions(cls, of: Dimensions) -> TargetSizes | None:
+        """Return them, None where config.json does not say."""
+        if not (of.hidden_size and of.vocab_size and of.num_hidden_layers):
+            return None
+        return cls(hidden_size=of.hidden_size, vocab_size=of.vocab_size, num_layers=of.num_hidden_layers)
 
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"

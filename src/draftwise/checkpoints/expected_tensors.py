@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.checkpoints.config_values import Dimensions, get_int, get_mapping
+from draftwise.checkpoints.config_values import Dimensions, TargetSizes, get_int, get_mapping
 from draftwise.checkpoints.recognize import RecognizedDrafter
 
 __all__ = ["ExpectedTensors", "Shapes", "Sizes", "TargetSizes", "decoder_layer", "decoder_model", "expect_tensors"]
@@ -133,15 +133,6 @@ _FAMILIES: Mapping[str, _Family] = {
     "MiMoForCausalLM": _Family(qkv=True),
     "Qwen3ForCausalLM": _Family(qkv=None, o_follows=True, qk_norm=True),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSizes:
-    """What a head's tensors depend on besides its own config."""
-
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,14 @@ from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers
 from draftwise.checkpoints.text_files import quote
 from draftwise.core import Finding
 
-__all__ = ["find_layers_fault", "find_mask_fault", "find_vocabulary_fault", "find_width_fault", "mask_missing"]
+__all__ = [
+    "find_depth_fault",
+    "find_layers_fault",
+    "find_mask_fault",
+    "find_vocabulary_fault",
+    "find_width_fault",
+    "mask_missing",
+]
 
 _OTHER_TARGET = "Use a head that was trained for this target."
 
@@ -27,6 +34,14 @@ def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) ->
         return None
     message = f"The head's {key} is {width}, and the target's hidden states are {wanted} wide."
     return Finding.error("hidden-size-differs", message, where=where, fix=_OTHER_TARGET)
+
+
+def find_depth_fault(layers: object, *, where: str) -> Finding | None:
+    """Return what is wrong with the number of layers that a head's config.json states."""
+    if type(layers) is not int or layers > 0:
+        return None
+    message = f"The head's num_hidden_layers is {layers}, so that its weights have no layer to go to."
+    return Finding.error("head-without-layers", message, where=where, fix="Write how many layers it has, usually 1.")
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from packaging.version import Version
 
 from draftwise.checkpoints.config_json import find_model_config
-from draftwise.checkpoints.config_values import Dimensions, get_int, get_mapping
-from draftwise.checkpoints.expected_tensors import ExpectedTensors, Shapes, TargetSizes, expect_tensors
+from draftwise.checkpoints.config_values import Dimensions, TargetSizes, get_int, get_mapping
+from draftwise.checkpoints.expected_tensors import ExpectedTensors, Shapes, expect_tensors
 from draftwise.checkpoints.gguf_files import is_gguf, list_tensors, read_gguf
 from draftwise.checkpoints.headers import MTP, Headers, Tensor, layer_of, read_headers, role_of
 from draftwise.checkpoints.identity import RecordedBase, find_recorded_base
@@ -268,10 +268,7 @@ class Inspection:
     @property
     def sizes(self) -> TargetSizes | None:
         """What a head for this model depends on, None where config.json does not say."""
-        of = self.dimensions
-        if not (of.hidden_size and of.vocab_size and of.num_hidden_layers):
-            return None
-        return TargetSizes(hidden_size=of.hidden_size, vocab_size=of.vocab_size, num_layers=of.num_hidden_layers)
+        return TargetSizes.from_dimensions(self.dimensions)
 
     @property
     def n_predict(self) -> int | None:

@@ -21,6 +21,8 @@ __all__ = ["deploy", "render"]
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
 @click.option("--edit",  type=click.Path(path_type=Path), metavar="FILE",
               help="Instead of --to and --out: a file whose server is to speculate as SOURCE does.")  # fmt: skip
+@click.option("--select", default="", metavar="NAME",
+              help="With --edit: the container, object or service to change, where FILE has several.")  # fmt: skip
 @click.option("--write", is_flag=True, help="With --edit: change the file, after showing how.")
 @click.option("--candidate", metavar="NAME", help="Of a run: which candidate  [default: the one that was adopted]")
 @click.option("--vllm", metavar="VERSION", help="Release to run  [default: the source's]")

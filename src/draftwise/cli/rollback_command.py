@@ -1,4 +1,4 @@
-"""`draftwise rollback`: the way back from a deployment to its twin without speculation."""
+"""`draftwise rollback`: the way back from a deployment to serving without speculation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from draftwise.verbs.rollback import rollback as run_rollback
 __all__ = ["render", "rollback"]
 
 
-@click.command(short_help="Go back to the twin without speculation: print the commands, or run them.")
+@click.command(short_help="Go back to serving without speculation: print the commands, or run them.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--apply", "applies", is_flag=True, help="Show what changes and start the twin.")
-@click.option(
-    "--remove", "removes", is_flag=True, help="Take the service with speculation away, once it has no traffic."
-)
+@click.option("--apply", "applies", is_flag=True, help="Show the change and put it into force.")
+@click.option("--remove", "removes", is_flag=True, help="Take away the twin that ran next to the service.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
-    """Print how a deployment goes back to its twin without speculation, or do it.
+    """Print how a deployment goes back to serving without speculation, or do it.
 
-    DIR is a folder that `draftwise deploy` wrote. The twin is started beside the service, the traffic is moved (by
-    you), and only then is the service taken away: so no request is lost. With compose and systemd both need the same
-    port and GPUs: there the traffic is moved first, and the service stopped before its twin starts.
+    DIR is a folder that `draftwise deploy` wrote. One command puts the next revision of the service into force, without
+    speculation and under the name that clients use. With compose and systemd the server restarts in its place.
 
     Without options the commands are printed; --apply and --remove run theirs through kubectl, docker or systemctl after
     a question.

@@ -67,8 +67,9 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
 def serve(**given: Any) -> None:
     """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
-    Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /ping, /load, /version and /metrics with
-    vLLM's metric names. What a request leaves out is taken from the checkpoint's generation_config.json, as in vLLM.
+    Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /ping, /load,
+    /version, /openapi.json and /metrics with vLLM's metric names. What a request leaves out is taken from the
+    checkpoint's generation_config.json, as in vLLM.
     Requests are accepted once kernels are compiled and steps captured (draftwise warm-up does it ahead).
     The engine runs in a process of its own. More than one GPU is vLLM's job: -tp 2 prints its command.
     """

@@ -36,7 +36,12 @@ _WIDTH = 110
 @click.option("--drafter", metavar="MODEL", help="Draft model or head: directory or known id.")
 @click.option("--method", metavar="NAME", help="Drafting method (eagle3, mtp, ngram ...)  [default: as vLLM infers it]")
 @click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K", help="Draft tokens per step.")
-@click.option("--speculative-config", metavar="JSON", help="vLLM's own JSON, instead of the three options above.")
+@click.option(
+    "--speculative-config",
+    "-sc",
+    metavar="JSON|FILE",
+    help="As vLLM takes it, or a file that holds it, instead of the three options above.",
+)
 @click.option(
     "--tp", "--tensor-parallel-size", "tensor_parallel_size", type=click.IntRange(1, 1024), default=1, show_default=True
 )

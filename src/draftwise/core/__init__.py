@@ -55,12 +55,14 @@ if TYPE_CHECKING:
     from draftwise.core.run import (
         Answer,
         Arm,
+        CellLook,
         ClientHealth,
         Disturbance,
         Divergence,
         Estimate,
         Expectation,
         Omission,
+        OutputProbe,
         Run,
         RunPlan,
         Settled,
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
-    from draftwise.core.workload import Prompt, Recorded, Workload
+    from draftwise.core.workload import Origin, Prompt, Recorded, Workload
 
 __all__ = [
     "NO_PROBE",
@@ -86,6 +88,7 @@ __all__ = [
     "Budget",
     "CalibratedSetting",
     "Calibration",
+    "CellLook",
     "CheckOutcome",
     "ClientHealth",
     "ClosedLoop",
@@ -120,7 +123,9 @@ __all__ = [
     "ModelShape",
     "Omission",
     "OpenLoop",
+    "Origin",
     "Outlook",
+    "OutputProbe",
     "Phase",
     "ProbeAnswer",
     "Profile",
@@ -186,13 +191,13 @@ _MODULES = {
     "reason": "Reason ReasonCode",
     "ruling": "Effect CheckOutcome Ruling Stage",
     "rollback": "Relation Rollback RollbackBasis",
-    "run": "Answer Arm ClientHealth Disturbance Divergence Estimate Expectation Omission Run RunPlan Settled "
-    "TurnRecord",
+    "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
+    "RunPlan Settled TurnRecord",
     "setup": "Device Setup",
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
     "window": "Sums Window",
-    "workload": "Prompt Recorded Workload",
+    "workload": "Origin Prompt Recorded Workload",
 }
 __getattr__ = import_on_use(__name__, _MODULES)

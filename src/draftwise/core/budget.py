@@ -16,6 +16,12 @@ class KVGroup:
     """Tokens of one block."""
     window: int | None = None
     """Tokens that stay visible; None for all."""
+    chunked: bool = False
+    """Whether the window is a chunk of the sequence, which starts with a block of its own."""
+    state_blocks: int = 0
+    """Blocks of a sequence whatever its length, where layers keep a state instead of tokens; 0 where they do not."""
+    every_block: bool = False
+    """Whether a state is also kept for each block of tokens."""
 
     def blocks(self, tokens: int, in_flight: int = 1) -> int:
         """Return the blocks that a sequence holds.
@@ -24,9 +30,12 @@ class KVGroup:
             tokens: length of the sequence.
             in_flight: tokens that may be computed at once before blocks outside the window are given back.
         """
-        if self.window is None or self.window - 1 + in_flight >= tokens:
-            return -(-tokens // self.block_size) + (self.window is not None)
-        return -(-(self.window - 1 + in_flight) // self.block_size) + 1
+        if self.state_blocks or self.every_block:
+            return self.state_blocks + self.every_block * -(-tokens // self.block_size)
+        if self.window is None:
+            return -(-tokens // self.block_size)
+        held = min(tokens, self.window + in_flight - (not self.chunked))
+        return -(-held // self.block_size) + (not self.chunked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,13 @@ class KVCache:
     """Bytes that one more token takes while it is in every layer's window, target and drafter together."""
     drafter_bytes_per_token: int = 0
     """The drafter's share of `bytes_per_token`."""
+    null_blocks: int = 0
+    """Blocks that vLLM sets aside when it asks whether a sequence fits."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep a state for each sequence."""
+        return any(group.state_blocks or group.every_block for group in self.groups)
 
     def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
         """Return the blocks that a sequence of so many tokens holds in all groups."""
@@ -82,6 +98,8 @@ class Budget:
     in_flight: int
     """Tokens that may be scheduled and not yet settled: what sliding windows keep on top."""
     num_speculative_tokens: int = 0
+    min_blocks: int = 0
+    """Blocks below which vLLM refuses to start, however short its sequences are."""
 
     @property
     def weights(self) -> int:
@@ -136,7 +154,8 @@ class Budget:
 
     def starts(self, context: int) -> bool:
         """Return whether vLLM starts with this `max_model_len`: one such sequence has room while it is computed."""
-        return self.kv_bytes > 0 and self.kv.blocks_per_sequence(context, self.in_flight) <= self.num_blocks
+        needed = self.kv.blocks_per_sequence(context, self.in_flight) + self.kv.null_blocks
+        return self.kv_bytes > 0 and max(needed, self.min_blocks) <= self.num_blocks
 
     def longest_context(self, sequences: int = 1) -> int:
         """Return the longest `max_model_len`, up to the present one, at which so many such sequences decode at once.

@@ -11,7 +11,7 @@ from draftwise.core.finding import Finding
 from draftwise.core.load import ClosedLoop, Condition
 from draftwise.core.reason import Reason
 
-__all__ = ["ALL", "Comparison", "DecidingMeasure", "Interval", "Verdict"]
+__all__ = ["ALL", "Comparison", "DecidingMeasure", "GuardedHarm", "Interval", "Verdict"]
 
 ALL = "all"
 """Name of the row that pools every workload: what one setting for all traffic would do."""
@@ -55,6 +55,22 @@ class Verdict(StrEnum):
     """Faster, but a validity check found that the gain is not what it seems."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedHarm:
+    """What is known of a harm that a gain may hide."""
+
+    of: str
+    """`first token`: that it comes far later; `tail`: that more requests are slow than were."""
+    answer: str
+    """`harm`, `excluded`, or `no power`: neither is shown, and it decides nothing."""
+    value: float
+    """Ratio of times to the first token, or the share of requests slower than 1.1 times plain's P90 (tail)."""
+    count: int
+    """Prompts or requests that it rests on."""
+    needed: int
+    """How many would tell; 0 where the answer is known."""
+
+
 class DecidingMeasure(StrEnum):
     """Which ratio decides; `draftwise.deciding.verdict` says why."""
 
@@ -71,6 +87,8 @@ class Comparison:
     candidate: str
     condition: Condition = field(default_factory=Condition)
     num_prompts: int
+    population: int = 0
+    """Prompts of the log that they were drawn from; 0: not known."""
     repetitions: tuple[int, ...]
     """The repetitions of the workload that the numbers rest on."""
     speedup: Interval
@@ -82,8 +100,6 @@ class Comparison:
     """Time to first token (below 1 is better)."""
     tpot: Interval | None
     """Time per output token after the first (below 1 is better)."""
-    tail: float | None
-    """P99 over prompts of the seconds per output token (below 1 is better)."""
     share_slower: float
     """Share of the prompts that became slower by more than the margin."""
     counters: Counters
@@ -96,19 +112,23 @@ class Comparison:
     """None as long as nothing was judged."""
     findings: tuple[Finding, ...] = ()
     settled: bool = False
-    """Whether more repetitions would not change the verdict, going by the sequential rule of `draftwise.statistics`."""
+    """Whether more prompts would not change the verdict, going by the sequential rule of `draftwise.statistics`."""
     throughput: Interval | None = None
     """Output tokens per second of the whole server while the load was full; None where one request is in flight."""
+    guards: tuple[GuardedHarm, ...] = ()
+    """Empty where the operator promised latencies: those are judged instead."""
     percentiles: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
-    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99)."""
+    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99): those
+    which the number of requests can bound (29 for P90, 59 for P95, 299 for P99)."""
     goodput: tuple[float, float] | None = None
     """Share of the requests within the SLO, baseline and candidate; None without an SLO."""
     goodput_change: Interval | None = None
     """Candidate minus baseline, as a share of the requests (no ratio)."""
     p_value: float | None = None
-    """Two-sided, of no difference, after correction for interim analyses; None where it cannot be told."""
+    """Two-sided, of no difference, after correction for looks; None where it cannot be told."""
     adjusted_p: float | None = None
-    """The same after correction for the number of comparisons in the run (Holm)."""
+    """Twice the one-sided p-value of a gain of no more than the margin, or of no loss, after correction for looks and
+    for the number of comparisons in the run (Holm)."""
     detectable: float | None = None
     """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
     prompts_needed: int | None = None

@@ -124,6 +124,8 @@ class Scope:
 
     workloads: Mapping[str, int]
     """Number of prompts by name."""
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    """How many of how many were asked and how these were chosen, in words, by name."""
     repeats: Mapping[str, int] = field(default_factory=dict)
     """How many of them repeat an earlier one, where some do: that repetition is part of the traffic."""
     conditions: tuple[Condition, ...] = field(
@@ -135,6 +137,8 @@ class Scope:
     """GPUs, else the processor, or what the operator said; empty where it is not known."""
     servers: tuple[str, ...] = ()
     """Engine and version, each once."""
+    uncompared: tuple[str, ...] = ()
+    """Candidates whose outputs were not compared with the baseline's."""
     unproven: tuple[str, ...] = ()
     """Candidates of which no counter proves that they speculated."""
 

@@ -19,12 +19,14 @@ from draftwise.core.workload import Workload
 __all__ = [
     "Answer",
     "Arm",
+    "CellLook",
     "ClientHealth",
     "Disturbance",
     "Divergence",
     "Estimate",
     "Expectation",
     "Omission",
+    "OutputProbe",
     "Run",
     "RunPlan",
     "Settled",
@@ -89,13 +91,15 @@ class RunPlan:
     that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
-    """Repetitions of the workloads; fewer for cells that are stopped early."""
+    """Times that prompts are asked at most: a prompt comes back only when all others were asked."""
     warmup: int = 3
     seed: int = 0
     turn_s: float = 20.0
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    minutes: float | None = None
+    """The whole run's time; None for as long as it takes."""
     one_at_a_time: bool = False
     """Whether one server is up at a time: each arm answers a whole repetition, in the order B A, A B, B A ... of the
     repetitions, so that drift cancels over two of them."""
@@ -145,6 +149,8 @@ class Answer:
     finish_reason: str | None = None
     counts_exact: bool = True
     """Whether the server said how many tokens each chunk holds (else one a chunk is assumed)."""
+    total_exact: bool = True
+    """Whether the server said how many tokens the whole answer has; else what arrives at once counts as one."""
     error: str | None = None
 
     @property
@@ -274,18 +280,61 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A cell that was stopped early: it needed no more repetitions."""
+    """A cell that was stopped early, so that others get the time."""
 
     workload: str
     condition: str
     candidate: str
     passes: int
-    """Repetitions that it had; the name is that of the row on disk."""
+    """Whole repetitions that it had; the name is that of the row on disk."""
+    blocks: int | None = None
+    """Paired blocks of its place that were begun by then; None in runs from before it was written down."""
+    reason: str = ""
+    """`settled` where its verdict stood, else why it left a race: `no-gain`, `behind`, `no-time`."""
 
     @property
     def key(self) -> tuple[str, str, str]:
         """Workload, label of the condition and candidate."""
         return self.workload, self.condition, self.candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLook:
+    """A look at a cell with the intention to stop it, which costs a part of the error that its verdict may have."""
+
+    workload: str
+    condition: str
+    candidate: str
+    pairs: int
+    """Pairs it had by then."""
+    planned: int
+    """Pairs it was going to have."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Workload, label of the condition and candidate."""
+        return self.workload, self.condition, self.candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputProbe:
+    """A greedy answer outside of all turns, compared with the baseline's to the same prompt."""
+
+    arm: str
+    """Who answered: the baseline's own answers tell what rounding in batches of other shapes does to one model."""
+    workload: str
+    prompt_id: str
+    tokens: int
+    """Output tokens that were compared."""
+    shared: int
+    """Tokens that both begin with; all of `tokens` where they are equal."""
+    gap: float | None = None
+    """The gap of a `Divergence`; None where they are equal, or nothing is known."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the two are equal."""
+        return self.shared >= self.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +393,11 @@ class Run:
     added: tuple[Condition, ...] = ()
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
-    """Cells that were stopped early, their verdict being settled."""
+    """Cells that were stopped early."""
+    looks: tuple[CellLook, ...] = ()
+    """Looks at cells with the intention to stop them."""
+    probes: tuple[OutputProbe, ...] = ()
+    """Empty where no outputs were compared but those of turns."""
     omissions: tuple[Omission, ...] = ()
     """What is left out still, in the order in which that was decided."""
     expected: tuple[Expectation, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-__all__ = ["Prompt", "Recorded", "Workload"]
+__all__ = ["Origin", "Prompt", "Recorded", "Workload"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,33 @@ class Recorded:
     max_tokens: int | None = None
     route: str | None = None
     """Which part of an application sent it."""
+    tenant: str | None = None
+    """Who sent it: an organization, a user, a key."""
+    conversation: str | None = None
+    """Which conversation or session it is part of."""
     reasoned: bool = False
     """Whether the model also wrote what `answer` does not show: reasoning."""
     called_tools: bool = False
     """Likewise: calls of tools."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """What else than the messages the chat template was given, such as `tools`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A prompt's place in its log: what it was drawn over, and what it has in common with others."""
+
+    row: int
+    """Row in the order of the log, from 0."""
+    place: int
+    """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row: what is alike
+    stands together."""
+    route: str = ""
+    """Part of the traffic with a name of its own: a route, one of a few tenants."""
+    cluster: str = ""
+    """Whom it comes from, where many send several: a tenant, a conversation."""
+    stretch: int = 0
+    """Which kept stretch of a recording that is too long to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +70,8 @@ class Prompt:
     """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
     recorded: Recorded = field(default=Recorded(), compare=False)
     """What became of it when it was recorded; never sent, and no part of the prompt's identity."""
+    origin: Origin | None = field(default=None, compare=False)
+    """None where it is not known: in runs from before prompts were drawn."""
 
     @property
     def content(self) -> tuple[str | None, str]:
@@ -75,6 +98,11 @@ class Workload:
     """Whether the prompts are noise: good for loading a server, no measure of acceptance."""
     description: str = ""
     """What it is made of, in words: statistics of a synthetic one, the filter of a log."""
+    population: int = 0
+    """Prompts of the log that these were drawn from; 0: not known."""
+    choice: str = ""
+    """How these came to stand for others, where the operator chose: `the first 200 of 12000`; empty where they were
+    drawn, or are all."""
 
     @property
     def sha256(self) -> str:

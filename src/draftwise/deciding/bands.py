@@ -77,7 +77,7 @@ def divide_loads(
         crossovers=crossovers,
         bands=bands,
         single_settings=find_single_settings(comparisons, bands, baseline),
-        schedules=propose_schedules(run, bands),
+        schedules=propose_schedules(run, bands, comparisons),
         findings=tuple(find_rises(points)),
     )
 
@@ -308,14 +308,29 @@ def _set_at(load: float, bands: Sequence[Band]) -> str:
     return next(band.setting for band in bands if band.above < load <= band.up_to)
 
 
-def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
+def propose_schedules(run: Run, bands: Sequence[Band], comparisons: Sequence[Comparison] = ()) -> tuple[Schedule, ...]:
     """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
 
-    Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
+    Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded. Where plain
+    decoding is set at a load at which a candidate was measured to be faster, and something else withholds its adoption,
+    none is proposed: it would contradict what was measured.
     """
+    baseline = run.plan.arms[0].name
+    against = {
+        (each.workload, each.condition.temperature)
+        for each in comparisons
+        for band in bands
+        if (band.workload, band.temperature, band.setting) == (each.workload, each.condition.temperature, baseline)
+        and each.verdict in (Verdict.BLOCKED, Verdict.INCONCLUSIVE)
+        and each.deciding.value > 1
+        and (place := each.condition.place) is not None
+        and place[0] == band.axis
+        and band.above < place[1] <= band.up_to
+    }
     of_streams = (band for band in bands if band.axis == "concurrency")
     sweeps = group_by(lambda band: (band.workload, band.temperature), of_streams)
-    found = (_propose(run, workload, temperature, each) for (workload, temperature), each in sweeps.items())
+    told = {place: each for place, each in sweeps.items() if place not in against}
+    found = (_propose(run, workload, temperature, each) for (workload, temperature), each in told.items())
     return tuple(each for each in found if each is not None)
 
 

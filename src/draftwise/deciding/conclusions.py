@@ -18,6 +18,7 @@ from draftwise.core import (
     ServerRecord,
     TargetModel,
     UnmeasuredCell,
+    Workload,
 )
 from draftwise.core.comparison import ALL
 from draftwise.deciding.bands import divide_loads
@@ -32,6 +33,7 @@ from draftwise.deciding.comparison.pooled_acceptance import (
 from draftwise.deciding.disturbance import find_lost_pairs, measure_use, set_aside_disturbed
 from draftwise.deciding.recommendations import advise
 from draftwise.deciding.thresholds import Thresholds, get_thresholds
+from draftwise.deciding.token_unit import count_soundly
 from draftwise.deciding.validity.all_checks import check_validity
 from draftwise.deciding.validity.drafting_checks import UNPROVEN
 from draftwise.deciding.validity.output_checks import TextQuality
@@ -90,16 +92,19 @@ def conclude_run(run: Run) -> Conclusions:
 def gather_evidence(run: Run) -> GatheredEvidence:
     """Return the verdicts on a run and what they rest on."""
     thresholds = get_thresholds(run)
+    counted = count_soundly(run)
+    run = counted.run
     uses = measure_use((*run.turns, *run.set_aside))
     run = set_aside_disturbed(run, thresholds, uses)
     lost = find_lost_pairs(run)
     found = compare_cells(run, lost, thresholds)
     checked = check_validity(run, found, lost, uses, thresholds)
+    of_run = (*counted.findings, *checked.of_run)
     comparisons = (
         # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
         judge_cell(
             each,
-            [*own, *_find_of_members(each, found, checked.of_cells), *checked.of_run],
+            [*own, *_find_of_members(each, found, checked.of_cells), *of_run],
             () if each.comparison.workload == ALL else own,
             thresholds,
         )
@@ -110,7 +115,7 @@ def gather_evidence(run: Run) -> GatheredEvidence:
         thresholds=thresholds,
         estimates=tuple(each.estimates for each in found),
         comparisons=tuple(comparisons),
-        findings=checked.of_run,
+        findings=of_run,
         quality=checked.quality,
     )
 
@@ -195,19 +200,36 @@ def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
     measured = {turn.condition for turn in run.turns}
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
+        drawn={each.name: _describe_draw(run, each) for each in run.plan.workloads},
         repeats={each.name: each.num_repeats for each in run.plan.workloads if each.num_repeats},
         conditions=tuple(each for each in run.conditions if each.label in measured),
         model=run.context.model_name or "",
         dtype=run.context.model.dtype or "",
         hardware=_find_hardware(run.context),
         servers=tuple(dict.fromkeys(_list_versions(run))),
-        unproven=tuple(dict.fromkeys(each.candidate for each in comparisons if _is_unproven(each))),
+        uncompared=tuple(_list_with(comparisons, "outputs-not-compared")),
+        unproven=tuple(_list_with(comparisons, UNPROVEN)),
     )
 
 
-def _is_unproven(comparison: Comparison) -> bool:
-    """Return whether no counter proves the candidate's speculation."""
-    return any(finding.code == UNPROVEN for finding in comparison.findings)
+def _list_with(comparisons: Sequence[Comparison], code: str) -> list[str]:
+    """Return the candidates that have a finding."""
+    return list(dict.fromkeys(each.candidate for each in comparisons if any(f.code == code for f in each.findings)))
+
+
+def _describe_draw(run: Run, workload: Workload) -> str:
+    """Return how many prompts of how many were asked, and how they were chosen."""
+    asked = {each.prompt_id for each in run.answers if each.workload == workload.name and each.measured}
+    of = workload.population or len(workload.prompts)
+    if workload.choice:
+        return f"{len(asked)} prompts, drawn from {workload.choice}"
+    if len(asked) >= of:
+        return f"{len(asked)} prompts"
+    if all(each.origin is None for each in workload.prompts):
+        return f"{len(asked)} of {of} prompts"
+    tenants = len({each.origin.cluster for each in workload.prompts if each.origin is not None and each.origin.cluster})
+    over = f", from {tenants} tenants or conversations" if tenants else ""
+    return f"{len(asked)} of {of} prompts, drawn at random over the log{over}"
 
 
 def _find_hardware(context: RunContext) -> tuple[str, ...]:
@@ -231,6 +253,8 @@ def _list_versions(run: Run) -> Iterator[str]:
 def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
     """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
+    Where the time decided how many prompts are asked, those of which nothing was measured.
+
     A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
     where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.
     """
@@ -247,6 +271,8 @@ def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
         }
         whole = [repeat for repeat, numbers in wanted.items() if counts[repeat] == len(numbers)]
         never = not wanted and (*place, candidate) not in stopped
+        if run.plan.minutes is not None and not run.plan.one_at_a_time and any(counts.values()):
+            continue
         if never or len(whole) < len(wanted):
             yield UnmeasuredCell(
                 candidate=candidate,

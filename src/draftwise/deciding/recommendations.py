@@ -26,6 +26,8 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKEN
 __all__ = ["RunAdvice", "advise", "find_rollbacks", "recommend"]
 
 
+_ABOVE_REACHED = 1.1
+"""Times the P99 of what was adopted, below which nothing has changed."""
 _FOR_S = 3600.0
 """Long enough that a burst or a change in the mix of prompts does not undo an adoption."""
 
@@ -216,7 +218,7 @@ def _watch_first_token(
     """Yield the rule on first tokens that are late by the baseline's, and later than those that were adopted."""
     measured, reached = _read_first_token(baseline), _read_first_token(candidate)
     if measured is not None:
-        late = max((1 + thresholds.ttft_damage) * measured, (1 + thresholds.tail_damage) * (reached or 0.0))
+        late = max((1 + thresholds.ttft_damage) * measured, _ABOVE_REACHED * (reached or 0.0))
         limit = Relation.ABOVE, late
         yield _make_rule(cell, TTFT_P99_S, limit, RollbackBasis.BASELINE, loads=loads, measured=measured)
 

@@ -39,7 +39,7 @@ from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
 from draftwise.setups.write import write_json, write_shell
 
-__all__ = ["THEN", "deploy", "fill_in", "start_twin"]
+__all__ = ["THEN", "deploy", "fill_in"]
 
 _NO_OWNER = "**Owner:** not given (--owner)."
 
@@ -180,9 +180,10 @@ def deploy(
     order = target.prepare(order)
     twins: dict[Pool, ServiceOrder] = {"spec": order, "plain": order.without_speculation()}
     sides = {pool: settle(each, target.scaled) for pool, each in twins.items()}
+    back = settle(order.go_back(), target.scaled)
     files: dict[str, str] = {}
     refused_items: dict[str, str] = {}
-    for side, each in sides.items():
+    for side, each in (*sides.items(), ("rollback", back)):
         name, (text, left) = f"{side}{target.suffix}", carry(target.render(each), each, target)
         refused_items |= left
         if found := read_back(text, each.setup, name=name, lost=target.lost):
@@ -195,7 +196,7 @@ def deploy(
 
         front = put_in_front(order, proxy, target.address, policy)
     more = {
-        **target.code.write_more(sides["spec"], sides["plain"], watched),
+        **target.code.write_more(sides["spec"], back, watched),
         **scale(list(sides.values()), name_for(order, metrics_prefix or target.metrics_prefix), target.scaled),
         **front.steps,
     }
@@ -210,7 +211,7 @@ def deploy(
     limits = (*warned, *target.code.find_limits(order), *front.limits, *_find_other_image(order), *uncarried)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
-    record = _make_record(to, target, sides, is_scaled=SCALING in more)
+    record = _make_record(to, target, sides, back, is_scaled=SCALING in more)
     files[DEPLOYMENT] = write_record(record)
     files[MEMO] = _write_memo(
         order,
@@ -279,7 +280,9 @@ def _find_other_image(order: ServiceOrder) -> Iterator[Finding]:
         yield warning("not-carried", item=f"image {order.around.image}", reason=f"the files start {order.image}")
 
 
-def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], *, is_scaled: bool) -> Record:
+def _make_record(
+    to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrder], back: ServiceOrder, *, is_scaled: bool
+) -> Record:
     order = sides["spec"]
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
@@ -289,6 +292,7 @@ def _make_record(to: str, target: DeployTarget, sides: Mapping[Pool, ServiceOrde
         platform_release=order.platform.release,
         startup_s=order.startup_s,
         sides={pool: TwinFile(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
+        back=TwinFile(file=f"rollback{target.suffix}", name=back.name),
     )
 
 
@@ -302,7 +306,8 @@ def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Obs
 def _describe(target: DeployTarget) -> Mapping[str, str]:
     return {
         f"spec{target.suffix}": "the service",
-        f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
+        f"rollback{target.suffix}": "its next revision without speculation, under the same name: the way back",
+        f"plain{target.suffix}": "its twin without speculation under a name of its own, to run next to it",
         SETUP: "the setup, as every verb of draftwise reads it",
         BASELINE: "what the run found, which production is held against",
         DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
@@ -331,21 +336,12 @@ def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str
     }
 
 
-def start_twin(target: DeployTarget, record: Record, folder: Path = Path()) -> str:
-    """Return the command that starts the twin; a service whose port and GPUs it takes is stopped before."""
-    spec, plain = record.sides["spec"], record.sides["plain"]
-    steps = [fill_in(target.stop, spec, record, folder)] if target.stop else []
-    return THEN.join([*steps, fill_in(target.apply, plain, record, folder)])
-
-
 def _list_commands(target: DeployTarget, record: Record) -> dict[str, str]:
-    spec = record.sides["spec"]
-    how = (
-        "send the traffic elsewhere, as the twin takes its place" if target.stop else "start the twin, move the traffic"
-    )
     return {
-        "Start it": fill_in(target.apply, spec, record),
-        f"Go back (`draftwise rollback` says it step by step): {how}, then": (
-            f"{start_twin(target, record)}\n{fill_in(target.remove, spec, record)}"
+        "Start it": fill_in(target.apply, record.sides["spec"], record),
+        "Go back: the name that clients use stays (`draftwise rollback` shows the change first)": fill_in(
+            target.apply, record.back, record
         ),
+        "Start its twin next to it, for a plain pool or a proxy": fill_in(target.apply, record.sides["plain"], record),
+        "Take the twin away": fill_in(target.remove, record.sides["plain"], record),
     }

@@ -221,7 +221,7 @@ def _finding(code: str, message: str, path: Path) -> Finding:
 
 
 DEPLOYMENT = "deployment.json"
-_NAME, _FILE = re.compile(r"[a-z][-a-z0-9]{0,62}"), re.compile(r"(?:spec|plain)\.\w+")
+_NAME, _FILE = re.compile(r"[a-z][-a-z0-9]{0,62}"), re.compile(r"(?:spec|plain|rollback)\.\w+")
 SETUP, MEMO = "setup.json", "MEMO.md"
 BASELINE = "baseline.json"
 
@@ -249,6 +249,13 @@ class Record:
     leaves: str
     """What stays behind after the service with speculation was taken away, a sentence."""
     sides: Mapping[Pool, TwinFile]
+    back: TwinFile
+    """The service's next revision, without speculation and under its name."""
+
+    @property
+    def files(self) -> tuple[tuple[Pool, TwinFile], ...]:
+        """Every file that starts a server, with the pool that it belongs to."""
+        return (*self.sides.items(), ("plain", self.back))
 
 
 def write_record(record: Record) -> str:
@@ -256,7 +263,7 @@ def write_record(record: Record) -> str:
     sides = {pool: asdict(side) for pool, side in record.sides.items()}
     given = {"format": 1, "to": record.to, "platform_release": record.platform_release, "startup_s": record.startup_s}
     given["leaves"] = record.leaves
-    return json.dumps(given | sides, indent=1) + "\n"
+    return json.dumps(given | sides | {"back": asdict(record.back)}, indent=1) + "\n"
 
 
 def read_record(folder: Path) -> Record:
@@ -268,7 +275,8 @@ def read_record(folder: Path) -> Record:
     try:
         given = json.loads((folder / DEPLOYMENT).read_text(encoding="utf-8"))
         sides: dict[Pool, TwinFile] = {"spec": TwinFile(**given["spec"]), "plain": TwinFile(**given["plain"])}
-        if not all(_NAME.fullmatch(each.name) and _FILE.fullmatch(each.file) for each in sides.values()):
+        back = TwinFile(**given["back"])
+        if not all(_NAME.fullmatch(each.name) and _FILE.fullmatch(each.file) for each in (*sides.values(), back)):
             raise ValueError("a name or file that no deployment has")
         return Record(
             to=given["to"],
@@ -276,6 +284,7 @@ def read_record(folder: Path) -> Record:
             startup_s=int(given["startup_s"]),
             leaves=str(given["leaves"]),
             sides=sides,
+            back=back,
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise unreadable(

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from itertools import islice
+from typing import Any
 
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
 from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import make_order, refuse_other_hosts
-from draftwise.deploying.read_back import read_back
+from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.secrets import without_secrets
 from draftwise.deploying.targets import name_targets
 from draftwise.deploying.verify.manifest_files import verify_text
 from draftwise.knowledge.models import names_directory
-from draftwise.setups.read import SourceText, read_setups
+from draftwise.setups.read import SetupReading, SourceText, read_setups
+from draftwise.setups.read.place import Place
 
 __all__ = ["edit", "edit_as"]
 
 _SPEC_FLAG = re.compile(r"--?(?:speculative[-_.]|spec[-_]|sc(?:\.|=|$)|num[-_]speculative[-_]tokens)")
 """How flags begin that make a server speculate, those of earlier releases among them."""
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader that reads files everywhere; the one in Python refuses tabs that it takes."""
 _BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
@@ -170,9 +174,7 @@ def _find_list_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
         words: none to take speculation out.
     """
     starts = _start_lines(text)
-    lists = [
-        found for node in yaml.compose_all(text, Loader=yaml.SafeLoader) for found in _find_lists(node, "", starts)
-    ]
+    lists = [found for node in yaml.compose_all(text, Loader=_Loader) for found in _find_lists(node, "", starts)]
     for each in sorted(lists, key=lambda found: found.rank):
         yield _change_flow(each, words) if each.is_flow else _change_block(text, starts, each, words)
 
@@ -256,28 +258,29 @@ class FileEdit:
     """What its release makes of it."""
 
 
-def edit_as(source: SourceText, setup: Setup) -> FileEdit:
+def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
     """Return a file whose server speculates as a setup does, judged as `verify` judges files.
 
     Args:
-        source: a manifest, a unit or a script with one server.
+        source: a manifest, a unit or a script.
         setup: whose config it takes over; one without takes it out. Its release counts where the file names none.
+        select: name of the server, its object or service, in a file with several; empty for the only one.
 
     Raises:
         InvalidSetup: its release does not start what would result, or the file cannot be edited.
     """
-    before = _read_server(source, engine_version=setup.engine_version)
+    index, before = _choose(source, select, engine_version=setup.engine_version)
     if before.target != setup.target and not any(map(_is_path, (before.target, setup.target))):
         raise refusal("other-target", name=source.name, served=before.target, target=setup.target)
     refuse_other_hosts(before, fix=f"Write the files anew: --to {name_targets('spans_hosts')}.")
     # Secrets that stand in the file stay where they are.
     bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
     spec = make_order(bare).setup.spec
-    edited = edit(source, spec, engine_version=setup.engine_version)
-    after = verify_text(replace(source, text=edited.text), replace(before, spec=spec)).findings
+    edited = edit(source, spec, engine_version=setup.engine_version, select=select)
+    after = verify_text(replace(source, text=edited.text), replace(before, spec=spec), index=index).findings
     # What was wrong before is the file's own: a patch of kustomize lacks most of what an object needs.
-    known = {_identify(each) for each in verify_text(source, before).findings}
-    found = [each for each in after if _identify(each) not in known]
+    known = {_identify(each) for each in verify_text(source, before, index=index).findings}
+    found = [each for each in after if _identify(each) not in known and each.code != "not-as-ordered"]
     if errors := [each for each in found if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
     return replace(edited, findings=tuple(each for each in found if each.severity is Severity.WARNING))
@@ -291,52 +294,263 @@ def _is_path(target: str) -> bool:
     return not target or names_directory(target)
 
 
-def _read_server(source: SourceText, *, engine_version: str) -> Setup:
-    """Return the one server that a file starts.
+def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[int, Setup]:
+    """Return which of a file's servers is meant, and what it starts.
 
     Raises:
-        InvalidSetup: it cannot be read, or starts several.
+        InvalidSetup: the file cannot be read, no server has the name, or several could be meant.
     """
     readings = read_setups(source)
-    if len(readings) != 1:
-        raise refusal("several-servers", name=source.name, readings=len(readings))
-    setup = readings[0].setup
-    return setup if setup.engine_version else read_setups(source, engine_version=engine_version)[0].setup
+    named = [(index, each) for index, each in enumerate(readings) if not select or select in _list_names(each)]
+    if len(named) != 1:
+        names = "; ".join(" or ".join(sorted(_list_names(each))) or each.where for each in readings)
+        if select:
+            raise refusal(
+                "several-servers", case="select", name=source.name, readings=len(readings), names=names, select=select
+            )
+        raise refusal("several-servers", name=source.name, readings=len(readings), names=names)
+    index, reading = named[0]
+    if reading.setup.engine_version:
+        return index, reading.setup
+    return index, read_setups(source, engine_version=engine_version)[index].setup
 
 
-def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str) -> FileEdit:
+def _list_names(reading: SetupReading) -> set[str]:
+    """Return what a server is called: its container, the objects and services around it, its entry in a chart."""
+    place = None if reading.launch is None else reading.launch.place
+    names: set[str] = set()
+    value: Any = None if place is None else place.value
+    for step in () if place is None else (*place.path, None):
+        if isinstance(value, Mapping):
+            found = (value.get("name"), value.get("metadata", {}).get("name") if "kind" in value else None)
+            names |= {each for each in found if isinstance(each, str)}
+        if isinstance(step, str) and isinstance(value, Mapping) and value is not None and step in value:
+            names |= {step} if place is not None and place.form == "services" and step != "services" else set()
+        try:
+            value = None if step is None else value[step]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    return names
+
+
+def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str, select: str = "") -> FileEdit:
     """Return a file whose server speculates so, and is otherwise the one that it was.
 
     Every change is tried by reading the file again as anybody's: it must start what it started, with the config that
-    is wanted, and nothing else. No line changes that does not have to.
+    is wanted, and nothing else. No line changes that does not have to, and nothing outside of the server's own entry.
 
     Args:
-        source: a manifest, a unit or a script with one server.
+        source: a manifest, a unit or a script.
         spec: what it is to speculate with; None for not at all.
         engine_version: of the server, where the file does not say it.
+        select: name of the server in a file with several; empty for the only one.
 
     Raises:
-        InvalidSetup: the file cannot be read, starts several servers, or no change of it was found that does it.
+        InvalidSetup: the file cannot be read, starts other servers than one, or no change of it was found that does it.
     """
-    before = _read_server(source, engine_version=engine_version)
-    wanted = replace(before, spec=spec)
-    lost = () if read_setups(source)[0].setup.engine_version else ("engine_version",)
-    if not read_back(source.text, wanted, name=source.name, lost=lost):
+    index, before = _choose(source, select, engine_version=engine_version)
+    readings = read_setups(source)
+    wanted, place = [each.setup for each in readings], _place_of(readings[index])
+    wanted[index] = replace(before, spec=spec)
+    known = _find_error_codes(readings)
+    if _starts(source, wanted, index, place, known):
         return FileEdit(text=source.text, difference="")
-    for change in islice(_propose(source, spec), _MOST):
+    for change in islice(_propose(source, spec, place), _MOST):
         text = _apply_change(source.text, change)
-        if text != source.text and not read_back(text, wanted, name=source.name, lost=lost):
+        edited = replace(source, text=text)
+        if (
+            text != source.text
+            and _starts(edited, wanted, index, place, known)
+            and _leaves_the_rest(source, text, place)
+        ):
             return FileEdit(text=text, difference=_compare(source, text))
     words = " ".join(next(_list_spellings(spec))) or "no --speculative-config"
     raise refusal("no-place-to-edit", name=source.name, words=words)
 
 
-def _propose(source: SourceText, spec: SpecConfig | None) -> Iterator[_Change]:
-    is_yaml = source.name.endswith((".yaml", ".yml", ".json"))
+def _place_of(reading: SetupReading) -> Place | None:
+    return None if reading.launch is None else reading.launch.place
+
+
+def _find_error_codes(readings: Iterable[SetupReading]) -> frozenset[str]:
+    found = (finding for each in readings for finding in each.findings)
+    return frozenset(each.code for each in found if each.severity is Severity.ERROR)
+
+
+def _starts(
+    source: SourceText, wanted: Sequence[Setup], index: int, place: Place | None, known: frozenset[str]
+) -> bool:
+    """Say whether a file starts these servers, with no other errors than are known of it."""
+    try:
+        readings = read_setups(source)
+        found = [each.setup for each in readings]
+        if len(found) == len(wanted) and not found[index].engine_version:
+            # Nothing in the file says which release it is, e.g. an image with a tag of one's own.
+            found[index] = read_setups(source, engine_version=wanted[index].engine_version)[index].setup
+    except InvalidSetup:
+        return False
+    if len(found) != len(wanted) or _find_error_codes(readings) - known:
+        return False
+    accepted = list(wanted)
+    if place is not None and place.form == "values" and not _differs(found[index], wanted[index], ("args",)):
+        # The chart turns prefixes' cache off where its values have a config that does not say otherwise.
+        cached = replace(wanted[index], args={"enable_prefix_caching": True, **wanted[index].args})
+        accepted[index] = cached if not _differs(found[index], cached) else wanted[index]
+    return not any(_differs(*pair) for pair in zip(accepted, found, strict=True))
+
+
+def _differs(ordered: Setup, found: Setup, lost: tuple[str, ...] = ()) -> bool:
+    return any(True for _ in compare_setups(ordered, found, name="", lost=lost))
+
+
+def _leaves_the_rest(source: SourceText, text: str, place: Place | None) -> bool:
+    """Say whether a change of YAML, with its aliases put in, is one of the server's own entry alone."""
+    if place is None or place.form == "unit" or not _is_yaml(source):
+        return True
+    before, after = (list(yaml.load_all(each, Loader=_Loader)) for each in (source.text, text))
+    if len(before) != len(after):
+        return False
+    mine, known = place.path, (place.value, *place.others)
+    for old, new in zip(before, after, strict=True):
+        changed = list(_find_changed(old, new, ()))
+        is_own = old == place.value and all(path[: len(mine)] == mine for path in changed)
+        # The arguments of a service may stand in its runtime.
+        is_runtime = isinstance(old, Mapping) and str(old.get("kind", "")).endswith("ServingRuntime")
+        if changed and old in known and not (is_own or is_runtime):
+            return False
+    return True
+
+
+def _find_changed(old: Any, new: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths at which two values differ, as deep as both have the same keys."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            if key not in old or key not in new:
+                yield (*path, key)
+            else:
+                yield from _find_changed(old[key], new[key], (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _find_changed(*pair, (*path, index))
+    elif old != new:
+        yield path
+
+
+def _is_yaml(source: SourceText) -> bool:
+    return source.name.endswith((".yaml", ".yml", ".json"))
+
+
+def _propose(source: SourceText, spec: SpecConfig | None, place: Place | None) -> Iterator[_Change]:
     for words in _list_spellings(spec):
-        if is_yaml:
-            yield from _find_list_changes(source.text, words)
+        if _is_yaml(source):
+            try:
+                yield from _find_list_changes(source.text, words)
+                yield from _find_alias_changes(source.text, words)
+                yield from _find_scalar_changes(source.text, words)
+                yield from _find_first_lists(source.text, words, place)
+            except yaml.YAMLError:
+                pass  # what reads the file is less strict: it is changed as text
         yield from _find_command_changes(source.text, words)
+
+
+def _find_alias_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
+    """Yield changes that put a list in the place of an alias for it, so that whoever shares it keeps the old one."""
+    anchors: dict[str, list[str]] = {}
+    open_list: str | None = None
+    starts = _start_lines(text)
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.SequenceStartEvent):
+            open_list = event.anchor
+            if open_list:
+                anchors[open_list] = []
+        elif isinstance(event, yaml.ScalarEvent) and open_list:
+            anchors[open_list].append(event.value)
+        elif isinstance(event, yaml.SequenceEndEvent):
+            open_list = None
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
+            items = anchors[event.anchor]
+            gone = set(_find_flags(items))
+            kept = [item for number, item in enumerate(items) if number not in gone]
+            shown = ", ".join(json.dumps(item, ensure_ascii=False) for item in (*kept, *words))
+            yield (_Splice(_at(starts, event.start_mark), _at(starts, event.end_mark), f"[{shown}]"),)
+
+
+def _find_scalar_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
+    """Yield changes of commands that stand in one quoted or plain text, such as the last word of `sh -c`."""
+    starts = _start_lines(text)
+    for node in _walk(yaml.compose_all(text, Loader=_Loader)):
+        is_line = isinstance(node, yaml.ScalarNode) and node.style in (None, "'", '"') and " " in node.value
+        if is_line and _LIKELY.search(node.value):
+            for change in islice(_find_command_changes(node.value, words), 6):
+                shown = json.dumps(_apply_change(node.value, change), ensure_ascii=False)
+                yield (_Splice(_at(starts, node.start_mark), _at(starts, node.end_mark), shown),)
+
+
+_FIRST_KEYS: Mapping[str, Sequence[tuple[tuple[str, ...], str]]] = {
+    "object": (((), "args"),),
+    "values": ((("vllmConfig",), "extraArgs"), ((), "vllmConfig")),
+    "services": (((), "command"),),
+}
+"""Places of a server's first arguments, by the form of the text: path of a mapping and key in it."""
+
+
+def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> Iterator[_Change]:
+    """Yield changes that give a server its first arguments: it had none to add to."""
+    if place is None or not words:
+        return
+    starts = _start_lines(text)
+    for document in yaml.compose_all(text, Loader=_Loader):
+        for inside, key in _FIRST_KEYS.get(place.form, ()):
+            node = _follow_nodes(document, (*place.path, *inside))
+            if node is None and inside == ("vllmConfig",) and "kind" in place.value:
+                node = _follow_nodes(document, ("spec", *inside))
+            if isinstance(node, yaml.MappingNode) and node.value and key not in {each.value for each, _ in node.value}:
+                listed = json.dumps(list(words), ensure_ascii=False)
+                shown = f"{{enablePrefixCaching: true, extraArgs: {listed}}}" if key == "vllmConfig" else listed
+                yield _insert_key(text, starts, node, f"{key}: {shown}")
+
+
+def _insert_key(text: str, starts: Sequence[int], node: yaml.MappingNode, line: str) -> _Change:
+    """Return the change that adds a key to a mapping, as a line of its own or behind its opening brace."""
+    keys = [key for key, _ in node.value]
+    # In a block, a line of its own stays one: what names the entry remains its first line.
+    first = keys[1] if len(keys) > 1 and not node.flow_style else keys[0]
+    place = _at(starts, first.start_mark)
+    if node.flow_style:
+        return (_Splice(place, place, f"{line}, "),)
+    ending = "\r\n" if "\r\n" in text else "\n"
+    return (_Splice(place, place, f"{line}{ending}{' ' * first.start_mark.column}"),)
+
+
+def _follow_nodes(node: yaml.Node | None, path: Sequence[str | int]) -> yaml.Node | None:
+    for step in path:
+        if isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == step), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+        else:
+            return None
+    return node
+
+
+def _walk(nodes: Iterable[yaml.Node | None]) -> Iterator[yaml.Node]:
+    """Yield every node once."""
+    left, seen = [each for each in nodes if each is not None], set[int]()
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if isinstance(node, yaml.MappingNode):
+            left += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
+
+
+def _at(starts: Sequence[int], mark: yaml.Mark) -> int:
+    place: int = starts[mark.line] + mark.column
+    return place
 
 
 def _compare(source: SourceText, text: str) -> str:

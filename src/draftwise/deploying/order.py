@@ -54,6 +54,10 @@ _SHM_BYTES = 2 * _GIB
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
+_IMAGE = re.compile(
+    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 _SHORTEST_LULL_S, _LONGEST_LULL_S = 300, 3600
 """Kubernetes' own bound, and the longest that its autoscalers and Knative's take."""
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
@@ -172,6 +176,8 @@ class ServiceOrder:
     platform: Platform = field(default_factory=Platform)
     around: Surroundings = field(default_factory=Surroundings)
     """What stands around the server in the source."""
+    twin_of: str = ""
+    """Name of the service that it is the twin of; empty for the service itself."""
 
     @property
     def port(self) -> int:
@@ -192,20 +198,30 @@ class ServiceOrder:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """By which the service is found; `draftwise.dev/pool` tells the twins apart."""
-        return {"app.kubernetes.io/name": self.service, "draftwise.dev/pool": self.pool}
+        """Labels of its objects: service, instance, pool and revision, by which rules tell its metrics from others'."""
+        return {**self.selector, "draftwise.dev/pool": self.pool, "draftwise.dev/revision": self.revision}
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """Labels that stay while the service changes between speculating and not: objects select by them."""
+        return {"app.kubernetes.io/name": self.service, "app.kubernetes.io/instance": self.name}
+
+    @property
+    def revision(self) -> str:
+        """Start of the sum of its setup."""
+        return sha256(write_json(self.setup).encode()).hexdigest()[:16]
 
     @property
     def service(self) -> str:
         """The name that both twins share."""
-        return self.name.removesuffix("-plain") if self.pool == "plain" else self.name
+        return self.twin_of or self.name
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """What a reader of the running object should know of it."""
         evidence = self.evidence
         known = {
-            "setup": sha256(write_json(self.setup).encode()).hexdigest()[:16],
+            "setup": self.revision,
             "run": evidence.run,
             "found": evidence.headline,
             "owner": self.owner,
@@ -214,9 +230,13 @@ class ServiceOrder:
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
 
     def without_speculation(self) -> ServiceOrder:
-        """Return the twin: the same server, without speculation."""
+        """Return the twin: the same server without speculation, under a name of its own."""
+        return replace(self.go_back(), name=f"{self.name}-plain", twin_of=self.service)
+
+    def go_back(self) -> ServiceOrder:
+        """Return the next revision of the service: the same server under its name, without speculation."""
         plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
-        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
+        return replace(self, pool="plain", setup=plain, placement=placement)
 
 
 def find_lull_s(order: ServiceOrder) -> int:
@@ -256,6 +276,11 @@ def make_order(
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
+    if image and not _IMAGE.fullmatch(image):
+        raise InvalidSetup.because(
+            "no-such-image", f"{image[:80]!r} is no name of an image.", where="--image",
+            fix="Write it as docker pull takes it: REGISTRY/NAME:TAG, perhaps with @sha256:DIGEST.",
+        )  # fmt: skip
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)

@@ -11,6 +11,9 @@ from draftwise.setups.read import SourceText, read_setups
 
 __all__ = ["compare_setups", "read_back"]
 
+_GONE = object()
+"""Stands for a key that is not there."""
+
 
 def read_back(text: str, setup: Setup, *, name: str, lost: tuple[str, ...] = ()) -> tuple[Finding, ...]:
     """Return what a file does not start as it was ordered; nothing where it does.
@@ -40,7 +43,11 @@ def compare_setups(ordered: Setup, found: Setup, *, name: str, lost: tuple[str, 
         if field.name in lost:
             continue
         before, after = (_normalize(field.name, getattr(setup, field.name)) for setup in (ordered, found))
-        if before != after:
+        if isinstance(before, dict) and isinstance(after, dict):
+            for key in (each for each in {**before, **after} if before.get(each, _GONE) != after.get(each, _GONE)):
+                says, asked = (str(side[key]) if key in side else "nothing" for side in (after, before))
+                yield _differs(f"{name} says {field.name} {key} {says}, and {asked} was ordered.", name)
+        elif before != after:
             yield _differs(f"{name} says {field.name} {after!r}, and {before!r} was ordered.", name)
 
 

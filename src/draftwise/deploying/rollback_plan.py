@@ -1,4 +1,4 @@
-"""The way back to the twin without speculation: its steps as commands, and running them."""
+"""The way back to serving without speculation: its steps as commands, and running them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from draftwise.core import BackendError, UnreadableSource
-from draftwise.deploying.deployment import THEN, fill_in, start_twin
+from draftwise.deploying.deployment import THEN, fill_in
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.deploying.messages import unreadable
 from draftwise.deploying.targets import TARGETS
@@ -20,22 +20,20 @@ __all__ = ["RollbackPlan", "plan_rollback", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """What to do, in the order in which no request is lost."""
+    """The way back: one command, under the name that clients use."""
 
     compare: str
-    """Shows what `start` would change; empty where the platform has no such command."""
+    """Shows the change on the platform; empty where the platform has no such command."""
     difference: str
-    """Unified diff of the twins' files."""
+    """Unified diff of the files."""
     start: str
-    """Starts the twin and waits until it answers; where both need the same port and GPUs, stops the service before."""
+    """Puts the next revision without speculation into force and waits until it answers."""
+    gap: str
+    """How long nothing answers meanwhile, a sentence; empty where the old revision answers until then."""
     commit: str
-    """Why starting it is not enough, a sentence."""
-    move: str
-    """What nobody but the operator can do, a sentence."""
-    moves_first: bool
-    """Whether that comes before the twin is started, and not after."""
+    """Why that is not enough, a sentence."""
     remove: str
-    """Takes the service with speculation away."""
+    """Takes away the twin that ran next to the service, if there is one."""
     leaves: str
     """What is left behind then, a sentence."""
 
@@ -49,29 +47,23 @@ def plan_rollback(folder: Path) -> RollbackPlan:
     record = read_record(folder)
     if record.to not in TARGETS:
         raise unreadable("not-a-deployment", case="platform", folder=folder, to=record.to)
-    target, spec, plain = TARGETS[record.to], record.sides["spec"], record.sides["plain"]
-    move = f"Send the traffic of {spec.name} to {plain.name}, and wait until {spec.name} has no request in flight."
-    if target.stop:
-        move = (
-            f"Send the traffic of {spec.name} elsewhere, and wait until it has no request in flight: its twin takes "
-            f"its port and its GPUs, and nothing answers there for up to {record.startup_s} s. Where the twin runs on "
-            "another host, leave out the command that stops the service."
-        )
+    target, spec = TARGETS[record.to], record.sides["spec"]
     return RollbackPlan(
-        compare=fill_in(target.compare, plain, record, folder),
+        compare=fill_in(target.compare, record.back, record, folder),
         difference="".join(_compare(folder, record)),
-        start=start_twin(target, record, folder),
-        commit=f"Commit {plain.file} in the place of {spec.file} to where these files are kept: what is undone "
-        "on the platform alone comes back with the next apply.",
-        move=move,
-        moves_first=bool(target.stop),
-        remove=fill_in(target.remove, spec, record, folder),
+        start=fill_in(target.apply, record.back, record, folder),
+        gap=f"The server restarts in its place: nothing answers there for up to {record.startup_s} s."
+        if target.in_place
+        else "",
+        commit=f"Commit {record.back.file} in the place of {spec.file} to where these files are kept: the next apply "
+        "of the old one brings speculation back.",
+        remove=fill_in(target.remove, record.sides["plain"], record, folder),
         leaves=record.leaves,
     )
 
 
 def _compare(folder: Path, record: Record) -> Iterator[str]:
-    names = (record.sides["spec"].file, record.sides["plain"].file)
+    names = (record.sides["spec"].file, record.back.file)
     try:
         before, after = ((folder / name).read_text(encoding="utf-8").splitlines(keepends=True) for name in names)
     except (OSError, ValueError) as error:

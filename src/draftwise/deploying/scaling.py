@@ -91,7 +91,7 @@ def _make_scaler(order: ServiceOrder, wanted: Scale, naming: Naming, scaled: str
         "threshold": str(wanted.per_replica),
         "lull_s": find_lull_s(order),
         "prometheus": PROMETHEUS,
-        "query": naming.write(_IN_FLIGHT, f'pool="{order.pool}"'),
+        "query": naming.write(_IN_FLIGHT, f'deployment="{order.name}"'),
     }
     (scaler,) = fill("scaling.yaml", order, values)
     return dict(scaler)

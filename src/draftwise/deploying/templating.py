@@ -120,7 +120,7 @@ VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
     "args": list_args,
     "env": list_env,
     "labels": lambda order: dict(order.labels),
-    "selector": lambda order: dict(order.labels),
+    "selector": lambda order: dict(order.selector),
     "annotations": lambda order: dict(order.annotations),
     "port": lambda order: order.port,
     "port_text": lambda order: str(order.port),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -39,6 +40,8 @@ _MODELS = "/mnt/models"
 """Where KServe puts what `storageUri` names."""
 _CLAIM = "/mnt/claim"
 """Mount point of a claim, apart from the downloaded directories, which may lie on a volume of their own."""
+_CLAIM_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+_IMAGE = re.compile(r"[a-z0-9][\w.-]*(?::\d+)?(?:/[\w-][\w.-]*)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
 MODEL_ROOTS = (_MODELS, _CLAIM)
 """Where the server's directories of weights begin."""
 
@@ -142,7 +145,9 @@ def read_layout(text: str) -> Layout:
     """
     kind, _, store = text.partition(":")
     known = next((row for row in LAYOUTS.values() if row.kind == kind), None)
-    if known is None or bool(store) != bool(known.store):
+    # A claim is a DNS name; an image may have slashes, and neither leads to another directory.
+    shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
+    if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
         raise InvalidSetup.because(
             "no-such-layout", f"{text!r} is no layout.", where="--layout", fix=f"Layouts are {shapes}."

@@ -73,6 +73,21 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
     Raises:
         InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
     """
+    try:
+        return _build(config, spec, startup=startup, lag=lag)
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocators raise RuntimeError, of which a GPU's is a subclass.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise InvalidSetup.because(
+            "engine-out-of-memory",
+            f"The model does not fit into memory: {str(error).splitlines()[0] if str(error) else 'no memory is left'}",
+            where=config.model,
+            fix="Run `draftwise size` for what it takes, and choose a smaller model, context or number of sequences.",
+        ) from None
+
+
+def _build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
     resolved = resolve_spec(spec) if spec is not None else None
     tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)
     with startup.phase("load weights"):

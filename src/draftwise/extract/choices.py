@@ -11,6 +11,7 @@ from draftwise.extract.tree import Module, NotFound, Tree
 __all__ = [
     "attention_backends",
     "kv_cache_dtypes",
+    "kv_connectors",
     "listed",
     "moe_backends",
     "noncausal_backends",
@@ -44,6 +45,17 @@ def reasoning_parsers(tree: Tree) -> Facts:
         return {}
     names = [evaluate(module, key) for key in table.keys if key is not None]
     return {str(name): (True, module.source("_REASONING_PARSERS_TO_REGISTER")) for name in names}
+
+
+def kv_connectors(tree: Tree) -> Facts:
+    """Every name of a KV connector that vLLM registers."""
+    module = tree.get("vllm/distributed/kv_transfer/kv_connector/factory.py")
+    calls = (node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call))
+    first = (call.args[0] for call in calls if ast.unparse(call.func).endswith(".register_connector") and call.args)
+    names = [each.value for each in first if isinstance(each, ast.Constant)]
+    if not names:
+        raise NotFound(f"vLLM {tree.version}: no connector is registered in {module.path}")
+    return {str(name): (True, module.source("KVConnectorFactory")) for name in names}
 
 
 def listed(tree: Tree, alias: str, *paths: str) -> Facts:

@@ -59,6 +59,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         choices.noncausal_backends,
         choices.quantization_methods,
         choices.kv_cache_dtypes,
+        choices.kv_connectors,
         choices.moe_backends,
         choices.reasoning_parsers,
         server_surface.metrics,

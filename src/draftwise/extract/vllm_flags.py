@@ -142,6 +142,8 @@ def _keyword(module: Module, name: str, node: ast.expr) -> dict[str, Any]:
             return {"type": text} | ({"kind": "json"} if "json.loads" in text else {})
         case "nargs" if evaluate(module, node) in ("+", "*"):
             return {"kind": "list"}
+        case "nargs" if evaluate(module, node) == "?":
+            return {"optional_value": True}
         case "choices":
             choices = _choices(module, node)
             return {} if choices is UNKNOWN else {"choices": choices}

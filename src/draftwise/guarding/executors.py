@@ -291,7 +291,7 @@ def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[Ha
 
 
 class Patch:
-    """Puts the twin's text in the place of the file that is deployed, in a patch; nothing is applied."""
+    """Takes speculation out of the file that is deployed, in a patch; nothing is applied."""
 
     steps = frozenset({Step.ROLL_BACK})
 
@@ -326,9 +326,9 @@ class Patch:
 
 
 def make_patch(folder: Path, record: Record) -> str:
-    """Return what turns the file that is deployed into its twin, by paths from the root of their repository."""
-    spec, plain = (folder / record.sides[pool].file for pool in ("spec", "plain"))
-    before, after = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in (spec, plain))
+    """Return what takes speculation out of the deployed file, by paths from the root of its repository; names stay."""
+    spec, back = folder / record.sides["spec"].file, folder / record.back.file
+    before, after = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in (spec, back))
     path = spec.resolve().relative_to(_find_root(folder.resolve())).as_posix()
     return "".join(unified_diff(before, after, f"a/{path}", f"b/{path}"))
 

@@ -135,15 +135,38 @@ def _is_well(latch: Latch, probe: ProbeReading | None, rules: Rules) -> bool:
 
 
 def _find_way_back(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
-    """Yield the roll-back where replicas have been low, or out of the traffic for that, for long."""
+    """Yield the roll-back where the service as a whole has not paid for long; else the restart of what is ill."""
     out = {name: latch for name, latch in state.latches.items() if not _is_well(latch, reading.probes.get(name), rules)}
     began = [latch.out_since_s for latch in out.values()] + list(state.low_since_s.values())
     if not began or reading.at_s - min(began) < rules.roll_back_after_s:
         return
+    minutes = (reading.at_s - min(began)) / 60
+    ill = tuple(name for name in reading.spec if name in out or name in state.low_since_s)
+    if _pays_as_a_whole(state, reading, rules, ill):
+        reason = f"{_count_ill(len(ill), len(reading.spec))} not paid for {minutes:.0f} minutes, and the others pay."
+        restarts = tuple(name for name in ill if reading.spec.get(name) is not None)
+        if restarts:
+            yield _action(Step.RESTART, restarts, "fell-below-break-even", reason, rules)
+        return
     if state.rolled_back_s is None or state.rolled_back_s < min(began):
-        minutes = (reading.at_s - min(began)) / 60
         reason = f"Speculation has not paid for {minutes:.0f} minutes, and what was done to the traffic does not last."
         yield _action(Step.ROLL_BACK, (), "fell-below-break-even", reason, rules)
+
+
+def _pays_as_a_whole(state: State, reading: ServiceReading, rules: Rules, ill: Sequence[str]) -> bool:
+    """Return whether the replicas in the traffic, the ill among them, are together not below break-even.
+
+    One that is ill is not the service: there has to be one that pays, and all of them together must not lose.
+    """
+    serving = [name for name, window in reading.spec.items() if name not in state.latches and window is not None]
+    well = [pool(state.recent.get(name, ())) for name in serving if name not in ill]
+    together = pool([sample for name in serving for sample in state.recent.get(name, ())])
+    healthy = any(each is not None and each.tokens_per_step >= rules.break_even for each in well)
+    return healthy and together is not None and not together.is_below(rules.break_even)
+
+
+def _count_ill(number: int, of: int) -> str:
+    return f"One replica of {of} has" if number == 1 else f"{number} replicas of {of} have"
 
 
 def _is_low(evidence: PooledSample | None, rules: Rules) -> bool:

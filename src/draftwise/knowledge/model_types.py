@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data, read_rows
 
-__all__ = ["read_config_keys", "read_speculators", "types_with"]
+__all__ = ["read_config_keys", "read_speculators", "read_state_layers", "types_with"]
 
 
 @cache
@@ -22,6 +22,13 @@ def read_config_keys() -> Mapping[str, Any]:
     """Return the keys of config.json files by what is done with them (`data/config_keys.json`)."""
     keys: Mapping[str, Any] = read_rows("config_keys")
     return keys
+
+
+@cache
+def read_state_layers() -> Mapping[str, Any]:
+    """Return the state that layers keep for each sequence, by model type (`data/state_layers.json`)."""
+    rows: Mapping[str, Any] = read_rows("state_layers")["types"]
+    return rows
 
 
 @cache

@@ -28,7 +28,7 @@ from draftwise.core import (
 )
 from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
-from draftwise.measure.measurement_spec import DEFAULT_MINUTES, MeasurementSpec
+from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.measure.planning import is_covered, make_plan
 from draftwise.measure.run_context import build_context, runs_here
 from draftwise.measure.screening import screen
@@ -119,16 +119,9 @@ def prepare(spec: MeasurementSpec, progress: Progress, *, began_s: float | None 
         directory=RunDirectory.claim(spec.out or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S"))),
         headers=spec.headers,
         processes=spec.processes,
-        budget_s=_find_budget(spec),
+        budget_s=None if screened.plan.minutes is None else 60 * screened.plan.minutes,
         began_s=began_s,
     )
-
-
-def _find_budget(spec: MeasurementSpec) -> float | None:
-    """Return the seconds that were asked for; None where only a number of prompts was."""
-    if spec.minutes is None:
-        return None if spec.prompts else 60 * DEFAULT_MINUTES
-    return 60 * spec.minutes
 
 
 def resume(
@@ -145,7 +138,7 @@ def resume(
         path: its directory.
         headers: of the requests to servers that run already.
         processes: of the load generator; None for as many as the load needs.
-        minutes: for all of the rest; None for as long as it takes.
+        minutes: for all of the rest; None for as many as the run was given, or as long as it takes.
         began_s: when it was asked for, on the monotonic clock; None for now.
 
     Raises:
@@ -154,7 +147,7 @@ def resume(
     began_s = time.monotonic() if began_s is None else began_s
     directory = RunDirectory(path)
     run = directory.read()
-    before = run.context
+    before, minutes = run.context, run.plan.minutes if minutes is None else minutes
     check_headers(headers, run.plan.arms)
     arms = tuple(_at_present(arm, before.launch) for arm in run.plan.arms)
     return Measurement(

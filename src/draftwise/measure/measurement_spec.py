@@ -111,6 +111,13 @@ class MeasurementSpec:
     out: Path | None = None
     """Run directory; None for a new one under `runs`."""
 
+    @property
+    def planned_minutes(self) -> float | None:
+        """The whole run's time; None where only a number of prompts was asked for."""
+        if self.minutes is None:
+            return None if self.prompts else DEFAULT_MINUTES
+        return self.minutes
+
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
         if self.target is not None and self.target.startswith(("http://", "https://")):

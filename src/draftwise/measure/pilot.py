@@ -16,6 +16,7 @@ from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Progress, Prompt, RunPlan, Workload
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
+from draftwise.measure.output_probes import disguise
 from draftwise.measure.readiness import WARM_UP_LENGTH, WarmUp
 from draftwise.measure.roster import Roster
 from draftwise.measure.time_estimate import TextPace, TimeEstimate
@@ -96,7 +97,7 @@ async def look_at_lengths(
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
         # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
-        hidden = [prompt if client.keeps_apart else _disguise(prompt) for _, prompt in together]
+        hidden = [prompt if client.keeps_apart else disguise(prompt) for _, prompt in together]
         asked = [(_make_turn(arm, name, plan), each) for (name, _), each in zip(together, hidden, strict=True)]
         answers = await asyncio.gather(*(client.ask(*each, seed=plan.seed) for each in asked))
         for (name, prompt), answer in zip(together, answers, strict=True):
@@ -140,7 +141,7 @@ async def look_at_paces(
             check_stop(progress)
             progress.status(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
-            await roster.attempt(backend, _ask(client, workload, _disguise(prompts[number]), plan, pilot))
+            await roster.attempt(backend, _ask(client, workload, disguise(prompts[number]), plan, pilot))
     return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
 
 
@@ -168,16 +169,6 @@ async def _ask(client: Client, workload: Workload, prompt: Prompt, plan: RunPlan
     answer = await client.ask(turn, prompt, seed=plan.seed)
     pilot.add(prompt, answer, await backend.counters() - before)
     await backend.rest()
-
-
-def _disguise(prompt: Prompt) -> Prompt:
-    if prompt.text is not None:
-        return replace(prompt, text=f"\n{prompt.text}")
-    first, *rest = prompt.messages
-    content = first["content"]
-    # Of several parts (text, images) there are as many as before and one more.
-    disguised = f"\n{content}" if isinstance(content, str) else [{"type": "text", "text": "\n"}, *content]
-    return replace(prompt, messages=({**first, "content": disguised}, *rest))
 
 
 def make_estimate(

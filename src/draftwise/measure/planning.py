@@ -18,7 +18,7 @@ from draftwise.measure.measurement_spec import DEFAULT_CANDIDATES, Candidate, Me
 from draftwise.measure.readiness import explain_sharing
 from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
-from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload
+from draftwise.workloads import check_workloads, draw, find_tokens, load_workloads, profile_workload
 
 __all__ = ["is_covered", "make_arms", "make_plan"]
 
@@ -47,6 +47,7 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
         remembering=find_remembering(arms),
         conditions=spec.conditions,
         repeats=spec.repeats,
+        minutes=spec.planned_minutes,
         warmup=spec.warmup,
         seed=spec.seed,
         turn_s=spec.turn_s,
@@ -64,10 +65,17 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
 
 def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     tokenizer = None if spec.target is None else Path(spec.target)
-    workloads = tuple(
-        workload.first(spec.prompts).without_answers()
+    replays = any(isinstance(condition.load, Replay) for condition in spec.conditions)
+    loaded = (
+        workload
         for text in spec.workloads
-        for workload in load_workloads(text, max_tokens=spec.max_tokens, tokenizer=tokenizer)
+        for workload in load_workloads(
+            text, max_tokens=spec.max_tokens, tokenizer=tokenizer, keeps_times=replays, seed=spec.seed
+        )
+    )
+    workloads = tuple(
+        replace(each, prompts=draw(each.prompts, spec.seed, each.name)).first(spec.prompts).without_answers()
+        for each in loaded
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):

@@ -1,116 +1,59 @@
-"""What a run measures next: what fits in its time, loads around a crossover, disturbed turns once more."""
+"""The next things to measure: who is left in the race, loads around a crossover, disturbed turns once more."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from math import log
+from statistics import fmean
 
 from draftwise.core import (
     ClosedLoop,
     Comparison,
     Condition,
     Load,
-    Omission,
     OpenLoop,
     Run,
     RunPlan,
-    Settled,
     TurnRecord,
     Verdict,
 )
 from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.deciding.bands import gather_load_points
-from draftwise.deciding.comparison.comparisons import estimate_cells
+from draftwise.deciding.comparison.cell import Cell, make_cells
+from draftwise.deciding.comparison.comparisons import estimate_cells, estimate_ratios
 from draftwise.deciding.conclusions import gather_evidence
 from draftwise.deciding.disturbance import find_lost_pairs, set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
-from draftwise.measure.time_estimate import TimeEstimate, name_repetitions
+from draftwise.deciding.token_unit import count_soundly
 from draftwise.runs.turn_order import Turn
 from draftwise.statistics import FEWEST_PROMPTS, next_load
 
 __all__ = [
-    "FIRST_ANALYSIS",
-    "FittedRepetition",
     "LostBlock",
     "Place",
-    "describe_first_verdict",
     "describe_lead",
     "find_lost",
-    "find_promising",
+    "find_missing",
+    "find_race",
     "find_settled",
-    "fit_repetition",
-    "interleave",
     "leave_out",
+    "list_blocks",
     "list_missing",
     "next_conditions",
     "plan_retakes",
-    "put_first",
-    "rank_candidates",
 ]
 
 Place = tuple[str, str]
 """Workload and label of the condition."""
-_FEWEST_REPEATS = 2
-"""Repetitions that are measured of something, if only of a part."""
-_SPARE_PROMPTS = 2
-"""Beyond those that an early verdict needs: what a disturbance may cost."""
-_LEAST_SHARE = 0.5
-"""Of the prompts, below which the least promising candidates go first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedRepetition:
-    """What is measured next."""
-
-    blocks: Sequence[Sequence[Turn]]
-    last: int
-    """Repetition up to which all that is planned fits, as it looks now; below the next one: nothing does."""
-    omissions: tuple[Omission, ...] = ()
-    without: frozenset[str] = frozenset()
-    """Candidates that are left out from now on."""
-
-
-def interleave(turns: Iterable[Turn]) -> list[list[Turn]]:
-    """Return the turns as paired blocks, those of all workloads and loads mixed evenly.
-
-    Whenever the time ends a repetition, all of them have had the same share of their prompts.
-    """
-    groups: dict[tuple[object, ...], list[list[Turn]]] = {}
-    for block in _list_blocks(turns):
-        first, arms = block[0], frozenset(turn.arm for turn in block)
-        groups.setdefault((first.workload, first.condition, arms), []).append(block)
-    placed = [((place + 0.5) / len(group), block) for group in groups.values() for place, block in enumerate(group)]
-    return [block for _, block in sorted(placed, key=lambda each: each[0])]
-
-
-def find_promising(blocks: Iterable[Sequence[Turn]], estimate: TimeEstimate, baseline: str) -> Place | None:
-    """Return where a candidate is expected to gain most, going by what was seen before the first turn."""
-    gains: dict[Place, float] = {}
-    for block in blocks:
-        seconds = {turn.arm: estimate.expect(turn) for turn in block}
-        plain_s = seconds.pop(baseline, 0.0)
-        if fastest_s := min(seconds.values(), default=0.0):
-            gains[block[0].place] = max(gains.get(block[0].place, 0.0), plain_s / fastest_s)
-    return max(gains, key=lambda each: gains[each], default=None)
-
-
-def put_first(blocks: Sequence[Sequence[Turn]], place: Place) -> list[Sequence[Turn]]:
-    """Return the blocks with those of a place first, as many as an early verdict needs."""
-    first: list[Sequence[Turn]] = []
-    others: list[Sequence[Turn]] = []
-    for block in blocks:
-        is_needed = sum(len(each[0].prompts) for each in first) < FEWEST_PROMPTS + _SPARE_PROMPTS
-        (first if is_needed and block[0].place == place else others).append(block)
-    return [*first, *others]
 
 
 def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
     """Return the turns without candidates, and without what they would have been compared with."""
     kept = []
-    for block in _list_blocks(turns):
+    for block in list_blocks(turns):
         left = [turn for turn in block if turn.arm not in candidates]
         kept += left if len(left) == len(block) or len(left) > 1 else []
     return kept
@@ -127,12 +70,16 @@ def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] =
         run: what is measured.
         returned: candidates that it was measured without before it was continued.
     """
+    return list(chain(*find_missing(list_blocks(turns), run, returned=returned)))
+
+
+def find_missing(blocks: Iterable[Sequence[Turn]], run: Run, *, returned: Collection[str] = ()) -> Iterator[list[Turn]]:
+    """Yield what is missing of each block that is not whole, in turn. Arguments as for `list_missing`."""
     baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
     attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
     for turn in run.turns:
         attempts.setdefault(turn.block_key, {}).setdefault(turn.attempt, set()).add(turn.arm)
-    missing: list[Turn] = []
-    for block in _list_blocks(turns):
+    for block in filter(None, blocks):
         known = attempts.get(block[0].block_key, {})
         paired = set(chain.from_iterable(arms for arms in known.values() if baseline in arms))
         if lost := {turn.arm for turn in block} - paired:
@@ -140,8 +87,8 @@ def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] =
             if known and not (_is_under_way(block[0], last, run.plan) and lost.isdisjoint(returned)):
                 attempt += 1
             wanted = (lost | {baseline}) - known.get(attempt, set())
-            missing += [replace(turn, attempt=attempt) for turn in block if turn.arm in wanted]
-    return missing
+            if missing := [replace(turn, attempt=attempt) for turn in block if turn.arm in wanted]:
+                yield missing
 
 
 def _is_under_way(turn: Turn, last: TurnRecord | None, plan: RunPlan) -> bool:
@@ -151,96 +98,61 @@ def _is_under_way(turn: Turn, last: TurnRecord | None, plan: RunPlan) -> bool:
     return turn.block_key == last.block_key
 
 
-def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
+def list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
+    """Yield turns block by block."""
     yield from (list(block) for _, block in groupby(turns, key=lambda each: each.block_key))
 
 
-def fit_repetition(
-    ahead: Mapping[int, Sequence[Turn]], estimate: TimeEstimate, left_s: float, ranking: Sequence[tuple[str, str]]
-) -> FittedRepetition:
-    """Return what fits of the next repetition.
+_MOST_NAMED = 6
 
-    Later repetitions go first, down to the second one, then prompts, down to half of them, then the least promising
-    candidates, then more prompts.
+
+def find_race(run: Run, place: Place, candidates: Collection[str]) -> dict[str, Mapping[Hashable, float]]:
+    """Return the logarithms of what each prompt gains there, by candidate, of those with enough for a race.
+
+    Under a load those of each paired block: its requests share what the machine did then.
+    """
+    here = count_soundly(set_aside_disturbed(_keep_place(run, place), get_thresholds(run))).run
+    found: dict[str, Mapping[Hashable, float]] = {}
+    for cell in make_cells(here):
+        if cell.candidate in candidates:
+            alone = cell.condition.concurrency == 1
+            logs = estimate_ratios(cell).speedup.log_by_prompt if alone else _average_blocks(cell)
+            if len(logs) >= FEWEST_PROMPTS:
+                found[cell.candidate] = logs
+    return found
+
+
+def _average_blocks(cell: Cell) -> dict[Hashable, float]:
+    logs: dict[Hashable, list[float]] = {}
+    for each in cell.paired:
+        ours, theirs = each.candidate.timing.tokens_per_s, each.baseline.timing.tokens_per_s
+        if ours and theirs and each.candidate.error is None and each.baseline.error is None:
+            logs.setdefault(each.block, []).append(math.log(ours / theirs))
+    return {block: fmean(each) for block, each in logs.items()}
+
+
+def _keep_place(run: Run, place: Place) -> Run:
+    """Return the run as if it had this workload under this load only."""
+    return replace(
+        run,
+        plan=replace(run.plan, workloads=tuple(each for each in run.plan.workloads if each.name == place[0])),
+        turns=tuple(each for each in run.turns if (each.workload, each.condition) == place),
+        answers=tuple(each for each in run.answers if (each.workload, each.condition) == place),
+    )
+
+
+def find_settled(run: Run, is_open: Callable[[str, str, str], bool]) -> list[tuple[Comparison, int, bool]]:
+    """Return the open cells with the pairs that each has, and whether its verdict is settled.
 
     Args:
-        ahead: what is missing of the next repetition and those after it.
-        estimate: of the turns.
-        left_s: time for all of them.
-        ranking: candidates that may be left out, the least promising one first, each with what that rests on.
-    """
-    repeat, last = min(ahead), max(ahead)
-    needed = {number: estimate.sum(turns) for number, turns in ahead.items()}
-    while last > max(repeat - 1, _FEWEST_REPEATS) and sum(needed[n] for n in range(repeat, last + 1)) > left_s:
-        last -= 1
-    if last < repeat:
-        what = name_repetitions(repeat, max(ahead))
-        return FittedRepetition(blocks=(), last=last, omissions=(_omit(what, needed[repeat], left_s),))
-    turns, without, omissions = list(ahead[repeat]), set[str](), list[Omission]()
-    later_s = sum(needed[number] for number in range(repeat + 1, last + 1))
-
-    def share() -> float:
-        """Return the share of each repetition that fits."""
-        first_s = estimate.sum(turns)
-        whole = first_s + later_s * (first_s / needed[repeat] if needed[repeat] else 1.0)
-        return min(1.0, max(0.0, left_s) / whole) if whole else 1.0
-
-    for candidate, evidence in ranking:
-        if share() >= _LEAST_SHARE:
-            break
-        without.add(candidate)
-        turns = leave_out(turns, without)
-        reason = f"{evidence}, and the time is short"
-        omissions.append(Omission(what=f"candidate {candidate}", reason=reason, candidate=candidate))
-    blocks = interleave(turns)
-    if (part := share()) < 1:
-        kept = max(1, int(part * len(blocks)))
-        what = f"{1 - kept / len(blocks):.0%} of the prompts of repetition {repeat}"
-        omissions.append(_omit(what, needed[repeat] + later_s, left_s, last - repeat + 1))
-        blocks = blocks[:kept]
-    return FittedRepetition(blocks=blocks, last=last, omissions=tuple(omissions), without=frozenset(without))
-
-
-def _omit(what: str, needed_s: float, left_s: float, repetitions: int = 1) -> Omission:
-    subject = "a repetition takes" if repetitions == 1 else f"{repetitions} repetitions take"
-    return Omission(what=what, reason=f"{subject} {needed_s:.0f} s, and {max(0.0, left_s):.0f} s are left")
-
-
-def rank_candidates(run: Run) -> list[tuple[str, str]]:
-    """Return the candidates that cannot become the best choice, the least promising one first, with the evidence.
-
-    Those whose interval ends below the beginning of the best one's, or below the smallest change worth making, in
-    every workload and under every load in which they were measured.
+        is_open: whether a workload, load and candidate are measured still.
     """
     evidence = gather_evidence(run)
-    worst: dict[str, tuple[float, str]] = {}
-    for place in {(each.workload, each.condition.label) for each in evidence.comparisons if each.workload != ALL}:
-        here = [each for each in evidence.comparisons if (each.workload, each.condition.label) == place]
-        best = max(here, key=lambda each: each.deciding.low)
-        for each in here:
-            bar = max(best.deciding.low, 1 + evidence.thresholds.margin)
-            ahead = log(each.deciding.high / bar)
-            if each.candidate not in worst or ahead > worst[each.candidate][0]:
-                against = f"{best.candidate}'s {best.deciding.span}" if bar == best.deciding.low else f"{bar:.2f}x"
-                text = f"its speed-up of {each.deciding.span} on {place[0]} at {place[1]} lies below {against}"
-                worst[each.candidate] = (ahead, text)
-    hopeless = [(ahead, name, text) for name, (ahead, text) in worst.items() if ahead < 0]
-    return [(name, text) for _, name, text in sorted(hopeless)]
-
-
-_MOST_NAMED = 6
-FIRST_ANALYSIS = 2
-"""Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
-
-
-def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
-    """Yield the cells whose verdict is settled after so many repetitions."""
-    labels = {condition.label for condition in conditions}
-    known = {each.key for each in run.settled}
-    for each in gather_evidence(run).comparisons:
-        workload, label, candidate = each.key
-        if each.settled and workload != ALL and label in labels and each.key not in known:
-            yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
+    return [
+        (each, numbers.done, each.settled)
+        for each, numbers in zip(evidence.comparisons, evidence.estimates, strict=True)
+        if each.workload != ALL and is_open(*each.key)
+    ]
 
 
 def describe_lead(run: Run) -> str | None:
@@ -258,28 +170,13 @@ def describe_lead(run: Run) -> str | None:
     return f"So far: {'; '.join(parts[:_MOST_NAMED])}{more}."
 
 
-def describe_first_verdict(run: Run, place: tuple[str, str]) -> str | None:
-    """Return in a sentence which candidate is adopted already on a workload under a load; None where none is."""
-    workloads = tuple(each for each in run.plan.workloads if each.name == place[0])
-    here = replace(
-        run,
-        plan=replace(run.plan, workloads=workloads),
-        turns=tuple(each for each in run.turns if (each.workload, each.condition) == place),
-        answers=tuple(each for each in run.answers if (each.workload, each.condition) == place),
-    )
-    best = max(gather_evidence(here).comparisons, key=_rank, default=None)
-    if best is None or best.verdict is not Verdict.ADOPT:
-        return None
-    return f"First verdict: {_describe(best)} on {best.num_prompts} prompts. The rest of the time makes it surer."
-
-
 def _rank(comparison: Comparison) -> tuple[bool, float]:
     return comparison.verdict is Verdict.ADOPT, comparison.deciding.value
 
 
 def _describe(each: Comparison) -> str:
     place = f"{each.workload} {each.condition.label}"
-    return f"{place}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}), {each.verdict}"
+    return f"{place}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}, {each.num_prompts} prompts)"
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
@@ -291,7 +188,9 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     known = {condition.label for condition in run.conditions}
     found: dict[Condition, set[tuple[str, str]]] = {}
     thresholds = get_thresholds(run)
-    points_by_sweep = gather_load_points(estimate_cells(set_aside_disturbed(run, thresholds), thresholds))
+    points_by_sweep = gather_load_points(
+        estimate_cells(count_soundly(set_aside_disturbed(run, thresholds)).run, thresholds)
+    )
     for (workload, candidate, temperature, axis), points in points_by_sweep.items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:

@@ -7,16 +7,19 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
 from draftwise.backends import Backend, LineUp
 from draftwise.core import (
+    Answer,
     BackendError,
     Expectation,
     Finding,
     InvalidSetup,
     Omission,
+    OutputProbe,
     Progress,
     Prompt,
     RunContext,
@@ -25,6 +28,7 @@ from draftwise.core import (
     Stopped,
 )
 from draftwise.core.documents import to_json
+from draftwise.deciding.comparison.cell import OutputDifference
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.server_checks import find_differences
@@ -32,6 +36,13 @@ from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, no_device
 from draftwise.measure.load.client import Client
+from draftwise.measure.output_probes import (
+    answer_greedily,
+    choose_probes,
+    compare_probes,
+    find_null,
+    needs_probes,
+)
 from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_estimate, spare_prompts
 from draftwise.measure.readiness import (
     WarmUp,
@@ -123,6 +134,8 @@ class Session:
     is_stopped: bool = field(default=False, init=False)
     """Whether the session ended because the progress asked to stop: the rest can be measured later."""
     _tracked: _TrackedProgress = field(init=False)
+    _greedy: dict[str, list[Answer | None]] = field(default_factory=dict, init=False)
+    _probes: list[OutputProbe] = field(default_factory=list, init=False)
     _returned: set[str] = field(default_factory=set, init=False)
     """Candidates that the run was measured without before it was continued."""
 
@@ -160,12 +173,11 @@ class Session:
         warm, estimate = await self._prepare(roster, budget)
         cut.reschedule(budget.cut_at)
         roster.may_leave_out = False
-        asked = None if self.resume else self.plan
         await self._begin(roster, estimate, budget)
         self.directory.reserve()
         if self.line_up is not None:
             self._keep_warm(self.line_up, roster, budget)
-        sweep = self._make_sweep(roster, warm, estimate, budget, asked)
+        sweep = self._make_sweep(roster, warm, estimate, budget)
         self._report_plan(given, self._list_present(roster), warm, sweep.expect_seconds())
         try:
             await sweep.run()
@@ -182,9 +194,7 @@ class Session:
             is_one_at_a_time=self.line_up is not None,
         )
 
-    def _make_sweep(
-        self, roster: Roster, warm: WarmUp, estimate: TimeEstimate, budget: TimeBudget, asked: RunPlan | None
-    ) -> Sweep:
+    def _make_sweep(self, roster: Roster, warm: WarmUp, estimate: TimeEstimate, budget: TimeBudget) -> Sweep:
         experiment = Experiment(
             plan=self.plan,
             directory=self.directory,
@@ -200,7 +210,6 @@ class Session:
             budget=budget,
             without=set(roster.left_out),
             returned=self._returned,
-            asked=asked,
         )
 
     def _report_plan(self, given: RunPlan, plan: RunPlan, warm: WarmUp, seconds: float) -> None:
@@ -245,6 +254,7 @@ class Session:
                 lengths = await look_at_lengths(
                     roster, self.plan, ends_at=budget.lengths_end(clock()), progress=progress
                 )
+            await self._probe_outputs(roster, group)
             paces_end = budget.paces_end(clock(), share)
             pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, progress=progress)
         await self._check_warm_up(roster, warm, unrest)
@@ -254,6 +264,22 @@ class Session:
             estimate.switch_s = median(starts)
             self._report_switch_cost(estimate.switch_s)
         return warm, estimate
+
+    async def _probe_outputs(self, roster: Roster, group: Sequence[Backend]) -> None:
+        """Ask servers for greedy answers, where no load compares outputs one by one."""
+        if self.resume or not needs_probes(self.plan):
+            return
+        self._tracked.status("comparing greedy answers")
+        prompts = choose_probes(self.plan)
+        for backend in group:
+            if (client := roster.clients.get(backend.name)) is not None:
+                answers = await answer_greedily(client, self.plan, prompts)
+                self._greedy[backend.name] = answers
+                if backend.name != self.plan.arms[0].name and backend.name not in self.plan.synthetic:
+                    # Where one server is up at a time, the baseline cannot be asked about the place where they part.
+                    clients = roster.clients if self.line_up is None else {}
+                    before = self._greedy[self.plan.arms[0].name]
+                    self._probes += await compare_probes(before, answers, clients)
 
     def _spare(self, budget: TimeBudget) -> Mapping[str, tuple[Prompt, ...]]:
         """Return prompts that are in no turn, for a look at outputs."""
@@ -331,6 +357,8 @@ class Session:
                 self.directory.add_expected(expected)
             for omission in self.omissions:
                 self.directory.add_omission(omission)
+            for probe in self._probes:
+                self.directory.add_probe(probe)
         for line in describe_omissions(omissions):
             text = f"Left out: {line}."
             self.progress.notice(Finding.info("left-out", text, fix="Give more --minutes, or ask for less."))
@@ -352,8 +380,21 @@ class Session:
         """Ask both servers about outputs that differ, as many as the time allows."""
         self._tracked.status("looking at outputs that differ")
         run = self.directory.read()
+        counted = set_aside_disturbed(run, get_thresholds(run))
+        differences = list_differences(counted, clients)
+        baseline = self.plan.arms[0].name
+        if differences and baseline in clients and self.line_up is None:
+            greedy = {each.label for each in run.conditions if each.temperature == 0}
+            plain = [each for each in counted.answers if each.arm == baseline and each.condition in greedy]
+            clock = asyncio.get_running_loop().time
+            half = None if (end := budget.examination_end) is None else clock() + (end - clock()) / 3
+            null: list[OutputDifference] = []
+            whole = [each for each in plain if each.measured and each.error is None]
+            await find_null(self.plan, whole, clients[baseline], ends_at=half, keep=null.append)
+            # One of the null's, then one of the candidates', as far as the time allows.
+            differences = [each for pair in zip_longest(null, differences) for each in pair if each is not None]
         await examine(
-            list_differences(set_aside_disturbed(run, get_thresholds(run)), clients),
+            differences,
             clients,
             ends_at=budget.examination_end,
             keep=self.directory.add_divergence,

@@ -1,58 +1,88 @@
-"""Repeats the grid of a run, stops settled cells early, and searches the load where speculation stops paying."""
+"""Runs a plan: prompts in spread order, candidates in a race, until the time is over or all prompts were asked."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import chain, islice, product
 
-from draftwise.core import Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
+from draftwise.core import CellLook, Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
 from draftwise.core.progress import check_stop
+from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.replan import (
-    FIRST_ANALYSIS,
     Place,
-    describe_first_verdict,
     describe_lead,
     find_lost,
-    find_promising,
+    find_missing,
+    find_race,
     find_settled,
-    fit_repetition,
     leave_out,
-    list_missing,
+    list_blocks,
     next_conditions,
     plan_retakes,
-    put_first,
-    rank_candidates,
 )
 from draftwise.measure.time_budget import TimeBudget
-from draftwise.measure.time_estimate import TimeEstimate, expect_seconds, fill_plan, name_missing
+from draftwise.measure.time_estimate import TimeEstimate
 from draftwise.runs import RunDirectory
-from draftwise.runs.turn_order import Turn, join_stretches, plan_turns
-from draftwise.statistics import FEWEST_PROMPTS
+from draftwise.runs.turn_order import Turn, blocks, join_stretches, plan_turns
+from draftwise.statistics import FEWEST_PROMPTS, RACE_LOOKS, Leaver, LeaveReason, find_leavers, leads_surely
 
 __all__ = ["Sweep"]
 
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
-_LOOK_AGAIN = 1.15
-"""Times the prompts of the last look for a first verdict, for the next one: a look takes time of the run."""
 _RETAKEN = 0.25
-"""Share of a repetition's turns that are taken again at most, each time."""
+"""Share of the turns that are taken again at most."""
+_LOOKS = (1 / 3, 2 / 3)
+"""Shares of the plan at which cells are looked at with the intention to stop them."""
+_ANCHORS = 6
+"""First prompts of a workload that are asked again at the end: whether they gain as before tells of a server that
+changed, and the baseline's second answers how far rounding goes."""
+_ANCHORS_FROM = 0.9
+"""Share of the time from which they are asked."""
+_ANCHORS_OF = 20
+"""Prompts without which they would cost too much of the time."""
+_QUEUED = 64
+"""Blocks of a place that are planned in one go: a log may have ten thousand."""
+_WARMED = 4
+"""Blocks of a place after which a server that was not steady in the warm-up counts as steady."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A workload under a load: what is measured there, in its order."""
+
+    condition: Condition
+    place: Place
+    repeat: int = 1
+    queue: deque[list[Turn]] = field(default_factory=deque)
+    is_stale: bool = True
+    """Whether the queue has to be planned again."""
+    blocks: int = 0
+    """Measured blocks."""
+    prompts: int = 0
+    seconds: float = 0.0
+    is_closed: bool = False
+    """Whether nothing is asked there any more."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
     """Measures everything that a plan asks for and its time allows.
 
+    Every lane (a workload under a load) first gets the fewest blocks that decide anything; then each load gets the same
+    time, and at a load the workload with the fewest prompts is next. Candidates leave the race for what is shown, or
+    where time is short; the time that is left is used.
+
     Args:
         estimate: how long turns take; learns from those that are measured.
         budget: in which everything has to end.
-        without: candidates that are left out; those that the time is too short for are added.
+        without: candidates that are left out.
         returned: candidates that the run was measured without before it was continued.
-        asked: the plan before loads and repetitions were left out that the time was expected to be too short for.
     """
 
     experiment: Experiment
@@ -60,30 +90,24 @@ class Sweep:
     budget: TimeBudget
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
-    asked: RunPlan | None = None
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
-    _ahead: Sequence[Sequence[Turn]] = field(default=(), init=False)
-    """Blocks that are left of what is being measured."""
-    _later: Sequence[Turn] = field(default=(), init=False)
-    """Turns of the repetitions after it, as far as they fit."""
-    _last: int = field(default=0, init=False)
-    """Repetition up to which the time allowed for everything when that was looked at last."""
-    _has_reported: bool = field(default=False, init=False)
-    """Whether any result was shown."""
+    _lanes: list[_Lane] = field(default_factory=list, init=False)
+    _began: float = field(default=0.0, init=False)
+    _looked: int = field(default=0, init=False)
+    """Number of looks done."""
+    _num_anchored: int = field(default=0, init=False)
     _word_due: float = field(default=math.inf, init=False)
-    """When one is shown at the latest, on the clock of the event loop; later where nothing counts by then."""
-    _leading: Place | None = field(default=None, init=False)
-    """Where the first verdict is looked for."""
-    _num_led: int = field(default=0, init=False)
-    """Prompts that were measured there."""
-    _next_look: int = field(default=FEWEST_PROMPTS, init=False)
-    """So many of them are needed for the next look."""
+    """Time of the next word on the result, on the clock of the event loop."""
+    _settled: list[Settled] = field(default_factory=list, init=False)
+    """Cells that were stopped early, in their order."""
+    _reopened: bool = field(default=False, init=False)
+    """Whether candidates that had left are measured again, as there is time."""
     _is_over: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Measure the plan's grid, then, in an adaptive run, loads around each crossover.
+        """Measure until everything is asked or the time is over.
 
         Raises:
             BackendError: a server broke; what was measured is on disk.
@@ -91,35 +115,221 @@ class Sweep:
             Stopped: the progress asked to stop; what was measured is on disk.
         """
         self._number, self._word_due = self._directory.next_number(), self.budget.first_word
-        await self._measure_all()
-        self._ahead = self._later = ()
+        self._began = asyncio.get_running_loop().time()
+        self._settled = list(self._directory.read_settled())
+        if self._plan.one_at_a_time:
+            await self._measure_stretches()
+        else:
+            self._lanes = list(self._open_lanes((*self._plan.conditions, *self._directory.read().added)))
+            self._choose_lane()
+            self._note_estimate()
+            self._report_progress()
+            await self._race()
+        self._lanes = []
         self._note_estimate()
 
-    async def _measure_all(self) -> None:
-        await self._repeat_all(self._plan.conditions)
-        for condition in self._directory.read().added:
-            await self._repeat_all([condition])
-        if self._plan.adaptive:
-            for _ in range(_MOST_ROUNDS - len(self._directory.read().added)):
-                if self._is_over or not (found := next_conditions(self._directory.read())):
-                    break
-                if self._left_s() < self._expect_first(list(found)):
-                    self._leave_out(_name_search(found, self._left_s()))
-                    break
-                self._add(found)
-                await self._repeat_all(list(found))
-
     def expect_seconds(self) -> float:
-        """Return how long everything takes that is not measured yet, if nothing is stopped early."""
+        """Return how long everything takes that is not measured yet, or as long as there is."""
         missing = (self._missing(self._plan.conditions, repeat) for repeat in range(1, self._plan.repeats + 1))
-        return self.estimate.sum(chain(*missing))
+        return min(self.estimate.sum(chain(*missing)), max(0.0, self._left_s()))
 
-    def _expect_first(self, conditions: Sequence[Condition]) -> float:
-        """Return the seconds of one repetition under conditions that are not added yet."""
+    def _open_lanes(self, conditions: Iterable[Condition]) -> Iterator[_Lane]:
+        turns = self._directory.read().turns
+        for condition, workload in product(conditions, self._plan.workloads):
+            lane = _Lane(condition=condition, place=(workload.name, condition.label))
+            mine = [turn for turn in turns if (turn.workload, turn.condition) == lane.place]
+            lane.blocks = len({turn.block_key for turn in mine})
+            lane.prompts = lane.blocks * max(1, round(len(workload.prompts) / self._count_blocks(lane)))
+            lane.seconds = sum(turn.took_s or 0.0 for turn in mine)
+            yield lane
+
+    def _count_blocks(self, lane: _Lane) -> int:
+        """Return the paired blocks of one repetition of a lane."""
+        workload = next(each for each in self._plan.workloads if each.name == lane.place[0])
+        return len(blocks(workload, lane.condition, self._plan.turn_s))
+
+    async def _race(self) -> None:
+        """Measure block by block."""
+        while not self._is_over:
+            lane = self._choose_lane()
+            if lane is None:
+                if not await self._find_more():
+                    return
+                continue
+            block = lane.queue[0]
+            expected_s = self.estimate.sum(block)
+            if expected_s > self._left_s():
+                self._end_lane(lane, expected_s)
+                continue
+            lane.queue.popleft()
+            await self._measure_block(lane, block)
+            await self._look(lane)
+
+    def _choose_lane(self) -> _Lane | None:
+        """Return where the next block is taken; None where nothing is left to ask."""
+        ready = [lane for lane in self._lanes if not lane.is_closed and self._fill(lane)]
+        if not ready:
+            return None
+        if few := [lane for lane in ready if lane.blocks < FEWEST_PROMPTS]:
+            return min(few, key=lambda lane: lane.blocks)
+        spent: dict[str, list[float]] = {}
+        for lane in ready:
+            spent.setdefault(lane.condition.label, []).append(lane.seconds)
+        load = min(spent, key=lambda each: sum(spent[each]) / len(spent[each]))
+        return min((lane for lane in ready if lane.condition.label == load), key=lambda lane: lane.prompts)
+
+    def _fill(self, lane: _Lane) -> bool:
+        """Plan the next blocks of a lane; return whether there are any: a prompt comes back only after all others."""
+        while lane.is_stale or not lane.queue:
+            missing = self._missing([lane.condition], lane.repeat, lane.place[0], most=_QUEUED)
+            lane.queue, lane.is_stale = deque(list_blocks(missing)), False
+            if not lane.queue:
+                if lane.repeat >= self._plan.repeats:
+                    lane.is_closed = True
+                    return False
+                lane.repeat += 1
+        return True
+
+    def _end_lane(self, lane: _Lane, expected_s: float) -> None:
+        """Close a lane whose next block would not end in time, and say so where that is not the usual end."""
+        lane.is_closed = True
+        if lane.blocks < FEWEST_PROMPTS:
+            reason = f"a block there takes {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+            what = f"more than {lane.blocks} paired blocks of {lane.place[0]} at {lane.place[1]}"
+            self._leave_out(Omission(what=what, reason=reason))
+
+    async def _measure_block(self, lane: _Lane, block: Sequence[Turn]) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        self._progress.status(f"measuring {lane.place[0]} at {lane.place[1]}")
+        await self._take(block)
+        lane.blocks += 1
+        lane.prompts += len(block[0].prompts)
+        lane.seconds += clock() - began
+        if self.experiment.cold and min(each.blocks for each in self._lanes) >= _WARMED:
+            self.experiment.cold.clear()
+
+    async def _look(self, lane: _Lane) -> None:
+        """Look at what there is, as far as a look is due."""
+        progress = self._find_progress()
+        if self._plan.adaptive and lane.repeat == 1 and lane.blocks in RACE_LOOKS:
+            self._race_there(lane)
+        if self._looked < len(_LOOKS) and progress >= _LOOKS[self._looked]:
+            while self._looked < len(_LOOKS) and progress >= _LOOKS[self._looked]:
+                self._looked += 1
+            await self._retake()
+            if self._plan.adaptive:
+                self._settle(progress)
+                self._add_loads()
+            if not self.budget.is_bounded:
+                self._report_lead()
+        if progress >= _ANCHORS_FROM and self.budget.is_bounded:
+            await self._ask_anchors()
+        if asyncio.get_running_loop().time() > self._word_due:
+            self._report_lead()
+        self._report_progress()
+
+    def _find_progress(self) -> float:
+        """Return the share of the plan that is done: of its time, or of all that it asks."""
+        asked = sum(lane.prompts for lane in self._lanes)
+        sizes = {each.name: len(each.prompts) for each in self._plan.workloads}
+        whole = self._plan.repeats * sum(sizes[lane.place[0]] for lane in self._lanes)
+        spent = asyncio.get_running_loop().time() - self._began
+        planned = self.budget.turns_end - self._began
+        return max(asked / whole, spent / planned if planned > 0 else 1.0)
+
+    def _race_there(self, lane: _Lane) -> None:
+        """Let candidates leave the race on a workload under a load."""
+        candidates = [name for name in self._list_candidates() if self._is_open(*lane.place, name)]
+        if self._reopened or sum(len(self._list_open(each)) for each in self._lanes) < 2:
+            return
+        margin = get_thresholds(self._directory.read()).margin
+        logs = find_race(self._directory.read(), lane.place, candidates)
+        if not logs:
+            return
+        family = len(self._lanes) * len(self._list_candidates())
+        ready = [each for each in self._lanes if not each.is_closed and self._fill(each)]
+        block_s = sum(self.estimate.sum(each.queue[0]) for each in ready)
+        blocks_left = self._left_s() / block_s if block_s else math.inf
+        leavers = find_leavers(logs, margin=margin, blocks_left=blocks_left, family=family)
+        for leaver in leavers:
+            self._stop(lane, leaver.candidate, str(leaver.reason))
+            self._progress.notice(Finding.info("left-race", _describe_leaver(leaver, lane.place)))
+        left = logs.keys() - {each.candidate for each in leavers}
+        if (
+            self.budget.is_bounded
+            and len(left) == 1
+            and leads_surely(logs[next(iter(left))], margin=margin, family=family)
+        ):
+            self._stop(lane, next(iter(left)), "settled")
+
+    def _settle(self, progress: float) -> None:
+        """Stop the cells whose verdict stands, where others need the time."""
+        racing = {lane.place for lane in self._lanes if len(self._list_open(lane)) > 1}
+        cells = [each for each in find_settled(self._directory.read(), self._is_open) if each[0].key[:2] not in racing]
+        if not cells or (self.budget.is_bounded and sum(len(self._list_open(lane)) for lane in self._lanes) < 2):
+            return
+        for comparison, pairs, _ in cells:
+            workload, condition, candidate = comparison.key
+            planned = max(pairs + 1, round(pairs / progress))
+            self._directory.add_look(
+                CellLook(workload=workload, condition=condition, candidate=candidate, pairs=pairs, planned=planned)
+            )
+        keys = {each[0].key for each in cells}
+        for comparison, _, is_settled in find_settled(self._directory.read(), self._is_open):
+            if is_settled and comparison.key in keys:
+                lane = next(each for each in self._lanes if each.place == comparison.key[:2])
+                self._stop(lane, comparison.candidate, "settled")
+
+    def _stop(self, lane: _Lane, candidate: str, reason: str) -> None:
+        workload, condition = lane.place
+        self._add_settled(
+            Settled(
+                workload=workload,
+                condition=condition,
+                candidate=candidate,
+                passes=lane.repeat - 1,
+                blocks=lane.blocks,
+                reason=reason,
+            )
+        )
+        lane.is_stale = True
+
+    def _add_settled(self, cell: Settled) -> None:
+        self._directory.add_settled(cell)
+        self._settled.append(cell)
+
+    async def _find_more(self) -> bool:
+        """Return whether there is more to measure, when all lanes are through."""
+        if await self._retake():
+            return True
+        if self._plan.adaptive and self._add_loads():
+            return True
+        if self._reopened or not self.budget.is_bounded or not self._settled:
+            return False
+        # Whatever time is left makes sure of what leads, and shows servers that were slow for a while.
+        self._reopened = True
+        for lane in self._lanes:
+            lane.is_closed, lane.is_stale, lane.repeat = False, True, 1
+        return True
+
+    def _add_loads(self) -> bool:
+        """Add loads around each crossover, where there is time; return whether any was added."""
         run = self._directory.read()
-        added = (*run.added, *conditions)
-        turns = plan_turns(self._plan, conditions, 1, added=added, settled=run.settled)
-        return self.estimate.sum(leave_out(turns, self.without))
+        if len(run.added) >= _MOST_ROUNDS or not (found := next_conditions(run)):
+            return False
+        lanes = list(self._open_lanes(found))
+        needed_s = sum(map(self._expect_fewest, lanes))
+        if self._left_s() < needed_s:
+            self._leave_out(_name_search(found, self._left_s()))
+            return False
+        self._add(found)
+        self._lanes += lanes
+        return True
+
+    def _expect_fewest(self, lane: _Lane) -> float:
+        missing = self._missing([lane.condition], 1, lane.place[0], most=FEWEST_PROMPTS)
+        return self.estimate.sum(missing)
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
@@ -127,145 +337,105 @@ class Sweep:
             self._directory.add_condition(condition)
             for workload, arm in product(self._plan.workloads, self._plan.arms[1:]):
                 if (workload.name, arm.name) not in near and arm.name not in self.without:
-                    self._directory.add_settled(
-                        Settled(workload=workload.name, condition=condition.label, candidate=arm.name, passes=0)
-                    )
+                    place = {"workload": workload.name, "condition": condition.label, "candidate": arm.name}
+                    self._add_settled(Settled(**place, passes=0, blocks=0))
 
-    async def _repeat_all(self, conditions: Sequence[Condition]) -> None:
-        """Measure all repetitions under some conditions, as far as the time allows."""
-        repeat = 0
-        while (repeat := repeat + 1) <= self._plan.repeats:
-            ahead = {number: self._missing(conditions, number) for number in range(repeat, self._plan.repeats + 1)}
-            blocks = self._fit(ahead)
-            if self._leading is None and not self._plan.one_at_a_time:
-                blocks = self._lead(blocks)
-            await self._measure(blocks, repeat, f"measuring repetition {repeat}")
-            await self._retake(conditions, repeat)
-            if self._is_over:
-                return
-            self.experiment.cold.clear()
-            if repeat == 1 and conditions == self._plan.conditions and self._take_in():
-                conditions, repeat = self._plan.conditions, 0
+    async def _ask_anchors(self) -> None:
+        """Ask the first prompts again, in the last tenth of the time."""
+        lanes = [
+            lane
+            for lane in self._lanes
+            if lane.condition.concurrency == 1 and lane.repeat == 1 and lane.prompts >= _ANCHORS_OF
+        ]
+        while lanes and self._num_anchored < _ANCHORS:
+            self._num_anchored += 1
+            for lane in lanes:
+                again = self._missing([lane.condition], 2, lane.place[0], most=1) if self._plan.repeats > 1 else []
+                if again and self.estimate.sum(again) <= self._left_s():
+                    await self._take(again)
+
+    def _list_candidates(self) -> list[str]:
+        return [arm.name for arm in self._plan.arms[1:] if arm.name not in self.without]
+
+    def _list_open(self, lane: _Lane) -> list[str]:
+        return [] if lane.is_closed else [name for name in self._list_candidates() if self._is_open(*lane.place, name)]
+
+    def _is_open(self, workload: str, condition: str, candidate: str) -> bool:
+        return (workload, condition, candidate) not in {each.key for each in self._list_settled()}
+
+    def _list_settled(self) -> Sequence[Settled]:
+        """Return the cells that are not measured any more."""
+        if not self._reopened:
+            return self._settled
+        return [each for each in self._settled if each.reason != "settled" and not self._leads(each)]
+
+    def _leads(self, cell: Settled) -> bool:
+        """Return whether a cell was the last that left its lane: then it was ahead of all others there."""
+        lane = [each for each in self._settled if each.key[:2] == cell.key[:2]]
+        others = {each.candidate for each in lane} >= set(self._list_candidates())
+        return others and lane[-1].key == cell.key and bool(cell.blocks)
+
+    async def _measure_stretches(self) -> None:
+        """Measure repetition by repetition, each arm's part of it in one stretch: one server is up at a time."""
+        conditions = (*self._plan.conditions, *self._directory.read().added)
+        for repeat in range(1, self._plan.repeats + 1):
+            missing = self._missing(conditions, repeat)
+            if not missing:
                 continue
-            if ahead[repeat] and repeat < self._plan.repeats:
-                self._report_lead()
-            if ahead[repeat] and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
-                for cell in find_settled(self._directory.read(), conditions, repeat):
-                    self._directory.add_settled(cell)
-
-    def _take_in(self) -> bool:
-        """Take in what fits of the loads and repetitions that were left out, now that one has shown how long it takes.
-
-        No verdict has been looked at that could end anything by then. Where prompts are dealt to loads and
-        repetitions, as for candidates that could remember them, the plan stays.
-        """
-        asked = self.asked
-        if asked is None or self._is_over or self._plan.asked_once:
-            return False
-        plan = self._plan.keep_arms([arm.name for arm in self._plan.arms if arm.name not in self.without])
-        first, missing = self._plan_repetition(plan.conditions, 1), self._missing(plan.conditions, 1)
-        measured_s = self.estimate.sum(first) - self.estimate.sum(missing)
-        fuller = fill_plan(plan, asked, self.estimate, measured_s + self._left_s())
-        if fuller == plan:
-            return False
-        run = self._directory.read()
-        prompts = [each.what for each in run.omissions if each.candidate is None and not each.is_final]
-        self.experiment.plan = replace(run.plan, conditions=fuller.conditions, repeats=fuller.repeats)
-        self._directory.begin(self._plan, run.context)
-        for what in (*name_missing(plan, asked), *prompts):
-            self._directory.strike_omissions(what)
-        text = f"There is time for {' and '.join(name_missing(plan, fuller))} after all."
-        self._progress.notice(Finding.info("plan-changed", text))
-        whole_s = expect_seconds(replace(plan, conditions=asked.conditions, repeats=asked.repeats), self.estimate)
-        reason = f"with all of it {whole_s - measured_s:.0f} s are needed, and {self._left_s():.0f} s are left"
-        for what in name_missing(fuller, asked):
-            self._leave_out(Omission(what=what, reason=reason, is_final=True))
-        return True
-
-    def _plan_repetition(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
-        """Return the turns of a repetition, without the candidates that were left out."""
-        run = self._directory.read()
-        turns = plan_turns(self._plan, conditions, repeat, added=run.added, settled=run.settled)
-        return leave_out(turns, self.without)
-
-    def _missing(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
-        planned = self._plan_repetition(conditions, repeat)
-        askable = [turn for turn in planned if self.experiment.has(turn) or self.experiment.may_ask(turn)]
-        return list_missing(askable, self._directory.read(), returned=self.returned)
-
-    def _fit(self, ahead: Mapping[int, Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
-        """Return the blocks to measure now; what does not fit is left out and said."""
-        is_short = self.estimate.sum(chain(*ahead.values())) > self._left_s()
-        run = self._directory.read()
-        ranking = rank_candidates(run) if is_short and run.turns else []
-        fitted = fit_repetition(ahead, self.estimate, self._left_s(), ranking)
-        for omission in fitted.omissions:
-            self._leave_out(omission)
-        self.without |= fitted.without
-        self._is_over = fitted.last < min(ahead)
-        if fitted.last not in (self._last, max(ahead)) and not self._is_over:
-            text = f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions."
-            self._progress.notice(Finding.info("plan-changed", text))
-        self._last = fitted.last
-        self._ahead = fitted.blocks
-        self._later = [turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number]]
-        self._note_estimate()
-        self._report_progress(chain(*self._ahead, self._later))
-        return fitted.blocks
-
-    async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
-        """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
-        self._progress.status(doing)
-        if self._plan.one_at_a_time and blocks:
             # The server that was warmed up last is up still: it begins.
-            blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
-        for place, block in enumerate(blocks):
-            expected = self.estimate.sum(block)
-            if expected > self._left_s():
-                self._is_over = True
-                reason = f"the next one would take {expected:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
-                what = f"{len(blocks) - place} of {len(blocks)} paired blocks when {doing}"
-                self._leave_out(Omission(what=what, reason=reason))
+            arms = [arm.name for arm in reversed(self._plan.arms)]
+            turns = join_stretches(missing, arms, repeat)
+            if (expected_s := self.estimate.sum(turns)) > self._left_s():
+                kept = self._shorten(turns)
+                reason = f"it would take {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+                share = 1 - len(kept) / len(turns)
+                self._leave_out(Omission(what=f"{share:.0%} of repetition {repeat}", reason=reason))
+                turns = kept
+            if not turns:
                 return
-            await self._take(block)
-            self._ahead = blocks[place + 1 :]
-            self._look_at_lead(block)
-            if not self._has_reported and asyncio.get_running_loop().time() > self._word_due:
+            self._progress.status(f"measuring repetition {repeat}")
+            self._report_progress(turns)
+            await self._take(turns)
+            self.experiment.cold.clear()
+            if repeat < self._plan.repeats:
                 self._report_lead()
+        await self._retake()
 
-    def _lead(self, blocks: Sequence[Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
-        """Return the blocks with those first that are likely to bring the first verdict."""
-        self._leading = find_promising(blocks, self.estimate, self._plan.arms[0].name)
-        return blocks if self._leading is None else put_first(blocks, self._leading)
+    def _shorten(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return as much of a repetition as fits, the same part of each arm's stretch."""
+        blocks = list(dict.fromkeys(turn.block_key for turn in turns))
+        while blocks:
+            blocks = blocks[: int(0.9 * len(blocks))]
+            kept = [turn for turn in turns if turn.block_key in set(blocks)]
+            if self.estimate.sum(kept) <= self._left_s():
+                return kept
+        return []
 
-    def _look_at_lead(self, block: Sequence[Turn]) -> None:
-        """Say the first verdict as soon as there is one."""
-        if self._has_reported or not block or block[0].place != self._leading:
-            return
-        self._num_led += len(block[0].prompts)
-        if self._num_led >= self._next_look:
-            self._next_look = math.ceil(_LOOK_AGAIN * self._num_led)
-            verdict = describe_first_verdict(self._directory.read(), self._leading)
-            if verdict is not None:
-                self._has_reported = True
-                self._report_result(verdict)
+    def _missing(
+        self, conditions: Sequence[Condition], repeat: int, workload: str | None = None, *, most: int | None = None
+    ) -> list[Turn]:
+        """Return the turns of a repetition that are missing, without the candidates that were left out.
 
-    def _report_lead(self) -> None:
-        """Say what the result is so far."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        lead = describe_lead(self._directory.read())
-        self.budget.look_s = clock() - began
-        self._has_reported |= lead is not None
-        self._word_due += self.budget.patience_s
-        if lead is not None:
-            self._report_result(lead)
+        Args:
+            workload: which; None for all.
+            most: blocks, after which no more are looked for.
+        """
+        run = self._directory.read()
+        planned = self._plan_repetition(conditions, repeat, workload)
+        left = (leave_out(block, self.without) for block in list_blocks(planned))
+        askable = ([turn for turn in block if self._may_ask(turn)] for block in left)
+        return list(chain(*islice(find_missing(askable, run, returned=self.returned), most)))
 
-    def _report_result(self, text: str) -> None:
-        """Say a result, and how long the rest is going to take by now."""
-        left_s = self._note_estimate()
-        text = f"{text} {left_s / 60:.1f} min are left to measure." if left_s else text
-        self._progress.notice(Finding.info("result-so-far", text))
+    def _may_ask(self, turn: Turn) -> bool:
+        return self.experiment.has(turn) or self.experiment.may_ask(turn)
+
+    def _plan_repetition(
+        self, conditions: Sequence[Condition], repeat: int, workload: str | None = None
+    ) -> Iterator[Turn]:
+        run = self._directory.read()
+        settled = self._list_settled()
+        turns = plan_turns(self._plan, conditions, repeat, added=run.added, settled=settled)
+        return (turn for turn in turns if workload in (None, turn.workload))
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""
@@ -280,27 +450,44 @@ class Sweep:
                 self._done += 1
             self._number += 1
 
-    async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
-        """Take disturbed turns again, of this repetition and of those before it: so many at most, each a few times.
+    async def _retake(self) -> bool:
+        """Take disturbed turns again, up to a limit; return whether there were any.
 
-        Where one server is up at a time, once after the last repetition: that takes one more start of each arm.
+        Where one server is up at a time, once at the end: that takes one more start of each arm.
         """
-        is_once = self._plan.one_at_a_time
-        if is_once and repeat < self._plan.repeats:
-            return
-        labels = [condition.label for condition in conditions]
-        turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
-        allowed = math.ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
-        while allowed > 0 and not self._is_over:
-            blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
-            while is_once and blocks and self.estimate.sum(chain(*blocks)) > self._left_s():
-                blocks.pop()
-            if not blocks:
-                return
-            self._report_progress(chain(*blocks))
-            count = sum(map(len, blocks))
-            await self._measure(blocks, repeat + 1, f"retaking {count} disturbed turns up to repetition {repeat}")
-            allowed = 0 if is_once else allowed - count
+        is_once, run = self._plan.one_at_a_time, self._directory.read()
+        lost = find_lost(run, [condition.label for condition in run.conditions])
+        if not lost:
+            return False
+        wanted = {each.key for each in lost}
+        repeats = sorted({key[2] for key in wanted})
+        planned = (turn for repeat in repeats for turn in self._plan_repetition(run.conditions, repeat))
+        turns = [turn for turn in planned if turn.block_key in wanted and turn.arm not in self.without]
+        blocks = plan_retakes(lost, turns, most=math.ceil(_RETAKEN * len(run.turns)))
+        while blocks and self.estimate.sum(chain(*blocks)) > self._left_s():
+            blocks.pop()
+        if not blocks:
+            return False
+        count = sum(map(len, blocks))
+        self._progress.status(f"retaking {count} disturbed turns")
+        if is_once:
+            number = self._plan.repeats + 1
+            blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
+        for block in blocks:
+            await self._take(block)
+        return True
+
+    def _report_lead(self) -> None:
+        """Say what the result is so far."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        lead = describe_lead(self._directory.read())
+        self.budget.look_s = clock() - began
+        self._word_due = clock() + self.budget.patience_s * (1 if lead is None else _WORDS_APART)
+        if lead is not None:
+            left_s = self._note_estimate()
+            text = f"{lead} It is judged at the end, in {left_s / 60:.1f} min." if left_s else lead
+            self._progress.notice(Finding.info("result-so-far", text))
 
     def _leave_out(self, omission: Omission) -> None:
         """Record and say what is not measured for lack of time."""
@@ -312,17 +499,33 @@ class Sweep:
 
     def _note_estimate(self) -> float:
         """Write down how many seconds the turns ahead are going to take, and return them."""
-        ahead = [*chain(*self._ahead), *self._later]
-        at_s, left_s = asyncio.get_running_loop().time() - self.budget.began, self.estimate.sum(ahead)
+        at_s = asyncio.get_running_loop().time() - self.budget.began
+        ahead, _, left_s = self._look_ahead()
         if ahead or self._done:
-            self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=len(ahead), left_s=left_s))
+            self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=ahead, left_s=left_s))
         return left_s
 
-    def _report_progress(self, turns: Iterable[Turn]) -> None:
-        """Report how much there is to do."""
-        turns, done = list(turns), self.experiment.num_answers
-        self._progress.plan(done + sum(len(turn.prompts) for turn in turns), self.estimate.sum(turns))
-        self._progress.step(done)
+    def _look_ahead(self) -> tuple[int, int, float]:
+        """Return about how many turns and requests are ahead, and their seconds: as long as there is time, or all that
+        is left."""
+        lanes = [lane for lane in self._lanes if not lane.is_closed and self._fill(lane)]
+        block_s = sum(sum(map(self.estimate.sum, lane.queue)) / len(lane.queue) for lane in lanes)
+        if not lanes or not block_s:
+            return 0, 0, 0.0
+        missing = max(self._plan.repeats * self._count_blocks(lane) - lane.blocks for lane in lanes)
+        rounds = max(1.0, min(float(missing), self._left_s() / block_s))
+        turns = sum(len(lane.queue[0]) for lane in lanes)
+        requests = sum(len(turn.prompts) for lane in lanes for turn in lane.queue[0])
+        return round(rounds * turns), round(rounds * requests), rounds * block_s
+
+    def _report_progress(self, turns: Sequence[Turn] | None = None) -> None:
+        """Report how much there is to do: these turns, or what is ahead."""
+        if turns is None:
+            _, requests, left_s = self._look_ahead()
+        else:
+            requests, left_s = sum(len(turn.prompts) for turn in turns), self.estimate.sum(turns)
+        self._progress.plan(self.experiment.num_answers + requests, left_s)
+        self._progress.step(self.experiment.num_answers)
 
     @property
     def _progress(self) -> Progress:
@@ -337,6 +540,23 @@ class Sweep:
         return self.experiment.directory
 
 
+_WORDS_APART = 5
+"""Times the patience between two words on the result."""
+
+
 def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
     loads = ", ".join(condition.label for condition in found)
     return Omission(what=f"the loads {loads}, searched for a crossover", reason=f"{max(0.0, left_s):.0f} s are left")
+
+
+def _describe_leaver(leaver: Leaver, place: Place) -> str:
+    """Return why a candidate is not measured any more, in a sentence."""
+    where = f"{leaver.candidate} on {place[0]} at {place[1]}"
+    so_far = f"{where}: left out after {leaver.count} prompts at {leaver.ratio:.2f}x"
+    if leaver.reason is LeaveReason.NO_GAIN:
+        return f"{so_far}: no gain worth a change is left in its interval."
+    if leaver.reason is LeaveReason.BEHIND:
+        return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast, prompt by prompt."
+    if leaver.reason is LeaveReason.PAYS:
+        return f"{so_far}: it surely pays, and {leaver.best} is ahead so far."
+    return f"{so_far}: the time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). That is no claim."

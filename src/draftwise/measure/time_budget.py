@@ -28,8 +28,8 @@ _PATIENCE = 0.05
 _RESERVE = 0.04
 """Share of the whole that is kept for what follows the last turn; at least `_LEAST_RESERVE_S`, but no more than
 `_MOST_RESERVED` of it."""
-_LEAST_RESERVE_S = 15.0
-_MOST_RESERVED = 0.25
+_LEAST_RESERVE_S = 9.0
+_MOST_RESERVED = 0.1
 _LAST_S = 0.5
 """Between the last look at outputs and the end."""
 _ENDING = 0.25

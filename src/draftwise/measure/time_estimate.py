@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,6 @@ __all__ = [
     "TimeEstimate",
     "describe_plan",
     "expect_seconds",
-    "fill_plan",
     "fit_plan",
     "name_missing",
     "name_repetitions",
@@ -32,6 +32,10 @@ _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
 _ENOUGH_PROMPTS = 12
 """Of a workload, below which repetitions go first: other prompts tell more than the same ones again."""
+_BLOCK_PER_STREAM, _MANY = 4, 64
+"""Requests of a block for each stream, and streams that a load may have which does not say."""
+_FEWEST_BLOCKS = 3
+"""Blocks of a load, below which nothing is known of what its requests have in common."""
 _LEAST_PROMPTS = 3
 """Of a workload, below which candidates go first."""
 
@@ -168,7 +172,8 @@ def _mix(sums: tuple[float, float], taken: float, expected: float, kept: float) 
 def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
     """Return the seconds in which the requests of a turn arrive."""
     if isinstance(load, Replay):
-        return max(prompt.arrival_s or 0.0 for prompt in prompts) / load.speed
+        times = [prompt.arrival_s or 0.0 for prompt in prompts]
+        return (max(times) - min(times)) / load.speed
     if isinstance(load, ClosedLoop):
         return 0.0
     if load.rate_per_s:
@@ -183,13 +188,58 @@ def expect_seconds(plan: RunPlan, estimate: TimeEstimate) -> float:
 
 
 def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[RunPlan, list[Omission]]:
-    """Return what of a plan fits in the time, and what is left out for it.
+    """Return what of a plan is measured in the time, and what is left out for it.
 
-    First every workload is cut to fewer prompts, as long as these are enough: that is a choice of the run, no
-    omission. Then repetitions go, then prompts down to the fewest that decide anything, then loads, those in the middle
-    before the ends (between which a crossover can still be searched), then, with one request in flight, the second
-    repetition (fewer prompts in two of them would decide nothing), then prompts again, then the last candidates, of
-    which nothing is known yet. If even the rest does not fit it is returned: the time ends it.
+    Prompts are drawn as long as there is time: nothing of them is left out beforehand. Where not even the fewest that
+    decide anything fit for everything, loads go, those in the middle before the ends (between which a crossover can
+    still be searched), then the last candidates, of which nothing is known yet. If even the rest does not fit it is
+    returned: the time ends it. Where one server is up at a time, each repetition asks the same prompts
+    (`_fit_stretches`).
+    """
+    if plan.one_at_a_time:
+        return _fit_stretches(plan, estimate, seconds)
+    fitted, needed_s = plan, _expect_least(plan, estimate)
+    reason = (
+        f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, and {seconds / 60:.1f} min are "
+        "left"
+    )
+    while _expect_least(fitted, estimate) > seconds and len(fitted.conditions) > 1:
+        fitted = _without_condition(fitted)
+    found = [Omission(what=what, reason=reason, is_final=True) for what in name_missing(fitted, plan)]
+    while _expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
+        name = fitted.arms[-1].name
+        found.append(Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True))
+        fitted = _without_last_arm(fitted)
+    if (least_s := _expect_least(fitted, estimate)) > seconds:
+        reason = (
+            f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, and {seconds / 60:.1f} min are left"
+        )
+        found.append(Omission(what="prompts that would decide anything", reason=reason, is_final=True))
+    return fitted, found
+
+
+def _expect_least(plan: RunPlan, estimate: TimeEstimate) -> float:
+    """Return how long the fewest blocks of each workload under each load take that decide anything."""
+    requests = max(_BLOCK_PER_STREAM * (each.concurrency or _MANY) for each in plan.conditions)
+    plan = replace(plan, workloads=tuple(each.first(FEWEST_PROMPTS * requests) for each in plan.workloads))
+    begun: Counter[tuple[str, str]] = Counter()
+    taken: set[tuple[str, str, int, int]] = set()
+    seconds = 0.0
+    for turn in plan_turns(plan, plan.conditions, 1):
+        fewest = FEWEST_PROMPTS if turn.condition.concurrency == 1 else _FEWEST_BLOCKS
+        if turn.block_key not in taken and begun[turn.place] < fewest:
+            taken.add(turn.block_key)
+            begun[turn.place] += 1
+        seconds += estimate.expect(turn) if turn.block_key in taken else 0.0
+    return seconds
+
+
+def _fit_stretches(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[RunPlan, list[Omission]]:
+    """Return what of a plan fits in the time where one server is up at a time, and what is left out for it.
+
+    First every workload is cut to fewer prompts, in the order in which they were drawn, as long as these are enough:
+    that is a choice of the run, no omission. Then repetitions go, then prompts down to the fewest that decide anything,
+    then loads, then prompts again, then the last candidates.
     """
     fitted = _cut(plan, estimate, seconds, _ENOUGH_PROMPTS)
     reason = _say_needed(fitted, estimate, seconds)
@@ -200,8 +250,6 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
     needed = _say_needed(fitted, estimate, seconds)
     while expect_seconds(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
-    if expect_seconds(fitted, estimate) > seconds and _has_a_block_for_each_prompt(fitted):
-        fitted = replace(fitted, repeats=1)
     gone = name_missing(fitted, plan)
     reasons = [reason] * (fitted.repeats < plan.repeats) + [needed]
     found += [Omission(what=what, reason=why, is_final=True) for what, why in zip(gone, reasons, strict=False)]
@@ -217,28 +265,12 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
     return _cut(replace(fitted, workloads=plan.workloads), estimate, seconds, fewest), found
 
 
-def fill_plan(plan: RunPlan, asked: RunPlan, estimate: TimeEstimate, seconds: float) -> RunPlan:
-    """Return a plan with as many of the loads, then of the repetitions, that `fit_plan` left out as fit in the time."""
-    fuller = replace(plan, conditions=asked.conditions)
-    while len(fuller.conditions) > len(plan.conditions) and expect_seconds(fuller, estimate) > seconds:
-        fuller = _without_condition(fuller)
-    for repeats in range(asked.repeats, plan.repeats, -1):
-        if expect_seconds(replace(fuller, repeats=repeats), estimate) <= seconds:
-            return replace(fuller, repeats=repeats)
-    return fuller
-
-
 def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
     """Return in words the repetitions, then the loads, that another plan has beyond a plan."""
     labels = {condition.label for condition in plan.conditions}
     names = [condition.label for condition in asked.conditions if condition.label not in labels]
     missing = [name_repetitions(plan.repeats + 1, asked.repeats)] if plan.repeats < asked.repeats else []
     return [*missing, f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"] if names else missing
-
-
-def _has_a_block_for_each_prompt(plan: RunPlan) -> bool:
-    """Return whether a single repetition tells drift from a difference: it is as many paired blocks as prompts."""
-    return not plan.one_at_a_time and all(each.concurrency == 1 for each in plan.conditions)
 
 
 def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
@@ -281,6 +313,12 @@ def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:
     """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
+    if plan.minutes is not None and not plan.one_at_a_time:
+        lines = [
+            f"{len(plan.arms)} arms x {loads}as many of {workloads} prompts, drawn with seed {plan.seed}, as "
+            f"{_duration(seconds)} allow"
+        ]
+        return lines + _tell_paces(plan, pace)
     repeats = range(1, plan.repeats + 1)
     total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
     once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
@@ -288,10 +326,15 @@ def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:
         f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
-    for condition in plan.conditions:
-        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
-        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
-    return lines
+    return lines + _tell_paces(plan, pace)
+
+
+def _tell_paces(plan: RunPlan, pace: Pace) -> list[str]:
+    return [
+        f"warm-up tokens/s at {condition.label}: "
+        + ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
+        for condition in plan.conditions
+    ]
 
 
 def _duration(seconds: float) -> str:

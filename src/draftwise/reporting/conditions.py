@@ -149,6 +149,7 @@ def describe_scope(scope: Scope) -> list[str]:
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
         "hardware": "; ".join(scope.hardware) or "unknown",
         "server": ", ".join(scope.servers),
+        "outputs": f"not compared with the baseline's for {', '.join(scope.uncompared)}" if scope.uncompared else "",
         "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
@@ -156,7 +157,7 @@ def describe_scope(scope: Scope) -> list[str]:
 
 def _describe_traffic(workload: str, scope: Scope) -> str:
     repeats = f", {scope.repeats[workload]} of them repeats of others" if workload in scope.repeats else ""
-    return f"{workload} ({scope.workloads[workload]} prompts{repeats})"
+    return f"{workload} ({scope.drawn.get(workload) or f'{scope.workloads[workload]} prompts'}{repeats})"
 
 
 def _describe_loads(conditions: Sequence[Condition]) -> str:

@@ -128,7 +128,7 @@ def _numbers(comparisons: Sequence[Comparison], room: int) -> str:
             "-" if each.conversion is None else f"{each.conversion:.0%}",
             format_change(each.ttft),
             format_change(each.tpot),
-            format_change(each.tail),
+            format_change(each.percentiles.get("tpot", {}).get(99)),
             "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
         )
         rows.append((" · ".join(place), *numbers))

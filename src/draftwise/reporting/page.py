@@ -224,7 +224,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> PageTable:
                 _ratio(each.deciding),
                 TableCell(text=format_number(each.counters.tokens_per_step)),
                 TableCell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
-                TableCell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
+                TableCell(text=format_change(each.tpot), small=_tell_tail(each)),
                 TableCell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
                 TableCell(text=_explain(each), kind="text"),
             ),
@@ -242,12 +242,23 @@ def _group(each: Comparison, *, several: bool) -> str:
     return " · ".join(parts)
 
 
+def _tell_tail(each: Comparison) -> str:
+    """Return P99 of the time per token where the requests can bound it."""
+    found = each.percentiles.get("tpot", {}).get(99)
+    return "" if found is None else f"P99\u00a0{format_change(found)}"
+
+
 def _delays_first_token(each: Comparison) -> bool:
     return each.ttft is not None and each.ttft.value >= LATE_FIRST_TOKEN
 
 
 def _explain(each: Comparison) -> str:
     parts = [describe_reason(each.reason)]
+    parts += [
+        f"{guard.of} not judged: {guard.count} of {guard.needed} prompts"
+        for guard in each.guards
+        if guard.answer == "no power" and each.verdict == "adopt"
+    ]
     if each.adjusted_p is not None:
         parts.append(f"p = {each.adjusted_p:.3g}")
     if each.prompts_needed and each.verdict == "inconclusive":

@@ -26,8 +26,8 @@ from draftwise.core.finding import join_names
 from draftwise.reporting.units import (
     LATE_FIRST_TOKEN,
     LOAD_UNITS,
+    count_drawn,
     count_load,
-    count_prompts,
     describe_load,
     format_load,
     format_ratio,
@@ -62,8 +62,10 @@ def list_clauses(decision: Decision) -> list[str]:
 
 
 def _doubt(decision: Decision) -> Iterator[str]:
-    """Yield the clause that names adopted candidates whose speculation no counter proves."""
+    """Yield the clauses that name adopted candidates of which something is not shown."""
     adopted = {each.candidate for recommendation in decision.recommendations for each in recommendation.adopted}
+    if names := [name for name in decision.scope.uncompared if name in adopted]:
+        yield f"outputs of {join_names(names, most=4)} were not compared with the baseline's"
     if names := [name for name in decision.scope.unproven if name in adopted]:
         yield f"speculation is not proven for {join_names(names, most=4)}, as no counters of its server can be read"
 
@@ -128,8 +130,15 @@ def _is_open(each: Comparison) -> bool:
 
 def _tell_gain(each: Comparison) -> str:
     """Return a gain with what it rests on: `1.48x as fast (1.41-1.55, 64 prompts)`."""
-    rests = [each.deciding.span, count_prompts(each.num_prompts), *_tell_delay([each])]
+    rests = [each.deciding.span, count_drawn(each), *_tell_guards(each), *_tell_delay([each])]
     return f"{each.deciding.value:.2f}x as fast ({', '.join(rests)})"
+
+
+def _tell_guards(each: Comparison) -> Iterator[str]:
+    """Yield what a guard had no power to tell: it decides nothing, and is said."""
+    for guard in each.guards:
+        if guard.answer == "no power":
+            yield f"{guard.of} not judged"
 
 
 def _tell_delay(comparisons: Iterable[Comparison]) -> Iterator[str]:
@@ -191,7 +200,7 @@ class _Stretches:
         gains = [f"{first.deciding.value:.2f}x as fast ({first.deciding.span})"]
         if last is not first:
             gains.append(f"at {lightest:g} and {last.deciding.value:.2f}x ({last.deciding.span})")
-        rests = [count_prompts(first.num_prompts), *_tell_delay(each for _, each in found)]
+        rests = [count_drawn(first), *_tell_guards(first), *_tell_delay(each for _, each in found)]
         return f"{' '.join(gains)} at {count_load(heaviest, band.axis)} ({', '.join(rests)})"
 
     def _find_points(self, band: Band) -> Iterator[tuple[float, Comparison]]:
@@ -260,7 +269,7 @@ def _describe_no_gain(decision: Decision) -> str:
     return (
         f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
         f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{count_prompts(best.num_prompts)} ({best.verdict}: {describe_reason(best.reason)})"
+        f"{count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
     )
 
 
@@ -295,6 +304,14 @@ def _say_slow_server(found: _Values) -> str:
         f"the server of {found['arm']} takes {found['step']:.1f}x as long as the other one for a decoding step and "
         f"{found['first']:.1f}x to the first token, in which drafting has no part: is it slow itself? See to it, or "
         f"measure it for {found['wanted_s'] / 60:.0f} minutes instead of {found['seen_s'] / 60:.1f}"
+    )
+
+
+def _say_pace(found: _Values) -> str:
+    when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
+    return (
+        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, and the other server's did not: "
+        "drafting cannot explain that; measure again"
     )
 
 
@@ -341,14 +358,17 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
         "{count} of {of} pairs of turns were disturbed and count for nothing ({why}): {left:.0%} of them must be left"
     ).format_map,
     ReasonCode.UNSETTLED: "{message} ({code})".format_map,
-    ReasonCode.FASTER_AT_TIMES: (
-        "{arm} alone was far faster in {count} of the turns set aside than in those that count: was it slow there?"
-    ).format_map,
     ReasonCode.SLOW_SERVER: _say_slow_server,
-    ReasonCode.PACE_CHANGED: (
-        "the speed-up changed in the course of the run, from {lowest:.2f}x in one stretch of it to {highest:.2f}x in "
-        "another: one of the two servers was slower for a while; measure again"
+    ReasonCode.PACE_CHANGED: _say_pace,
+    ReasonCode.ANCHORS_MOVED: (
+        "prompts asked again at the end gained {ratio:.2f}x as much as before: one of the two servers changed; measure "
+        "again"
     ).format_map,
+    ReasonCode.UNSEEN: (
+        "so few prompts may miss a kind with up to {share:.0%} of the traffic, so the interval has to clear {bar:.2f}"
+    ).format_map,
+    ReasonCode.NO_GAIN: "no gain of {margin:.0%} or more is left: {ratio:.2f}x".format_map,
+    ReasonCode.BEHIND: "{better} is {ratio:.2f}x as fast on the same {count} prompts".format_map,
     ReasonCode.MEASURES_DISAGREE: lambda found: (
         f"{' and '.join(found['better'])} better, {' and '.join(found['worse'])} worse"
     ),
@@ -362,9 +382,10 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.LOSS: _say_loss,
     ReasonCode.GAIN_WITH_DAMAGE: lambda found: f"{_say_change(found, gains=True)} on the whole, but",
     ReasonCode.MIXED_WORKLOAD: (
-        "a mixed workload: P50 of the {of} is {half:.2f}x the baseline's, P99 {slowest:.2f}x"
+        "a mixed workload: P50 of the time per token is {half:.2f}x the baseline's, and {share:.0%} of the requests "
+        "are slower than 1.1 times its P90"
     ).format_map,
-    ReasonCode.SLOW_TAIL: "P99 of the time per token is {ratio:.2f}x the baseline's".format_map,
+    ReasonCode.SLOW_TAIL: "{share:.0%} of the requests are slower than 1.1 times the baseline's P90".format_map,
     ReasonCode.LATE_FIRST_TOKEN: "the first token comes {ratio:.2f}x as late".format_map,
     ReasonCode.LATE_FIRST_TOKENS_TAIL: "P99 of the time to the first token is {ratio:.2f}x the baseline's".format_map,
     ReasonCode.ANSWERS_NOT_FASTER: lambda _: (

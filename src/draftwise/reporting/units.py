@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from draftwise.core import Condition
+from draftwise.core import Comparison, Condition
 from draftwise.deciding.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ def count_load(load: float, axis: str) -> str:
 def count_prompts(number: int) -> str:
     """Return e.g. `64 prompts`."""
     return f"{number} prompt{'' if number == 1 else 's'}"
+
+
+def count_drawn(comparison: Comparison) -> str:
+    """Return on how many prompts of how many a comparison rests, e.g. `64 of 246 prompts`."""
+    of = comparison.population
+    is_part = comparison.num_prompts < of
+    return f"{comparison.num_prompts} of {count_prompts(of)}" if is_part else count_prompts(comparison.num_prompts)
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:

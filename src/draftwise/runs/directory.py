@@ -5,7 +5,8 @@ request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells tha
 `conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
 where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
 `omissions.jsonl` what was left out, struck out by a line when the run is continued, `estimates.jsonl` how long the rest
-was expected to take.
+was expected to take, `looks.jsonl` when cells were looked at with the intention to stop them, `probes.jsonl` how
+answers outside of turns compare with the baseline's.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `reserved` holds disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -27,12 +28,15 @@ from typing import Any, BinaryIO, TypeVar
 
 from draftwise.core import (
     Answer,
+    CellLook,
     Condition,
     Divergence,
     Estimate,
     Expectation,
     InvalidSetup,
     Omission,
+    OutputProbe,
+    Prompt,
     Run,
     RunContext,
     RunPlan,
@@ -55,12 +59,20 @@ _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
 _OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
+_LOOKS, _PROBES = "looks.jsonl", "probes.jsonl"
 _RESERVED = "reserved"
 _EARLIER_RESERVED = "ballast"
 """Its name in runs from before 2026-11-24; what a killed one left is freed when the run is continued."""
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DESCRIBED = ("name", "source", "description", "random_tokens", "population", "choice")
+"""What the manifest says of a workload besides its prompts."""
+
+
+def _to_row(prompt: Prompt) -> dict[str, Any]:
+    """Return the line of a prompt: what is sent, and where in its log it stands."""
+    return prompt.to_dict() | ({} if prompt.origin is None else {"origin": to_json(prompt.origin)})
 
 
 class RunDirectory:
@@ -122,7 +134,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for workload in plan.workloads:
-                lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
+                lines = "".join(json.dumps(_to_row(prompt)) + "\n" for prompt in workload.prompts)
                 write_whole(self._workload_path(workload.name), lines)
             manifest = to_json(Manifest.of(plan, context))
             write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
@@ -170,6 +182,14 @@ class RunDirectory:
     def add_settled(self, cell: Settled) -> None:
         """Append a cell that was stopped early."""
         self._append(_SETTLED, to_json(cell))
+
+    def add_look(self, look: CellLook) -> None:
+        """Append a look at a cell with the intention to stop it."""
+        self._append(_LOOKS, to_json(look))
+
+    def add_probe(self, probe: OutputProbe) -> None:
+        """Append how an answer compares with the baseline's to the same prompt."""
+        self._append(_PROBES, to_json(probe))
 
     def add_omission(self, omission: Omission) -> None:
         """Append what is left out."""
@@ -249,6 +269,8 @@ class RunDirectory:
             divergences=tuple(self._read_rows(_DIVERGENCES, Divergence)),
             added=tuple(self._read_rows(_CONDITIONS, Condition)),
             settled=self.read_settled(),
+            looks=tuple(self._read_rows(_LOOKS, CellLook)),
+            probes=tuple(self._read_rows(_PROBES, OutputProbe)),
             omissions=self.read_omissions(),
             expected=tuple(self._read_rows(_EXPECTED, Expectation)),
             estimates=tuple(self._read_rows(_ESTIMATES, Estimate)),
@@ -283,9 +305,7 @@ class RunDirectory:
         return RowFile(self.path / name, partial(from_json, kind)).read()
 
     def _read_workload(self, row: WorkloadRow) -> Workload:
-        described: dict[str, Any] = {
-            name: getattr(row, name) for name in ("name", "source", "description", "random_tokens")
-        }
+        described: dict[str, Any] = {name: getattr(row, name) for name in _DESCRIBED}
         if (known := self._workloads.get((row.name, row.sha256))) is not None:
             return replace(known, **described)
         path = self._workload_path(row.name)

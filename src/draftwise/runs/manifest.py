@@ -85,6 +85,8 @@ class WorkloadRow:
     prompts: int
     """Number of them."""
     sha256: str
+    population: int = 0
+    choice: str = ""
 
     @classmethod
     def of(cls, workload: Workload) -> WorkloadRow:
@@ -96,6 +98,8 @@ class WorkloadRow:
             random_tokens=workload.random_tokens,
             prompts=len(workload.prompts),
             sha256=workload.sha256,
+            population=workload.population,
+            choice=workload.choice,
         )
 
 
@@ -113,6 +117,7 @@ class Manifest:
     turn_s: float
     adaptive: bool
     one_at_a_time: bool = False
+    minutes: float | None = None
     remembering: Mapping[str, str] | None = None
     """None in runs from before candidates that could remember answers were asked each prompt once."""
     context: RunContext
@@ -135,6 +140,7 @@ class Manifest:
             turn_s=plan.turn_s,
             adaptive=plan.adaptive,
             one_at_a_time=plan.one_at_a_time,
+            minutes=plan.minutes,
             remembering=plan.remembering,
             context=context,
         )
@@ -166,6 +172,7 @@ class Manifest:
             turn_s=found.turn_s,
             adaptive=found.adaptive,
             one_at_a_time=found.one_at_a_time,
+            minutes=found.minutes,
             asks_once=found.remembering is not None,
         )
         return plan, found.context

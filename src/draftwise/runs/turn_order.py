@@ -1,7 +1,10 @@
 """The order of turns, in which the arms alternate, and the blocks in which a workload is answered under a load.
 
-Arms that could remember their answers have blocks of their own: no prompt is in two of them. The prompts of a workload
-are dealt to the conditions, and those of a condition to its repetitions. Each condition gets its fewest blocks first,
+Blocks take the prompts of a workload in its own order, which is the order in which they were drawn; a recording is
+replayed in windows of time, in the order in which their first prompts were drawn.
+
+Arms that could remember their answers have blocks of their own: no prompt is in two of them, and none comes back in a
+later repetition. The prompts of a workload are dealt to the conditions. Each condition gets its fewest blocks first,
 the one with the smallest blocks before the others: a workload that is too short for all of them is then measured under
 as many as it can carry. What is left goes, block by block, to the condition that has had the fewest prompts. Conditions
 that a sweep adds later get what is not used of cells that stopped early.
@@ -12,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 from draftwise.core import Condition, OpenLoop, Prompt, Replay, Run, RunPlan, Settled, Workload
 
@@ -196,8 +198,11 @@ def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Bloc
     """Return the parts of a workload under a condition.
 
     One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
-    short for that is gone through several times.
+    short for that is gone through several times. Of a recording it is windows of as much time as a turn has.
     """
+    if isinstance(condition.load, Replay):
+        windows = _list_windows(workload, condition.load, turn_s)
+        return [Block(number=at, prompts=each, copies=(0,) * len(each)) for at, each in enumerate(windows)]
     size = _count_requests(workload, condition, turn_s)
     rounds = math.ceil(size / len(workload.prompts))
     requests = [(prompt, copy) for copy in range(rounds) for prompt in workload.prompts]
@@ -208,17 +213,51 @@ def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Bloc
     ]
 
 
+_FEWEST_WINDOWS = 4
+"""Turns that a recording has to be longer than, to be cut into windows."""
+
+
+def _list_windows(workload: Workload, load: Replay, turn_s: float) -> list[tuple[Prompt, ...]]:
+    """Return a recording as windows, each with its prompts in order of arrival.
+
+    Requests of one window share what the server is doing; windows are what is drawn. One that is cut off, at the end of
+    what was kept of a recording, has too few requests for its rate and is left out where others are there.
+    """
+    prompts = sorted(workload.prompts, key=lambda each: each.arrival_s or 0.0)
+    times = [each.arrival_s or 0.0 for each in prompts]
+    length_s = turn_s * load.speed
+    if not prompts or times[-1] - times[0] < _FEWEST_WINDOWS * length_s:
+        return [tuple(prompts)]
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    windows: dict[tuple[int, int], list[Prompt]] = {}
+    for prompt, time in zip(prompts, times, strict=True):
+        stretch = 0 if prompt.origin is None else prompt.origin.stretch
+        begin = begins.setdefault(stretch, time)
+        ends[stretch] = time
+        windows.setdefault((stretch, int((time - begin) / length_s)), []).append(prompt)
+    whole = {
+        place: window
+        for place, window in windows.items()
+        if place[1] == 0 or begins[place[0]] + (place[1] + 1) * length_s <= ends[place[0]]
+    }
+    drawn = {prompt.id: at for at, prompt in enumerate(workload.prompts)}
+    return [tuple(each) for each in sorted(whole.values(), key=lambda each: min(drawn[prompt.id] for prompt in each))]
+
+
 def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:
     for start in range(0, len(requests), size):
         yield requests[start : start + size]
 
 
 def _count_requests(workload: Workload, condition: Condition, turn_s: float) -> int:
-    """Return the requests of a whole block; a recording is replayed as a whole."""
+    """Return the requests of a whole block; of a recording those of its largest window."""
     if condition.concurrency is not None:
         return 1 if condition.concurrency == 1 else _BLOCK_PER_STREAM * condition.concurrency
     if isinstance(condition.load, OpenLoop):
         return _arrivals_within(condition.load, turn_s)
+    if isinstance(condition.load, Replay):
+        return max((len(each) for each in _list_windows(workload, condition.load, turn_s)), default=0)
     return len(workload.prompts)
 
 
@@ -266,7 +305,7 @@ def share_out(
     """Return the blocks in which arms that could remember answers take part.
 
     Args:
-        plan: of the run; its seed decides which prompt falls to which repetition.
+        plan: of the run.
         workload: one of the plan's.
         added: conditions that were added to the plan, in that order.
         settled: cells that were stopped early.
@@ -275,11 +314,13 @@ def share_out(
     shares: dict[tuple[str, int], tuple[Block, ...]] = {}
     for group in (plan.conditions, *((condition,) for condition in added)):
         for condition, dealt in _deal(plan, workload, group, used).items():
-            last = _last_repetition(plan, workload, condition, settled)
-            for repeat in range(1, plan.repeats + 1):
-                if part := tuple(dealt[repeat - 1 :: plan.repeats]):
-                    shares[condition.label, repeat] = part
-                    used |= {prompt.id for block in part for prompt in block.prompts if repeat <= last}
+            if dealt:
+                shares[condition.label, 1] = tuple(dealt)
+                used |= {
+                    prompt.id
+                    for block in dealt[: _count_begun(plan, workload, condition, settled)]
+                    for prompt in block.prompts
+                }
     return shares
 
 
@@ -293,28 +334,30 @@ def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
     return {prompt.id for prompt in workload.prompts if prompt.content in known}
 
 
-def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:
-    """Return the last repetition in which some arm that could remember answers takes part."""
-    passes = {each.key: each.passes for each in settled}
-    return max(passes.get((workload.name, condition.label, arm), plan.repeats) for arm in plan.asked_once)
+def _count_begun(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int | None:
+    """Return how many of its blocks the arms that could remember answers take part in; None for all."""
+    ended = {each.key: 0 if each.passes == 0 and each.blocks is None else each.blocks for each in settled}
+    begun = [ended.get((workload.name, condition.label, arm)) for arm in plan.asked_once]
+    return None if None in begun else max((each for each in begun if each is not None), default=0)
 
 
 def _deal(
     plan: RunPlan, workload: Workload, conditions: Sequence[Condition], used: Collection[str]
 ) -> dict[Condition, list[Block]]:
     """Return the blocks of each condition; no prompt is in two of them, and no used one in any."""
-    places = {prompt.id: place for place, prompt in enumerate(workload.prompts)}
     free = [prompt for prompt in workload.prompts if prompt.id not in used]
-    Random(f"{plan.seed}/{workload.name}").shuffle(free)
     dealt = {}
     for condition, count in _count_blocks(plan, workload, conditions, len(free)).items():
         size = _count_requests(workload, condition, plan.turn_s)
-        parts = [free[start : start + size] for start in range(0, count * size, size)]
-        free = free[count * size :]
-        dealt[condition] = _number(
-            [tuple(sorted(part, key=lambda prompt: places[prompt.id])) for part in parts],
-            blocks(workload, condition, plan.turn_s),
-        )
+        others = blocks(workload, condition, plan.turn_s)
+        if isinstance(condition.load, Replay):
+            left = {prompt.id for prompt in free}
+            parts = [each.prompts for each in others if left.issuperset(_ids(each.prompts))][:count]
+        else:
+            parts = [tuple(free[start : start + size]) for start in range(0, count * size, size)]
+        taken = {prompt.id for part in parts for prompt in part}
+        free = [prompt for prompt in free if prompt.id not in taken]
+        dealt[condition] = _number(parts, others)
     return dealt
 
 

@@ -150,6 +150,7 @@ class ReaderPool:
             self._control.close()  # first, so that no readers are forked any more
             for lane in self._lanes:
                 lane.close()
+            await asyncio.sleep(0)  # in which the loop closes the connections
 
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
         """Return what a body asks for."""
@@ -180,6 +181,7 @@ class _Lane:
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[tuple[_Job, asyncio.Future[Outcome]]] = asyncio.Queue()
         self._protocols: asyncio.Queue[ChannelProtocol] = asyncio.Queue()
+        self._current: ChannelProtocol | None = None
         self._told: asyncio.Future[Outcome] = asyncio.Future()
         """What the reader says of the body that it has."""
         self._task = asyncio.ensure_future(self._work())
@@ -197,21 +199,23 @@ class _Lane:
         return await answer
 
     async def _work(self) -> None:
-        protocol = await self._protocols.get()
+        self._current = await self._protocols.get()
         while True:
             job, answer = await self._waiting.get()
             if answer.cancelled():
                 continue  # its client left before its turn
             while not self._protocols.empty():
-                protocol = self._protocols.get_nowait()
+                self._current = self._protocols.get_nowait()
             self._told = asyncio.get_running_loop().create_future()
-            protocol.send(job)
+            self._current.send(job)
             outcome = await self._told  # also where the client leaves: the reader goes on
             if not answer.done():
                 answer.set_result(outcome)
 
     def close(self) -> None:
         self._task.cancel()
+        if self._current is not None:
+            self._current.close()
         while not self._protocols.empty():
             self._protocols.get_nowait().close()
 
@@ -269,6 +273,8 @@ def _fork_readers(control: socket.socket, model: ServedModel, cpu_s: float) -> N
         pid, status = os.wait()
         lane = lanes.pop(pid)
         if Channel(control).has_message():  # the server, which sends nothing more, is gone
+            for other in lanes:  # one that reads a long body would only notice afterwards
+                os.kill(other, signal.SIGKILL)
             return
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         lanes[_fork(lane, number, control, model, cpu_s)] = lane

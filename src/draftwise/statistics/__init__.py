@@ -11,42 +11,72 @@ from draftwise.statistics.estimate import (
     shows_equivalence,
     student_quantile,
 )
+from draftwise.statistics.harm import (
+    FEWEST_FOR,
+    Guard,
+    GuardReading,
+    find_bar,
+    find_unseen_share,
+    guard_delay,
+    guard_tail,
+)
+from draftwise.statistics.pace import PaceChange, find_drift_apart, find_pace_change, has_moved
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
+from draftwise.statistics.racing import RACE_LOOKS, Leaver, LeaveReason, find_lead, find_leavers, leads_surely
 from draftwise.statistics.ratios import (
+    FEWEST_CLUSTERS,
     Array,
     Design,
-    RatioChange,
-    find_change,
     find_spread,
     goodput_change,
     prompt_ratio,
     server_ratio,
     total_ratio,
+    weigh,
 )
-from draftwise.statistics.sequential import Conclusion, InterimAnalyses, adjust_family, conclude, settle
+from draftwise.statistics.rounding import find_rounding_scale, is_beyond_rounding
+from draftwise.statistics.sequential import Conclusion, Looks, adjust_family, conclude, settle
 
 __all__ = [
     "CONFIDENCE",
+    "FEWEST_CLUSTERS",
+    "FEWEST_FOR",
     "FEWEST_PROMPTS",
     "PERCENTILES",
     "POWER",
+    "RACE_LOOKS",
     "Array",
     "Conclusion",
     "Crossing",
     "Design",
-    "InterimAnalyses",
+    "Guard",
+    "GuardReading",
+    "LeaveReason",
+    "Leaver",
     "LoadPoint",
+    "Looks",
+    "PaceChange",
     "PowerOutlook",
-    "RatioChange",
     "RatioEstimate",
     "Spread",
     "adjust_family",
     "conclude",
-    "find_change",
+    "find_bar",
     "find_crossing",
+    "find_drift_apart",
+    "find_lead",
+    "find_leavers",
     "find_outlook",
+    "find_pace_change",
+    "find_rounding_scale",
     "find_spread",
+    "find_unseen_share",
     "goodput_change",
+    "guard_delay",
+    "guard_tail",
+    "has_moved",
+    "is_beyond_rounding",
+    "leads_surely",
     "next_load",
     "percentile_ratios",
     "prompt_ratio",
@@ -55,6 +85,7 @@ __all__ = [
     "shows_equivalence",
     "student_quantile",
     "total_ratio",
+    "weigh",
 ]
 
 FEWEST_PROMPTS = 6

@@ -16,8 +16,8 @@ __all__ = [
     "PowerOutlook",
     "RatioEstimate",
     "Spread",
+    "beta_quantile",
     "find_outlook",
-    "fisher_tail",
     "normal_quantile",
     "shows_equivalence",
     "student_quantile",
@@ -84,6 +84,11 @@ class RatioEstimate:
             return Interval(value=self.value, low=0.0, high=math.inf)
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
         return Interval(value=self.value, low=to_ratio(self.log - reach), high=to_ratio(self.log + reach))
+
+    def p_above(self, ratio: float) -> float:
+        """Return the one-sided p-value of the hypothesis that the true ratio is no more than `ratio`."""
+        p = self.p_value(ratio) / 2
+        return p if self.log > math.log(ratio) else 1 - p
 
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
@@ -217,9 +222,13 @@ def student_tail(t: float, degrees: float) -> float:
     return 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
 
 
-def fisher_tail(f: float, numerator: float, denominator: float) -> float:
-    """Return P(F > f) of Fisher's F with these degrees of freedom."""
-    return _incomplete_beta(denominator / (denominator + numerator * f), denominator / 2, numerator / 2)
+def beta_quantile(probability: float, a: float, b: float) -> float:
+    """Return the quantile of the beta distribution, by bisection to 1e-12."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _incomplete_beta(middle, a, b) < probability else (low, middle)
+    return high
 
 
 @cache

@@ -1,17 +1,20 @@
 """From paired readings to ratios of candidate over baseline, how sure they are, and whether they stayed the same.
 
-Readings of one prompt vary together, and so do those of one paired block: the design says which do, and the spread of
-every number that follows counts with it.
+Readings of one prompt vary together, and so do those of one paired block and of one cluster of prompts (a conversation,
+a tenant): the design says which do, and the spread of every number that follows counts with it.
+
+Prompts are a sample of a log, drawn in a spread order, and the log is a sample of traffic: intervals are for traffic
+like the log. What the order of the log explains was drawn evenly, and is no error; what is left is seen between prompts
+that are neighbours in the log.
 
 Intervals take paired blocks for independent. They are not where one of two servers was slow for a good part of the
-run: every prompt then has its share of slow blocks, so that prompts agree with each other on a ratio that is half of
-one state and half of another.
+run: `draftwise.statistics.pace` looks for that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,18 +26,15 @@ from draftwise.statistics.estimate import (
     CONFIDENCE,
     RatioEstimate,
     Spread,
-    fisher_tail,
     student_quantile,
-    to_ratio,
     upper_student_quantile,
 )
 
 __all__ = [
+    "FEWEST_CLUSTERS",
     "Array",
     "Design",
     "Integers",
-    "RatioChange",
-    "find_change",
     "find_spread",
     "find_variance_share",
     "goodput_change",
@@ -42,12 +42,15 @@ __all__ = [
     "ratio_of_totals",
     "server_ratio",
     "total_ratio",
+    "weigh",
 ]
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_FAR = 3.0
-"""Robust standard deviations from a prompt's median to which readings further away are moved."""
+_FEWEST_NEIGHBOURS = 12
+"""Prompts from which neighbours in the log tell the variance; fewer of them are too few differences."""
+FEWEST_CLUSTERS = 6
+"""Clusters below which nothing is known of others: they count as parts of the log, which were all drawn from."""
 _MOST_PER_BLOCK = 2.0
 """Degrees of freedom per paired block: where three or four blocks happen to agree, that proves little, and without
 this limit 95 % intervals of three blocks cover 92 %."""
@@ -68,16 +71,41 @@ class Design:
     """Paired blocks, likewise."""
     prompts: tuple[Hashable, ...] = ()
     """Names of the prompts, by which they are known again under another load."""
+    places_P: Array | None = None
+    """Places of the prompts in the order of the log; None where that is not known."""
+    clusters_P: Integers | None = None
+    """Numbers of the clusters that prompts belong to; None without any."""
+    population: int = 0
+    """Prompts of the log that they were drawn from; 0: not known."""
 
     @classmethod
-    def of(cls, requests: Sequence[tuple[Hashable, Hashable]]) -> Design:
-        """Return the design of requests given as (prompt, paired block), both by any names."""
+    def of(
+        cls,
+        requests: Sequence[tuple[Hashable, Hashable]],
+        *,
+        places: Mapping[Hashable, float] | None = None,
+        clusters: Mapping[Hashable, Hashable] | None = None,
+        population: int = 0,
+    ) -> Design:
+        """Return the design of requests given as (prompt, paired block), both by any names.
+
+        Args:
+            places: each prompt's in the order of the log.
+            clusters: each prompt's.
+            population: prompts of the log.
+        """
         prompts = _number([prompt for prompt, _ in requests])
         blocks = _number([block for _, block in requests])
+        of_prompts = None if clusters is None else _number([clusters[prompt] for prompt in prompts])
         return cls(
             prompt_N=np.array([prompts[prompt] for prompt, _ in requests], dtype=np.int64),
             block_N=np.array([blocks[block] for _, block in requests], dtype=np.int64),
             prompts=tuple(prompts),
+            places_P=None if places is None else np.array([places[prompt] for prompt in prompts], dtype=np.float64),
+            clusters_P=None
+            if clusters is None or of_prompts is None
+            else np.array([of_prompts[clusters[prompt]] for prompt in prompts], dtype=np.int64),
+            population=population,
         )
 
     def only(self, kept_N: NDArray[np.bool_]) -> Design:
@@ -87,6 +115,9 @@ class Design:
             prompt_N=_dense(self.prompt_N[kept_N]),
             block_N=_dense(self.block_N[kept_N]),
             prompts=tuple(self.prompts[number] for number in kept) if self.prompts else (),
+            places_P=None if self.places_P is None else self.places_P[kept],
+            clusters_P=None if self.clusters_P is None else _dense(self.clusters_P[kept]),
+            population=self.population,
         )
 
     @cached_property
@@ -108,11 +139,8 @@ class Design:
 def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> RatioEstimate | None:
     """Return the geometric mean over prompts of candidate / baseline.
 
-    Readings are compared within their paired block first, which cancels drift of the machine; several attempts at a
-    prompt in one turn count as one. A prompt's ratio is the (geometric) mean over its blocks. Readings more than
-    3 robust standard deviations away from the prompt's median are first moved to that distance (one step of Huber's
-    M-estimator, 1964). That resists a stalled request as well as a median does, is less noisy, and under load has the
-    known variance of a mean, where the bootstrap of a median of few repetitions is up to a third too wide.
+    Readings are compared within their paired block, which cancels drift of the machine. A prompt's ratio is the
+    (geometric) mean over its readings.
 
     Args:
         candidate_N: readings, NaN where there is none; only positive ones count.
@@ -127,15 +155,13 @@ def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Ratio
     kept_N = np.isfinite(logs_N)
     if not kept_N.any():
         return None
-    design = design.only(kept_N)
-    logs_C, cells = _mean_over_copies(logs_N[kept_N], design)
-    logs_C = _winsorise(logs_C, cells.prompt_N)
-    num_C = np.bincount(cells.prompt_N)
-    logs_P = np.bincount(cells.prompt_N, weights=logs_C) / num_C
+    design, logs_N = design.only(kept_N), logs_N[kept_N]
+    num_P = np.bincount(design.prompt_N)
+    logs_P = np.bincount(design.prompt_N, weights=logs_N) / num_P
     log = float(logs_P.mean())
-    influence_C = (logs_C - log) / (len(num_C) * num_C[cells.prompt_N])
+    influence_N = (logs_N - log) / (len(num_P) * num_P[design.prompt_N])
     by_prompt = dict(zip(design.prompts, logs_P.tolist(), strict=False))
-    return RatioEstimate(log=log, spread=find_spread(influence_C, cells), log_by_prompt=by_prompt)
+    return RatioEstimate(log=log, spread=find_spread(influence_N, design), log_by_prompt=by_prompt)
 
 
 def total_ratio(
@@ -154,6 +180,34 @@ def total_ratio(
     log = sum(sign * float(np.log(total)) for sign, total in zip(signs, sums, strict=True))
     influences = (sign * part[kept_N] / total for sign, part, total in zip(signs, parts, sums, strict=True))
     return RatioEstimate(log=log, spread=find_spread(np.sum(list(influences), axis=0), design.only(kept_N)))
+
+
+def weigh(estimates: Sequence[RatioEstimate], weights: Sequence[float]) -> RatioEstimate | None:
+    """Return the weighted (geometric) mean of ratios of parts that were measured on their own; None for none.
+
+    Args:
+        estimates: one for each part.
+        weights: positive; their sum does not matter.
+    """
+    if not estimates:
+        return None
+    shares = [each / sum(weights) for each in weights]
+    variances = [share**2 * each.spread.variance for share, each in zip(shares, estimates, strict=True)]
+    variance = sum(variances)
+    degrees = 1.0
+    if 0 < variance < math.inf:
+        parts = (part**2 / each.spread.degrees for part, each in zip(variances, estimates, strict=True))
+        degrees = max(1.0, variance**2 / sum(parts))
+    spread = Spread(
+        variance=variance,
+        degrees=degrees,
+        lasting=sum(share**2 * each.spread.lasting for share, each in zip(shares, estimates, strict=True)),
+        num_prompts=sum(each.spread.num_prompts for each in estimates),
+        num_blocks=sum(each.spread.num_blocks for each in estimates),
+    )
+    log = sum(share * each.log for share, each in zip(shares, estimates, strict=True))
+    by_prompt = {name: each for part in estimates for name, each in part.log_by_prompt.items()}
+    return RatioEstimate(log=log, spread=spread, log_by_prompt=by_prompt)
 
 
 def server_ratio(candidate_T: Array, baseline_T: Array) -> RatioEstimate:
@@ -208,14 +262,20 @@ def find_spread(influence_N: Array, design: Design) -> Spread:
     reading shifts it.
 
     Degrees of freedom are Satterthwaite's (1946), from those of the parts, with a limit by the number of blocks;
-    two blocks are one degree, which makes every interval very wide: wait for the third. Simulated in
-    `benchmarks/cpu/statistics_simulation.py`: 95 % intervals cover 93-97 %, and more (up to 99 %) where few
-    prompts or blocks differ by nothing but noise.
+    two blocks are one degree, which makes every interval very wide: wait for the third. Where blocks hold a single
+    prompt, prompts are all there is to resample: their variance is seen between neighbours in the log (`_Neighbors`).
+    Clusters count where they make the variance larger. Simulated in `benchmarks/cpu/statistics_simulation.py` and
+    `benchmarks/cpu/decision_simulation.py`: 95 % intervals cover 93-97 %, and more (up to 99 %) where few prompts or
+    blocks differ by nothing but noise.
     """
     prompts, blocks, cells = (
         _Part(influence_N, group_N) for group_N in (design.prompt_N, design.block_N, design.cell_N)
     )
-    variance, degrees = _combine(prompts, blocks, cells)
+    variance, degrees = _combine(prompts, blocks, cells, _Neighbors(influence_N, design))
+    if design.clusters_P is not None:
+        clusters = _Part(influence_N, design.clusters_P[design.prompt_N])
+        if FEWEST_CLUSTERS <= clusters.count < prompts.count and clusters.variance > variance:
+            variance, degrees = clusters.variance, clusters.degrees
     lasting = prompts.variance - cells.variance if min(prompts.count, cells.count) > 1 else variance
     return Spread(
         variance=variance,
@@ -236,10 +296,30 @@ class _Part:
         self.variance = math.inf if self.count < 2 else float(np.sum(sums_G**2)) * self.count / (self.count - 1)
 
 
-def _combine(prompts: _Part, blocks: _Part, cells: _Part) -> tuple[float, float]:
+class _Neighbors:
+    """The variance of a sum over prompts that were drawn in a spread order over a log.
+
+    Half the mean square of the differences between neighbours (von Neumann, Annals of Mathematical Statistics 1941) is
+    the variance without what the order of the log explains, routes and drift alike; that part was drawn evenly. The
+    log's own mix of it is a sample as well, of as many prompts as the log has.
+    """
+
+    def __init__(self, influence_N: Array, design: Design) -> None:
+        scores_P = np.bincount(design.prompt_N, weights=influence_N)
+        self._scores_P, count = scores_P * len(scores_P), len(scores_P)
+        self.is_known = design.places_P is not None and count >= _FEWEST_NEIGHBOURS
+        if design.places_P is not None and self.is_known:
+            steps = np.diff(self._scores_P[np.argsort(design.places_P, kind="stable")])
+            near = float((steps**2).sum()) / (2 * (count - 1))
+            far = float((self._scores_P**2).sum()) / (count - 1)
+            self.variance = near / count + max(0.0, far - near) / max(count, design.population)
+            self.degrees = 2 * (count - 1) / 3
+
+
+def _combine(prompts: _Part, blocks: _Part, cells: _Part, drawn: _Neighbors) -> tuple[float, float]:
     """Return the variance over prompts and blocks, and its degrees of freedom."""
     if blocks.count == cells.count:  # each block holds one prompt: prompts are all there is to resample
-        return prompts.variance, prompts.degrees
+        return (drawn.variance, drawn.degrees) if drawn.is_known else (prompts.variance, prompts.degrees)
     if prompts.count == cells.count:  # a single repetition: each prompt is in one block only
         return blocks.variance, blocks.degrees
     if min(prompts.count, blocks.count) < 2:
@@ -249,45 +329,6 @@ def _combine(prompts: _Part, blocks: _Part, cells: _Part) -> tuple[float, float]
         return variance, 1
     degrees = variance**2 / sum(part.variance**2 / part.degrees for part in (prompts, blocks))
     return variance, min(degrees, _MOST_PER_BLOCK * blocks.degrees)
-
-
-def _mean_over_copies(values_N: Array, design: Design) -> tuple[Array, Design]:
-    """Return [C] the mean of each prompt within each block, and the design of these."""
-    cell_N = design.cell_N
-    _, first_C = np.unique(cell_N, return_index=True)
-    means_C = np.bincount(cell_N, weights=values_N) / np.bincount(cell_N)
-    return means_C, Design(prompt_N=design.prompt_N[first_C], block_N=design.block_N[first_C])
-
-
-def _winsorise(logs_C: Array, prompt_C: Integers) -> Array:
-    """Return [C] the readings, none further from its prompt's median than 3 robust standard deviations."""
-    table_PK = _by_prompt(logs_C, prompt_C)
-    steps = np.abs(table_PK[:, :, None] - table_PK[:, None, :])[:, *np.triu_indices(table_PK.shape[1], k=1)]
-    steps = steps[np.isfinite(steps)]
-    if not len(steps):
-        return logs_C
-    reach = _FAR * float(np.median(steps)) / (0.6745 * np.sqrt(2))
-    middle_C = _medians(table_PK)[prompt_C]
-    return np.asarray(np.clip(logs_C, middle_C - reach, middle_C + reach))
-
-
-def _by_prompt(values_C: Array, prompt_C: Integers) -> Array:
-    """Return [P, K] each prompt's values in a row, NaN after the last one."""
-    order_C = np.argsort(prompt_C, kind="stable")
-    num_P = np.bincount(prompt_C)
-    starts_P = np.cumsum(num_P) - num_P
-    place_C = np.arange(len(values_C)) - starts_P[prompt_C[order_C]]
-    table_PK = np.full((len(num_P), int(num_P.max())), np.nan)
-    table_PK[prompt_C[order_C], place_C] = values_C[order_C]
-    return table_PK
-
-
-def _medians(table_PK: Array) -> Array:
-    """Return [P] medians of rows that end in NaN (numpy's nanmedian takes longer than all the rest)."""
-    ordered_PK = np.sort(table_PK, axis=1)
-    num_P = np.isfinite(table_PK).sum(axis=1)
-    rows_P = np.arange(len(table_PK))
-    return np.asarray((ordered_PK[rows_P, (num_P - 1) // 2] + ordered_PK[rows_P, num_P // 2]) / 2)
 
 
 def _number(names: Sequence[Hashable]) -> dict[Hashable, int]:
@@ -332,64 +373,3 @@ def find_variance_share(tops: Array, bottoms: Array, *, largest: int) -> float:
 def _errors(tops: Array, bottoms: Array) -> Array:
     errors: Array = tops - tops.sum() / bottoms.sum() * bottoms
     return errors
-
-
-_MOST_STRETCHES = 6
-_FEWEST_BLOCKS = 3
-"""Of a stretch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatioChange:
-    """A ratio that differed between stretches of a run by more than paired blocks within a stretch explain."""
-
-    lowest: float
-    """Of the stretches' ratios."""
-    highest: float
-
-
-def find_change(logs_N: Array, design: Design) -> RatioChange | None:
-    """Return how a ratio changed in the course of a run; None where it did not, or where too few blocks could tell.
-
-    One-way analysis of variance (Fisher 1925) between stretches of equally many blocks. What prompts gain differently
-    is taken out before, as far as they came more than once.
-
-    Args:
-        logs_N: logarithms of the ratios of requests, NaN for none.
-        design: of these requests, its blocks numbered in the order of time.
-    """
-    kept_N = np.isfinite(logs_N)
-    if not kept_N.any():
-        return None
-    logs_N, design = logs_N[kept_N], design.only(kept_N)
-    logs_B, spent = _mean_of_blocks(logs_N, design)
-    count = min(_MOST_STRETCHES, len(logs_B) // _FEWEST_BLOCKS)
-    if count < 2:
-        return None
-    parts = np.array_split(logs_B, count)
-    means_S = np.array([part.mean() for part in parts])
-    sizes_S = np.array([len(part) for part in parts])
-    degrees = max(1.0, len(logs_B) - count - spent)
-    between = float(sizes_S @ (means_S - logs_B.mean()) ** 2) / (count - 1)
-    within = sum(float(((part - part.mean()) ** 2).sum()) for part in parts) / degrees
-    if not between or (within and fisher_tail(between / within, count - 1, degrees) > 1 - CONFIDENCE):
-        return None
-    # Prompts that were asked in slow stretches only would hide how slow these were.
-    measured = [float(part.mean()) for part in np.array_split(_mean(logs_N, design.block_N), count)]
-    return RatioChange(lowest=to_ratio(min(measured)), highest=to_ratio(max(measured)))
-
-
-def _mean_of_blocks(logs_N: Array, design: Design) -> tuple[Array, float]:
-    """Return [B] the means of blocks as if all prompts gained the same, and the degrees of freedom that this takes.
-
-    As they are, and none, where prompts came once.
-    """
-    spent = 0.0
-    if np.bincount(design.prompt_N).min() > 1:
-        logs_N = logs_N - _mean(logs_N, design.prompt_N)[design.prompt_N] + logs_N.mean()
-        spent = (design.num_prompts - 1) * design.num_blocks / len(logs_N)
-    return _mean(logs_N, design.block_N), spent
-
-
-def _mean(values_N: Array, group_N: Integers) -> Array:
-    return np.asarray(np.bincount(group_N, weights=values_N) / np.bincount(group_N))

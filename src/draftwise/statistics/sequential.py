@@ -1,4 +1,4 @@
-"""Significance with many looks and many comparisons: interim analyses and families, no more false verdicts than one."""
+"""Significance with many looks and many comparisons: no more false verdicts than with one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from draftwise.core import Interval
 from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, normal_quantile, upper_normal_tail
 from draftwise.statistics.ratios import Array
 
-__all__ = ["Conclusion", "InterimAnalyses", "adjust_family", "conclude", "settle"]
+__all__ = ["Conclusion", "Looks", "adjust_family", "conclude", "settle"]
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12
 """Errors are followed down to here."""
 _NO_PROBABILITY = 1e-300
 _FEWEST_BLOCKS = 4
+_BEFORE_END = 0.95
+"""Share of the plan that a look before the end counts for at most."""
 
 
 class Conclusion(StrEnum):
@@ -45,67 +47,70 @@ def conclude(interval: Interval, margin: float) -> Conclusion | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class InterimAnalyses:
-    """After how many repetitions a comparison may be stopped, ascending; the last is the end, and may be the only one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """When a comparison was looked at with the intention to stop it, in pairs of readings, and how many were planned.
 
-    Group-sequential testing: a planned number of analyses, and an error that is spent bit by bit (Lan and DeMets,
-    "Discrete sequential boundaries for clinical trials", Biometrika 1983). From one repetition to the next the
-    estimate moves less than wholly new data would move it, for the prompts stay the same; boundaries for new data then
-    hold all the more.
+    Group-sequential testing: an error that is spent bit by bit (Lan and DeMets, "Discrete sequential boundaries for
+    clinical trials", Biometrika 1983), O'Brien-Fleming-like: little early, almost all of it at the end. A comparison
+    that was never looked at so has the whole of it at its end.
     """
 
-    repetitions: tuple[int, ...]
+    pairs: tuple[int, ...] = ()
+    """Pairs at each look so far, ascending."""
+    planned: int = 1
+    """Pairs planned, by the first forecast and never by results."""
 
-    @classmethod
-    def planned(cls, repeats: int, *, first: int = 2) -> InterimAnalyses:
-        """Return an analysis after each repetition from the first one that can tell anything on."""
-        return cls(tuple(range(min(first, repeats), repeats + 1)))
+    def level(self, done: int, alpha: float = 1 - CONFIDENCE, *, is_end: bool = True) -> float:
+        """Return the two-sided p-value below which a look at `done` pairs is significant.
 
-    def level(self, done: int, alpha: float = 1 - CONFIDENCE) -> float:
-        """Return the two-sided p-value below which an analysis after so many repetitions is significant.
+        The end takes what is left of `alpha`, wherever the time ended it; the correlation of the looks is that of what
+        was really measured.
 
-        O'Brien-Fleming-like spending: little early, almost all of `alpha` at the end, so that a run that goes on to
-        its end loses next to nothing by the analyses before.
-
-        Intervals of the confidence that is left (1 - level) are repeated ones: those of all analyses hold the truth
+        Intervals of the confidence that is left (1 - level) are repeated ones: those of all looks hold the truth
         together in 95 % of runs (Jennison and Turnbull, "Interim analyses: the repeated confidence interval approach",
-        JRSS B 1989), so that whatever made a run stop, what it reports then is true as often as promised. One at the
-        end is hardly wider than a plain 95 % interval, an early one much.
+        JRSS B 1989), so that whatever made a run stop, what it reports then is true as often as promised.
         """
-        return _levels(self._fractions(done), alpha)[-1]
+        return _levels(*self._plan(done, is_end), alpha)[-1]
 
-    def adjust(self, p_value: float, done: int) -> float:
-        """Return the p-value corrected for all analyses: the error at which this one would just be significant."""
-        return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(self._fractions(done)))))
+    def adjust(self, p_value: float, done: int, *, is_end: bool = True) -> float:
+        """Return the p-value corrected for all looks: the error at which this one would just be significant."""
+        informations, fractions = self._plan(done, is_end)
+        if len(informations) == 1 and fractions == (1.0,):
+            return p_value
+        return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(informations, fractions))))
 
-    def _fractions(self, done: int) -> tuple[float, ...]:
-        """Return the analyses so far as parts of the plan; a run with one at its end may be cut off anywhere."""
-        if len(self.repetitions) == 1:
-            return (1.0,)
-        last = self.repetitions[-1]
-        return (*(each / last for each in self.repetitions if each < done), min(1.0, done / last))
+    def _plan(self, done: int, is_end: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return pairs of each look as parts of those that are done, and fractions of the plan by which error is spent.
+
+        A plan that was passed before its end has error left for the end all the same.
+        """
+        before = sorted({each for each in self.pairs if each < done})
+        spent = [min(_BEFORE_END, each / self.planned) for each in before]
+        return (
+            (*(each / done for each in before), 1.0),
+            (*spent, 1.0 if is_end else min(_BEFORE_END, done / self.planned)),
+        )
 
 
-def settle(
-    estimate: RatioEstimate, analyses: InterimAnalyses, done: int, *, margin: float, family: int = 1
-) -> Conclusion | None:
-    """Return the conclusion at which a comparison may stop after so many repetitions; None: go on.
+def settle(estimate: RatioEstimate, looks: Looks, done: int, *, margin: float, family: int = 1) -> Conclusion | None:
+    """Return the conclusion at which a comparison may stop before its end; None: go on.
 
     With several comparisons in a run, it must stand at a level divided by their number: then it is also among those
     that Holm's correction leaves significant at the end. Three paired blocks or fewer settle nothing: by chance they
-    agree too often for the small errors of early analyses.
+    agree too often for the small errors of early looks.
     """
     if estimate.spread.num_blocks < _FEWEST_BLOCKS:
         return None
-    return conclude(estimate.interval(1 - analyses.level(done, (1 - CONFIDENCE) / family)), margin)
+    level = looks.level(done, (1 - CONFIDENCE) / family, is_end=False)
+    return conclude(estimate.interval(1 - level), margin)
 
 
 def adjust_family(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return Holm's adjusted p-values (Scandinavian Journal of Statistics 1979), in the given order.
 
-    Of all comparisons whose adjusted p-value is at most 0.05, any is false in at most 5 % of runs, however the
-    comparisons hang together: candidates share the baseline, and workloads the machine. None stays None.
+    Of all comparisons whose adjusted p-value is at most some level, any is false in at most that share of runs, however
+    the comparisons hang together: candidates share the baseline, and workloads the machine. None stays None.
     """
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -117,25 +122,30 @@ def adjust_family(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
 
 
 @cache
-def _table(fractions: tuple[float, ...]) -> tuple[Array, Array]:
-    """Return logarithms of significance levels at the last of some analyses, and of the errors they belong to."""
+def _table(informations: tuple[float, ...], fractions: tuple[float, ...]) -> tuple[Array, Array]:
+    """Return logarithms of significance levels at the last of some looks, and of the errors they belong to."""
     errors = np.concatenate([np.geomspace(_SMALLEST, 0.1, 24), np.linspace(0.2, 0.99, 8)])
-    levels = [_levels(fractions, float(error))[-1] for error in errors]
+    levels = [_levels(informations, fractions, float(error))[-1] for error in errors]
     return np.log(levels), np.log(errors)
 
 
 @cache
-def _levels(fractions: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    """Return the two-sided level of each analysis at such fractions of all repetitions.
+def _levels(informations: tuple[float, ...], fractions: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+    """Return the two-sided level of each look.
 
     Follows the distribution of the score over those paths that have not crossed a boundary yet (Armitage, McPherson
     and Rowe, JRSS A 1969), and puts each boundary where it is crossed as often as the error to spend allows.
+
+    Args:
+        informations: what each look knows of what the last one does.
+        fractions: parts of the plan, by which error is spent.
+        alpha: both sides.
     """
     levels: list[float] = []
     spent = 0.0
     score_G, weight_G = np.zeros(1), np.ones(1)
-    for before, now in zip((0.0, *fractions), fractions, strict=False):
-        total = _spending(alpha, now)
+    for before, now, fraction in zip((0.0, *informations), informations, fractions, strict=False):
+        total = _spending(alpha, fraction)
         step = math.sqrt(now - before)
         bound = _boundary(score_G, weight_G, step, total - spent, math.sqrt(now))
         levels.append(2 * upper_normal_tail(bound / math.sqrt(now)))

@@ -65,7 +65,10 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
-            before = json.loads(self._settings.read_text(encoding="utf-8"))
+            try:
+                before = dict(json.loads(self._settings.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError, RecursionError) as error:
+                raise self._damaged(self._settings, error) from None
             differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             if differing:
                 shown = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differing)
@@ -101,10 +104,22 @@ class RunFolder:
         if not self._checkpoint.exists():
             self._write(self.log, "")
             return None
-        state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        kept = [row for row in self.rows() if row["step"] <= state["step"]]
+        try:
+            state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+            kept = [row for row in self.rows() if row["step"] <= state["step"]]
+        except Exception as error:  # torch raises whatever its readers of archives and pickles do
+            raise self._damaged(self._checkpoint, error) from None
         self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
         return state
+
+    def _damaged(self, file: Path, error: Exception) -> InvalidSetup:
+        told = (str(error).splitlines() or [""])[0] or type(error).__name__
+        return InvalidSetup.because(
+            "damaged-training-state",
+            f"{file} of the unfinished run cannot be read: {told[:200]}.",
+            where=str(file),
+            fix=f"Restore it, or remove {self.path} to begin again.",
+        )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to the log."""

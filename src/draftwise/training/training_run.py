@@ -193,6 +193,13 @@ def _gather(
     window = limit if given else min(limit, settings.prompt_tokens + settings.answer_tokens)
     samples = list(read_samples(settings.data, tokenizer, max_length=limit, window=window))
     if given:
+        if not any(sample.num_prompt < len(sample.tokens) for sample in samples):
+            raise InvalidSetup.because(
+                "no-answers",
+                "The data has prompts, but no answers to learn.",
+                where="--answers",
+                fix="Leave --answers out, so that the target answers, or give conversations with answers.",
+            )
         return samples
     answers = AnswerSettings(
         temperature=settings.temperature,

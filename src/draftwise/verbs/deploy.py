@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -19,7 +19,7 @@ from draftwise.deploying.surroundings import read_surroundings
 from draftwise.deploying.targets import name_targets
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
-from draftwise.verbs.sources import SetupRequest, Source, find_sources, open_release, with_gpu
+from draftwise.verbs.sources import SetupRequest, Source, find_sources, flags_of_vllm, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class DeployRequest(SetupRequest):
     """New folder for the files."""
     edit: str | PathLike[str] | None = None
     """File whose server is to speculate as the source does, instead of `to` and `out`."""
+    select: str = ""
+    """Name of the server in that file, its object or service, where the file has several."""
     write: bool = False
     """Whether to change the file, with `edit`."""
     candidate: str | None = None
@@ -131,6 +133,10 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
 
     What vLLM would refuse is not written. Nothing is applied: MEMO.md in the folder has the commands.
     """
+    own = {f"--{each.name.replace('_', '-')}" for each in fields(DeployRequest)} & set(request.engine_flags)
+    own -= set(flags_of_vllm())
+    if own:
+        refuse(f"{min(own)} is an option of draftwise: write it before --, behind which flags of vLLM stand.")
     version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
     run, around = _find_run(request), None
     if run is not None:
@@ -261,7 +267,7 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
 
     (source,) = find_texts(path)
     wanted = setup if version is None else replace(setup, engine_version=version)
-    changed = edit_as(source, with_gpu(wanted, request.gpu))
+    changed = edit_as(source, with_gpu(wanted, request.gpu), select=request.select)
     is_written = request.write and bool(changed.difference)
     if is_written:
         replace_text(path, changed.text)

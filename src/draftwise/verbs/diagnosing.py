@@ -8,10 +8,15 @@ from dataclasses import replace
 from draftwise.core import Baseline, Window
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.fingerprint import Fingerprint
+from draftwise.watching.stalls import HUNG
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick, find_misleading
 
 __all__ = ["add_diagnoses"]
+
+
+_OF_SERVERS = (UNREAD, HUNG, "several-behind-url")
+"""Findings about whole servers, which explain what happens to the others."""
 
 
 def add_diagnoses(
@@ -39,6 +44,8 @@ def add_diagnoses(
     found = diagnose(pools, expected, snapshot.of(PLAIN), replace(asked or SideInfo(), probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = (note for whole in wholes for note in find_misleading(whole))
-    gone = [each for each in snapshot.findings if each.code == UNREAD]
-    rest = [each for each in snapshot.findings if each.code != UNREAD]
+    gone = [each for each in snapshot.findings if each.code in _OF_SERVERS]
+    rest = [each for each in snapshot.findings if each.code not in _OF_SERVERS]
+    told = {(each.code, each.where) for each in gone}
+    found = tuple(each for each in found if (each.code, each.where) not in told)
     return replace(snapshot, findings=(*gone, *found, *rest, *notes))

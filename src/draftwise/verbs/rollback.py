@@ -1,4 +1,4 @@
-"""`rollback`: the way back from a deployment to its twin without speculation."""
+"""`rollback`: the way back from a deployment to serving without speculation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RollbackRequest:
     """Folder that `deploy` wrote."""
     _: KW_ONLY
     apply: bool = False
-    """Whether to start the twin."""
+    """Whether to put the revision without speculation into force."""
     remove: bool = False
-    """Whether to remove the service with speculation, once it has no traffic."""
+    """Whether to remove the twin that ran next to the service, once it has no traffic."""
     confirm: Callable[[str, str], bool] | None = None
     """Asked before each command, with what to know first and the command; False stops. None runs without asking."""
 
@@ -59,11 +59,10 @@ class RollbackResult(Result):
 
 @verb(RollbackRequest)
 def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
-    """Return how a deployment goes back to its twin without speculation, or do it.
+    """Return how a deployment goes back to serving without speculation, or do it.
 
-    The twin starts next to the service, you move the traffic, and only then is the service removed, so that no request
-    is lost. With compose and systemd both need the same port and GPUs: there you move the traffic first, and the
-    service stops before its twin starts.
+    One command puts the next revision into force, under the name that clients use. With compose and systemd the server
+    restarts in its place.
     """
     folder = Path(request.folder)
     way = plan_rollback(folder)
@@ -74,12 +73,11 @@ def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
     if request.apply:
         if way.compare:
             run(way.compare, may_be=(0, 1))
-        first = f"{way.difference}\n{way.move}" if way.moves_first else way.difference
-        if not _run(request, first, way.start, ran):
+        if not _run(request, "\n".join(filter(None, (way.difference, way.gap))), way.start, ran):
             return _describe(way, ran, after)
-        after += [way.commit] if way.moves_first else [way.commit, way.move]
-    if request.remove and _run(request, "\n".join(after), way.remove, ran):
-        after = [f"It leaves behind: {way.leaves}"]
+        after += [way.commit, f"It leaves behind: {way.leaves}"]
+    if request.remove:
+        _run(request, "\n".join(after), way.remove, ran)
     return _describe(way, ran, after)
 
 
@@ -92,8 +90,11 @@ def _run(request: RollbackRequest, first: str, command: str, ran: list[str]) -> 
 
 
 def _describe(way: RollbackPlan, ran: list[str], after: list[str]) -> RollbackResult:
-    start = [("Start the twin", way.start), (way.commit, "")]
-    start.insert(0 if way.moves_first else len(start), (way.move, ""))
-    steps = [("See what changes", way.compare), *start, ("Take the service with speculation away", way.remove)]
-    shown = (RollbackStep(text=text, command=command) for text, command in steps if command or text.endswith("."))
+    steps = [
+        ("See what changes", way.compare),
+        (" ".join(filter(None, ("Go back.", way.gap))), way.start),
+        (way.commit, ""),
+        ("Take away the twin that ran next to it, if there is one", way.remove),
+    ]
+    shown = (RollbackStep(text=text, command=command) for text, command in steps if command or text == way.commit)
     return RollbackResult(steps=tuple(shown), leaves=way.leaves, ran=tuple(ran), next=tuple(after))

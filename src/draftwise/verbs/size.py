@@ -120,16 +120,17 @@ def size(request: SizeRequest, _progress: Progress) -> SizeResult:
     stored = _find_stored(str(request.target), release, request.quantization)
     if stored is not None:
         request = replace(request, quantization=None)
+    spec, about_spec = _read_spec(request)
     setup = Setup(
         target=str(request.target),
         engine="vllm",
         engine_version=str(release),
-        spec=_read_spec(request),
+        spec=spec,
         args=_read_flags(request),
     )
     sizing = measure_setup(setup, gpu=request.gpu, cold_start=not request.compiled, stored=stored)
     return _describe(
-        replace(sizing, findings=(*find_remarks(release), *sizing.findings)),
+        replace(sizing, findings=(*find_remarks(release), *about_spec, *sizing.findings)),
         contexts_of(sizing, tuple(request.contexts)),
         asked=release.asked or str(release),
     )
@@ -158,7 +159,7 @@ def _describe(sizing: Sizing, contexts: tuple[int, ...], *, asked: str) -> SizeR
     )
 
 
-def _read_spec(request: SizeRequest) -> SpecConfig | None:
+def _read_spec(request: SizeRequest) -> tuple[SpecConfig | None, tuple[Finding, ...]]:
     named = {
         "method": request.method,
         "model": None if request.drafter is None else str(request.drafter),
@@ -167,10 +168,10 @@ def _read_spec(request: SizeRequest) -> SpecConfig | None:
     known = {key: value for key, value in named.items() if value is not None}
     given = request.speculative_config
     if given is None:
-        return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None
+        return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None, ()
     if known:
         refuse("Give either --speculative-config or --drafter, --method and --num-speculative-tokens.")
-    return read_spec(given)[0]
+    return read_spec(given)
 
 
 def _find_stored(target: str, release: Release, name: str | None) -> str | None:

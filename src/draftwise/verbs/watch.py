@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -205,12 +206,21 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
             "Give the URLs of servers, or --prometheus, or --log. Only --since-rollout with --probe takes two: "
             "--prometheus for what was recorded, and the URLs to ask."
         )
+    twice = [url for url, count in Counter(map(_name, (*urls, *request.plain))).items() if count > 1]
+    if twice:
+        refuse(f"{twice[0]} is given twice: a server counts once, and is of one pool.")
     if (request.probe or request.record_baseline) and not urls:
         refuse("--probe and --record-baseline ask servers: give their URLs.")
     if request.since_rollout is not None and request.prometheus is None:
         refuse("--since-rollout reads what was recorded before: give --prometheus.")
     if request.probe and (baseline is None or not baseline.probe):
         refuse("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
+
+
+def _name(url: str) -> str:
+    from draftwise.watching.watcher import name_server
+
+    return name_server(url)
 
 
 def _check_owner(baseline: Baseline, setup_file: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
+from math import log, sqrt
 
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.knowledge.log_lines import read_stats_log
+from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import RECENT_S, Recent, Snapshot
 
 __all__ = ["read_log", "see_log"]
@@ -16,6 +19,10 @@ _INTERVAL_S = 10.0
 """VLLM_LOG_STATS_INTERVAL, unless it is set."""
 _LIKELY = 1.5
 """The clock of a line about drafts goes on while nothing is drafted: beyond this multiple of the interval it did."""
+_LEAST_DRAFTS = 400
+"""Drafts on either side of a fall."""
+_FALLEN = 0.85
+"""Share of the acceptance length before it that a fall leaves at most."""
 _ZONES = timedelta(days=1)
 """Lines are written in the time of their machine's zone, which they do not name."""
 
@@ -40,15 +47,56 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         name: of the log.
         now: the latest time that a line can be of, as vLLM writes no year; the machine's time unless given.
     """
-    recent, last = Recent(), None
+    recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
     for window in read_log(lines, instance=name, now=now or datetime.now(tz=UTC)):
         recent.add([window])
+        stalls.add([window])
+        past.append(window)
         last = window
     if last is None:
         return Snapshot(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
-    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()))
+    fall = _find_fall(past, name)
+    return Snapshot(
+        at_s=end_s,
+        windows=(last,),
+        recent=tuple(recent.read()),
+        findings=(*stalls.find(), *(() if fall is None else (fall,))),
+    )
+
+
+def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
+    """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
+    known = [each for each in windows if each.counters.spec.num_drafts]
+    drafts = list(accumulate(each.counters.spec.num_drafts for each in known))
+    accepted = list(accumulate(each.counters.spec.num_accepted_tokens for each in known))
+
+    def compare(index: int) -> tuple[float, float]:
+        later = (accepted[-1] - accepted[index]) / (drafts[-1] - drafts[index])
+        return 1 + accepted[index] / drafts[index], 1 + later
+
+    def weigh(index: int) -> float:
+        """Return how sure a fall behind a window is: a split near an end compares few drafts with many."""
+        before, after = compare(index)
+        return log(before / after) * sqrt(min(drafts[index], drafts[-1] - drafts[index]))
+
+    splits = [
+        index for index in range(len(known) - 1) if min(drafts[index], drafts[-1] - drafts[index]) >= _LEAST_DRAFTS
+    ]
+    index = max(splits, key=weigh, default=None)
+    if index is None:
+        return None
+    before, after = compare(index)
+    if after >= _FALLEN * before:
+        return None
+    at = datetime.fromtimestamp(known[index + 1].start_s, tz=UTC)
+    return Finding.warning(
+        "fell-in-log",
+        f"The acceptance length fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
+        where=name,
+        fix="Look at what changed then: traffic, a roll-out, the drafter's file.",
+    )
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

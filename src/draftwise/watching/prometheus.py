@@ -19,7 +19,18 @@ from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
 from draftwise.watching.rollout import RollOut, find_rollout
-from draftwise.watching.watcher import RECENT_S, Look, Snapshot, grow, read_page, tick_every, unread
+from draftwise.watching.stalls import Stalls
+from draftwise.watching.watcher import (
+    FALLS,
+    RECENT_S,
+    Look,
+    Snapshot,
+    find_several,
+    grow,
+    read_page,
+    tick_every,
+    unread,
+)
 
 __all__ = ["PrometheusApi", "PrometheusWatcher", "Series"]
 
@@ -134,9 +145,14 @@ class PrometheusWatcher:
             looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
-        pairs = [list(_chain(each)) for each in looks]
+        pages = list(looks)
+        several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
+        pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
+        stalls = Stalls()
+        stalls.add(window for each in pairs for windows in each for window in windows)
         return Snapshot(
             at_s=self._now(),
+            findings=(*(find_several(instance) for _, instance in sorted(several)), *stalls.find()),
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
         )
@@ -214,6 +230,12 @@ def _write_name(labels: Mapping[str, str]) -> str:
 def _say_start(began_s: float | None, at_s: float) -> str:
     """Return the sample of a process's start, where it had begun by then: of the one before, nothing is known."""
     return "" if began_s is None or began_s > at_s else f"process_start_time_seconds {began_s}\n"
+
+
+def _alternates(looks: Sequence[Look]) -> bool:
+    """Say whether counters fall again and again: several servers answer in turns at one address."""
+    falls = sum(any(window.restarted for window in grow(*pair)) for pair in pairwise(looks))
+    return falls >= FALLS
 
 
 def _chain(looks: Sequence[Look]) -> Iterator[list[Window]]:

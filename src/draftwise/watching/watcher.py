@@ -17,8 +17,10 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window
+from draftwise.watching.stalls import Stalls
 
 __all__ = [
+    "FALLS",
     "PLAIN",
     "RECENT_S",
     "UNREAD",
@@ -29,6 +31,7 @@ __all__ = [
     "Snapshot",
     "Watcher",
     "Watching",
+    "find_several",
     "grow",
     "name_server",
     "open_pages",
@@ -38,6 +41,8 @@ __all__ = [
     "unread",
 ]
 
+_CLOCKS_DIFFER_S = 30.0
+"""Difference between the clocks of two machines that is allowed for."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _START_TOLERANCE_S = 1.0
@@ -114,6 +119,19 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
 def _is_new_start(before: Look, after: Look) -> bool:
     starts = (before.started_s, after.started_s)
     return None not in starts and abs(starts[1] - starts[0]) > _START_TOLERANCE_S  # type: ignore[operator]
+
+
+def _are_several(before: Look, after: Look) -> bool:
+    """Say whether two looks at one address met different processes that run side by side.
+
+    The start of one process never goes back. A process that was there already at the look before, and did not answer
+    then, is another one.
+    """
+    if before.started_s is None or after.started_s is None:
+        return False
+    if not _is_new_start(before, after):
+        return False
+    return after.started_s < before.started_s or after.started_s < before.at_s - _CLOCKS_DIFFER_S
 
 
 def _has_fallen(counters: Counters, sums: Sums) -> bool:
@@ -255,9 +273,16 @@ def _explain(status: int) -> str:
     """Return what a status says of the request, as a clause."""
     if status in (401, 403):
         return ": it wants a key or a header (--api-key-env, --header)"
-    return ": give the page that Prometheus scrapes" if status == 404 else ""
+    if status == 404:
+        return (
+            ": a gateway has no page of its own there. Give the address of each server (port 8000 of a pod, or the "
+            "/metrics that Prometheus scrapes), or --prometheus URL"
+        )
+    return ""
 
 
+FALLS = 3
+"""Times that counters begin anew in the recent past, from which on several servers answer in turns."""
 UNREAD = "server-unread"
 """Code of a server that cannot be read."""
 RECENT_S = 300.0
@@ -318,6 +343,10 @@ class Recent:
         for window in windows:
             self._append(self._chunks.setdefault((window.pool, window.instance, window.engine), deque()), window)
 
+    def drop(self, server: tuple[str, str]) -> None:
+        """Drop all that was read of a server, by pool and instance."""
+        self._chunks = {key: kept for key, kept in self._chunks.items() if key[:2] != server}
+
     def forget(self, now_s: float) -> None:
         """Drop what ended longer ago than the span."""
         oldest = now_s - self._span_s
@@ -353,6 +382,9 @@ class Watcher:
         self._last: dict[tuple[str, str], Look] = {}
         self._began_s: float | None = None
         self._recent = Recent(span_s)
+        self._span_s, self._stalls = span_s, Stalls()
+        self._several: dict[tuple[str, str], float] = {}
+        self._falls: dict[tuple[str, str], deque[float]] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -376,10 +408,13 @@ class Watcher:
         looks = [answer for answer in answers if isinstance(answer, Look)]
         windows = tuple(window for look in looks for window in self._grow(look))
         self._recent.add(windows)
+        self._stalls.add(windows)
         at_s = self._now()
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
-        faults = (unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError))
+        faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
+        faults += [find_several(instance) for _, instance in self._several]
+        faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
     def close(self) -> None:
@@ -391,7 +426,21 @@ class Watcher:
         key = (look.pool, look.instance)
         before = self._last.get(key)
         self._last[key] = look
-        return iter(()) if before is None else grow(before, look)
+        if before is None:
+            return iter(())
+        windows = list(grow(before, look))
+        falls = self._falls.setdefault(key, deque(maxlen=FALLS))
+        if look.started_s is None and any(window.restarted for window in windows):
+            falls.append(look.clock_s)
+        # Where the start of the process is not shown, counters that fall again and again are those of several.
+        alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
+        if _are_several(before, look) or alternates:
+            self._several[key] = look.clock_s
+            self._recent.drop(key)
+        if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
+            return iter(())
+        self._several.pop(key, None)
+        return iter(windows)
 
 
 async def tick_every(interval_s: float, *, since_s: float | None = None) -> AsyncGenerator[int]:
@@ -407,6 +456,17 @@ async def tick_every(interval_s: float, *, since_s: float | None = None) -> Asyn
         yield tick
         tick = max(tick + 1, math.ceil((clock() - began_s) / interval_s))
         await asyncio.sleep(began_s + tick * interval_s - clock())
+
+
+def find_several(where: str) -> Finding:
+    """Return the finding for an address at which several servers answer."""
+    return Finding.error(
+        "several-behind-url",
+        f"Several servers answer in turns at {where}: the start of the process and its counters go back and forth. "
+        "Nothing is computed from them.",
+        where=where,
+        fix="Give the address of each pod, or --prometheus, which scrapes each of them.",
+    )
 
 
 def _end(window: Window) -> float:

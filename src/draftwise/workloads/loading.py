@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -13,9 +13,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import InvalidSetup, Prompt, Workload
+from draftwise.core import InvalidSetup, Origin, Prompt, Workload
+from draftwise.core.documents import from_json
 from draftwise.workloads.log_formats import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
+from draftwise.workloads.prompt_draw import draw, locate
 from draftwise.workloads.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
 from draftwise.workloads.text_lengths import (
     CHARS_PER_TOKEN,
@@ -40,7 +42,13 @@ _EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}.
 
 
 def load_workloads(
-    text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None, takes_ids: bool = False
+    text: str,
+    *,
+    max_tokens: int | None = None,
+    tokenizer: Path | None = None,
+    takes_ids: bool = False,
+    keeps_times: bool = True,
+    seed: int | None = None,
 ) -> tuple[Workload, ...]:
     """Return the workloads that a `--workload` asks for: one, or one for each length bucket.
 
@@ -50,6 +58,9 @@ def load_workloads(
         tokenizer: tokenizer.json, or the folder of a model, to count lengths with where it can be read; else they are
             estimated.
         takes_ids: whether prompts of a log may be token ids, for replaying them.
+        keeps_times: whether a recording is wanted at its rate; else a sample of a long one is drawn like that of any
+            other log.
+        seed: decides draws; None for the one that the text gives.
 
     Raises:
         InvalidSetup: the text, or what it names, is wrong; all faults at once.
@@ -57,13 +68,16 @@ def load_workloads(
     faults = Faults()
     spec = parse_spec(text, faults)
     faults.raise_any()
+    if seed is not None and "seed" not in spec.options:
+        spec = replace(spec, seed=seed)
     tokens = find_tokens(spec.tokenizer, hint=tokenizer)
     notes: list[str] = []
+    share = 1.0
     if spec.kind is WorkloadKind.SYNTHETIC:
         prompts = _make(spec, tokens, notes)
     else:
-        spec, prompts = _read(spec, tokens, notes, faults, takes_ids=takes_ids)
-    prompts = _reshape(spec, prompts, tokens, notes)
+        spec, prompts, share = _read(spec, tokens, notes, faults, takes_ids=takes_ids, keeps_times=keeps_times)
+    prompts, population, choice = _reshape(spec, locate(prompts), tokens, notes, share)
     if max_tokens:
         prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
     source = {WorkloadKind.SYNTHETIC: "synthetic", WorkloadKind.BUNDLED: "bundled"}.get(
@@ -75,6 +89,8 @@ def load_workloads(
         prompts=prompts,
         random_tokens=spec.source == RANDOM,
         description="; ".join(notes),
+        population=population,
+        choice=choice,
     )
     return _split(spec, whole, tokens)
 
@@ -88,9 +104,17 @@ def read_prompts(file: Traversable) -> tuple[Prompt, ...]:
     faults = Faults()
     rows = read_rows(file, faults, most=2**62, in_order=bool).rows
     reader = LogReader(turns=None, logged=False, tokens=find_tokens(None), faults=faults)
-    prompts = reader.read(rows, file.name, rebase=False)
+    prompts = {each.id: each for each in reader.read(rows, file.name, rebase=False)}
     faults.raise_any()
-    return prompts
+    return tuple(
+        replace(prompts[each.value["id"]], origin=_read_origin(each.value))
+        for each in rows
+        if each.value.get("id") in prompts
+    )
+
+
+def _read_origin(row: Mapping[str, Any]) -> Origin | None:
+    return from_json(Origin, row["origin"]) if row.get("origin") is not None else None
 
 
 def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
@@ -129,12 +153,14 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
 
 
 def _read(
-    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults, *, takes_ids: bool
-) -> tuple[WorkloadSpec, tuple[Prompt, ...]]:
-    """Return what is read, now that it is known whether it is a trace, and its prompts."""
+    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults, *, takes_ids: bool, keeps_times: bool
+) -> tuple[WorkloadSpec, tuple[Prompt, ...], float]:
+    """Return what is read, now that it is known whether it is a trace, its prompts, and which share of all they are."""
     file = _find_file(spec)
     most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
-    table = read_rows(file, faults, most=most, seed=spec.seed, in_order=_is_recording)
+    in_order = _is_recording if keeps_times else _is_none
+    first = spec.n is not None and spec.sample is None
+    table = read_rows(file, faults, most=most, seed=spec.seed, in_order=in_order, only_first=first)
     if spec.kind is WorkloadKind.FILE:
         is_trace = bool(table.rows) and find_format(table.rows[0].value) is not None
         spec = replace(spec, kind=WorkloadKind.TRACE if is_trace else WorkloadKind.LOG)
@@ -148,7 +174,11 @@ def _read(
         text = f"{file.name} holds no prompt" + (f" ({reasons})." if reasons else ".")
         faults.add("empty-workload", text, file.name, "" if spec.kind is WorkloadKind.TRACE else _EXAMPLE)
     faults.raise_any()
-    return spec, prompts
+    return spec, prompts, len(table.rows) / max(1, table.total)
+
+
+def _is_none(_: Any) -> bool:
+    return False
 
 
 def _read_trace(
@@ -156,7 +186,11 @@ def _read_trace(
 ) -> tuple[tuple[Prompt, ...], Counter[str]]:
     source = find_source(spec.source or _SOURCE, tokens)
     trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
-    prompts = trace.read(rows, file, most=spec.n)
+    stretches = {row.where: row.stretch for row in rows}
+    prompts = tuple(
+        replace(each, origin=Origin(row=0, place=0, stretch=stretches.get(each.id, 0)))
+        for each in trace.read(rows, file, most=spec.n)
+    )
     notes += [*trace.notes, source.note, tokens.note]
     if spec.output is None:
         forced = "answers forced to the recorded lengths"
@@ -208,17 +242,26 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
     return path
 
 
-def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
-    """Return the prompts as the options want them."""
+def _reshape(
+    spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str], share: float
+) -> tuple[tuple[Prompt, ...], int, str]:
+    """Return the prompts as the options want them, of how many these were drawn, and how the operator chose them.
+
+    Args:
+        share: of all that the source has, that `prompts` are.
+    """
     if spec.bucket is not None and spec.kind is not WorkloadKind.TRACE:
         prompts = _only(spec, in_bucket(prompts, spec.bucket, tokens), tokens, notes)
+    population, choice = round(len(prompts) / share), ""
     if spec.sample is not None and spec.sample < len(prompts):
-        chosen = sorted(random.Random(spec.seed).sample(range(len(prompts)), spec.sample))
         notes.append(f"{spec.sample} of {len(prompts)} prompts, drawn with seed {spec.seed}")
-        prompts = tuple(prompts[place] for place in chosen)
-    if spec.n is not None and spec.n < len(prompts):
-        notes.append(f"the first {spec.n} of {len(prompts)} prompts")
+        chosen = {each.id for each in draw(prompts, spec.seed, spec.text)[: spec.sample]}
+        prompts = tuple(each for each in prompts if each.id in chosen)
+    if spec.n is not None and spec.n < population:
+        choice = f"the first {spec.n} of {population}" if spec.n < len(prompts) else ""
+        notes += [f"{choice} prompts"] if choice else []
         prompts = prompts[: spec.n]
+        population = len(prompts) if choice else population
     length: Length | None = None if spec.kind is WorkloadKind.SYNTHETIC else spec.output
     prompts = set_outputs(prompts, length=length, force=spec.force, seed=spec.seed)
     notes += [f"output tokens {length.label}"] if length else []
@@ -231,7 +274,7 @@ def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, no
     if spec.form is not None:
         prompts = set_form(prompts, spec.form)
         notes.append(f"sent as {spec.form}")
-    return _rebased(prompts)
+    return _rebased(prompts), population, choice
 
 
 def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
@@ -265,6 +308,7 @@ def _split(spec: WorkloadSpec, whole: Workload, tokens: Tokens) -> tuple[Workloa
             whole,
             name=f"{stem}-prompt={bucket}",
             prompts=_rebased(prompts),
+            population=round(whole.population * len(prompts) / len(whole.prompts)),
             description="; ".join(filter(None, (whole.description, f"prompts of {bucket} tokens, {tokens.note}"))),
         )
         for bucket, prompts in parts.items()

@@ -45,7 +45,9 @@ def read_recorded(row: Line, logged: Logged, said: str | None) -> Recorded:
         num_prompt_tokens=_to_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
         temperature=_to_temperature(body.get("temperature")),
         max_tokens=limit,
-        route=_find_route(row, body),
+        route=_find_name(_ROUTES, row, body),
+        tenant=_find_name(_TENANTS, row, body),
+        conversation=_find_name(_CONVERSATIONS, row, body),
         reasoned=any(map(message.get, _HIDDEN)) or bool(items & {*_REASONED}) or _reasoning_tokens(usage) > 0,
         called_tools=any(map(message.get, ("tool_calls", "function_call"))) or bool(items & {*_CALLED}),
         template_variables=_template_variables(body),
@@ -103,10 +105,22 @@ def _prompt_ids(row: Line, body: Line, response: Line, choice: Line) -> tuple[in
     return next((ids for each in (*given, body.get("prompt")) if (ids := token_ids_of(each))), ())
 
 
-def _find_route(row: Line, body: Line) -> str | None:
-    """Return the route that a gateway or an application wrote, beside the request or in its metadata."""
+_ROUTES = ("route",)
+_TENANTS = (
+    *("tenant", "tenant_id", "organization", "organization_id", "org_id", "team_id", "team", "customer_id", "customer"),
+    *("user_id", "userId", "user", "end_user", "api_key_hash", "user_api_key_hash"),
+)
+_CONVERSATIONS = (
+    *("conversation_id", "conversationId", "conversation", "session_id", "sessionId", "thread_id", "chat_id"),
+    *("traceId", "trace_id"),
+)
+
+
+def _find_name(keys: Sequence[str], row: Line, body: Line) -> str | None:
+    """Return what a gateway or an application wrote under a key, beside the request or in its metadata."""
     places = (row, _mapping(row.get("metadata")), body, _mapping(body.get("metadata")))
-    return next((str(place["route"]) for place in places if place.get("route") is not None), None)
+    values = (place.get(key) for key in keys for place in places)
+    return next((str(each) for each in values if isinstance(each, str | int) and each != ""), None)
 
 
 def _template_variables(body: Line) -> dict[str, Any]:

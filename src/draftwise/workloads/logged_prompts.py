@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from draftwise.core import Prompt
+from draftwise.core import Origin, Prompt
 from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
 from draftwise.workloads.log_formats import SHAPES, Logged, find_logged, join_batches
 from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_recorded, token_ids_of
@@ -109,6 +109,7 @@ class LogReader:
                 max_tokens=self._limit(logged, recorded.answer),
                 ignore_eos=logged.bare and logged.body.get("ignore_eos") is True,
                 recorded=recorded,
+                origin=Origin(row=0, place=0, stretch=row.stretch),
                 **content,
             )
             yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)

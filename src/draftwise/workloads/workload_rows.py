@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources.abc import Traversable
 from io import BufferedReader, TextIOWrapper
@@ -52,6 +52,8 @@ class FileRow:
     where: str
     """`file:line`, for messages."""
     value: Any
+    stretch: int = 0
+    """Which kept stretch of a recording it is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +61,42 @@ class TextTable:
     """The rows that were kept, in the order of the file."""
 
     rows: tuple[FileRow, ...]
+    total: int
+    """Rows of the file."""
     note: str = ""
     """What was left out, in words; empty where the whole file is here."""
 
 
 def read_rows(
-    file: Traversable, faults: Faults, *, most: int = MAX_ROWS, seed: int = 0, in_order: Callable[[Any], bool]
+    file: Traversable,
+    faults: Faults,
+    *,
+    most: int = MAX_ROWS,
+    seed: int = 0,
+    in_order: Callable[[Any], bool],
+    only_first: bool = False,
 ) -> TextTable:
     """Return the rows of a file.
 
     Of a file with more than `most` rows a sample is drawn (every row equally likely, from `seed`), so that a long
     log is not judged by its first hour; where `in_order` says of the first row that the rows make a recording,
-    whose rate a sample would change, the first ones are taken instead. Rows left out are not checked.
+    whose rate a sample of rows would change, stretches of it are drawn. With `only_first` it is the first ones. Rows
+    left out are not checked.
 
     Raises:
         InvalidSetup: the file cannot be read.
     """
     try:
         with open_plain(file) as stream:
-            return _keep(_rows_of(stream, file.name, faults), most, seed, in_order)
+            rows = _rows_of(stream, file.name, faults)
+            if only_first:
+                first = _parse_all(list(islice(rows, most)))
+                return TextTable(rows=first, total=len(first) + sum(1 for _ in rows))
+            kept = _keep(rows, most, seed, in_order)
+        if isinstance(kept, TextTable):
+            return kept
+        with open_plain(file) as stream:
+            return _keep_stretches(_rows_of(stream, file.name, faults), kept, most, seed)
     except (OSError, EOFError, csv.Error) as error:
         raise InvalidSetup.because("unreadable", f"{file} cannot be read ({error}).", where=str(file)) from None
 
@@ -117,15 +136,37 @@ class _Raw:
     parse: Callable[[], FileRow | None]
 
 
-def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> TextTable:
+_STRETCHES = 20
+"""Stretches kept of a recording that is too long."""
+
+
+def _keep_stretches(rows: Iterator[_Raw], total: int, most: int, seed: int) -> TextTable:
+    """Return stretches of a recording, one at a random place in each equal part of it."""
+    rng, size, part = random.Random(seed), most // _STRETCHES, total / _STRETCHES
+    begins = [int(number * part + rng.random() * (part - size)) for number in range(_STRETCHES)]
+    parsed: list[FileRow] = []
+    place, last = 0, -1
+    for number, begin in enumerate(begins):
+        begin = max(begin, last + 1)
+        for _ in range(begin - place):
+            next(rows)
+        kept = list(islice(rows, size))
+        place = last = begin + len(kept)
+        parsed += [replace(row, stretch=number) for row in _parse_all(kept)]
+    note = f"{_STRETCHES} stretches of {size} rows each of {total}, drawn with seed {seed}"
+    return TextTable(rows=tuple(parsed), total=total, note=note)
+
+
+def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> TextTable | int:
+    """Return the rows to keep; of a recording that is longer, how many rows it has."""
     kept = list(islice(rows, most))
     extra = next(rows, None)
     if extra is None:
-        return TextTable(rows=_parse_all(kept))
+        return TextTable(rows=_parse_all(kept), total=len(kept))
     first = kept[0].parse()
     kept[0] = _Raw(kept[0].number, lambda: first)
     if first is not None and in_order(first.value):
-        return TextTable(rows=_parse_all(kept), note=f"the first {most} rows of a longer file")
+        return most + 1 + sum(1 for _ in rows)
     rng = random.Random(seed)
     total = most
     while extra is not None:  # reservoir sampling (Vitter 1985, algorithm R)
@@ -135,7 +176,7 @@ def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], 
             kept[place] = extra
         extra = next(rows, None)
     kept.sort(key=lambda raw: raw.number)
-    return TextTable(rows=_parse_all(kept), note=f"{most} of {total} rows, drawn with seed {seed}")
+    return TextTable(rows=_parse_all(kept), total=total, note=f"{most} of {total} rows, drawn with seed {seed}")
 
 
 def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:

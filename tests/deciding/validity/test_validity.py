@@ -39,19 +39,18 @@ def test_an_error_at_one_load_blocks_that_load_only(good: Run) -> None:
     assert verdicts == {"c=1": Verdict.ADOPT, "c=4": Verdict.BLOCKED}
 
 
-def test_slow_tail_prompts_make_an_adoption_mixed(good: Run) -> None:
+def test_prompts_that_slow_down_make_an_adoption_mixed_once_that_is_shown(good: Run) -> None:
     def slow(answer: Answer) -> Answer:
-        if answer.arm == "plain" or answer.prompt_id != "code-7":
+        if answer.arm == "plain" or answer.prompt_id not in ("code-5", "code-6", "code-7"):
             return answer
         sent = answer.timing.sent
         chunks = tuple((sent + 3 * (time - sent), count) for time, count in answer.timing.chunks)
         return replace(answer, timing=replace(answer.timing, chunks=chunks, finished=chunks[-1][0]))
 
     found = conclude_run(bend_answers(good, slow)).decision.comparisons[0]
-    assert found.verdict is Verdict.MIXED
-    assert found.tail is not None
-    assert found.tail > 1.2
-    assert found.share_slower == pytest.approx(1 / 8)
+    assert {each.of: each.answer for each in found.guards}["tail"] == "harm"
+    assert found.verdict in (Verdict.MIXED, Verdict.INCONCLUSIVE)
+    assert found.share_slower == pytest.approx(3 / 8)
 
 
 def patchy_device(chance: random.Random, number: int) -> dict[str, Any]:

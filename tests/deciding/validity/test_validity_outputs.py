@@ -83,22 +83,17 @@ def test_an_answer_that_plain_gave_in_any_pass_is_no_difference(good: Run) -> No
     assert conclude_run(run).decision.comparisons[0].equal_outputs == (8, 8)
 
 
-def test_a_candidate_that_wavers_as_plain_does(loaded: Run) -> None:
-    run = wavering(wavering(loaded, "plain", range(6)), "candidate 1", range(2, 9))
-    assert graded(run) == {"plain-unstable": Severity.INFO, "outputs-waver": Severity.INFO}
-    assert "6 of 16 prompts" in findings(run)["outputs-waver"].message
+def test_differences_that_nobody_examined_are_no_error(loaded: Run) -> None:
+    """Batches of other shapes round differently: what was not examined is not known."""
+    run = wavering(loaded, "candidate 1", range(2))
+    assert graded(run) == {"outputs-unexamined": Severity.WARNING}
+    assert "2 of 16 outputs differ" in findings(run)["outputs-unexamined"].message
     assert conclude_run(run).decision.comparisons[0].verdict == "adopt"
 
 
 def test_a_candidate_that_wavers_far_more_than_plain(loaded: Run) -> None:
     run = wavering(wavering(loaded, "plain", range(2)), "candidate 1", range(16))
     assert graded(run)["outputs-differ"] is Severity.ERROR
-
-
-def test_a_stable_plain_server_excuses_nothing(loaded: Run) -> None:
-    run = wavering(loaded, "candidate 1", range(2))
-    assert graded(run) == {"outputs-differ": Severity.ERROR}
-    assert "2 of 16 outputs differ" in findings(run)["outputs-differ"].message
 
 
 def test_differences_of_which_the_servers_are_sure_are_real_whatever_plain_does(tmp_path: Path) -> None:
@@ -122,12 +117,16 @@ def test_wrong_outputs_at_temperature_zero_block_the_candidate_at_every_temperat
     assert "at temperature 0 (code, c=1)" in told.message
 
 
-def test_ties_speak_for_the_ones_that_were_not_examined(tmp_path: Path) -> None:
-    tie = replace(QUICKER, differs_at=5, gap=0.1)
-    workloads = (make_workload(num_prompts=24),)
-    run = run_of(tmp_path / "run", tie, plain=replace(ENDING, gap=0.1), workloads=workloads, repeats=1)
-    assert graded(replace(run, divergences=run.divergences[:12])) == {"numeric-ties": Severity.INFO}
-    assert "outputs-differ" in codes(replace(run, divergences=run.divergences[:3]))
+def test_rounding_is_measured_on_plain_decoding_itself(tmp_path: Path) -> None:
+    """0.9 nats are beyond five times what bfloat16 is expected to move, and within what plain moves here."""
+    apart = replace(QUICKER, differs_at=20, gap=1.2)
+    run = run_of(tmp_path / "run", apart, plain=replace(ENDING, gap=1.2), workloads=(make_workload(num_prompts=12),))
+    assert graded(run)["outputs-differ"] is Severity.ERROR
+    seen = run.divergences[0]
+    null = tuple(replace(seen, candidate="plain", prompt_id=f"code-{n}", gap=0.5) for n in range(8))
+    assert graded(replace(run, divergences=run.divergences + null)) == {"numeric-ties": Severity.INFO}
+    small = tuple(replace(each, gap=0.05) for each in null)
+    assert graded(replace(run, divergences=run.divergences + small))["outputs-differ"] is Severity.ERROR
 
 
 def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:
@@ -138,7 +137,8 @@ def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:
         if answer.arm == "plain" or not more:
             return answer
         *before, (time, count) = answer.timing.chunks
-        return replace(answer, timing=replace(answer.timing, chunks=(*before, (time, count + more))))
+        timing = replace(answer.timing, chunks=(*before, (time, count + more)))
+        return replace(answer, timing=timing, text=answer.text + more * " more")
 
     # Counters would give it away as traffic of others.
     windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in run.turns)

@@ -19,7 +19,18 @@ from tests.support.validity import (
     run_of,
 )
 
-from draftwise.core import Condition, Counters, Run, Severity, SpecConfig, SpecStats, Timing, TurnRecord
+from draftwise.core import (
+    Answer,
+    Condition,
+    Counters,
+    Run,
+    Severity,
+    SpecConfig,
+    SpecStats,
+    Timing,
+    TurnRecord,
+    Verdict,
+)
 from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import conclude_run
 
@@ -134,6 +145,41 @@ def test_an_engine_that_does_not_count_drafts_is_judged_by_its_stream(good: Run)
     undrafted = bend_turns(good, lambda w: replace(w, counters=replace(w.counters, spec=SpecStats())))
     assert graded(with_context(undrafted, servers=servers)) == {"speculation-unproven": Severity.WARNING}
     assert graded(undrafted)["not-speculating"] is Severity.ERROR
+
+
+def uncounted(run: Run) -> Run:
+    """Return the run as if no server had a page of counters."""
+    servers = to_json(run.context)["servers"]
+    servers = {name: {**each, "metric_names": None} for name, each in servers.items()}
+    silent = bend_turns(run, lambda turn: replace(turn, counters=Counters(generation_tokens=None)))
+    return with_context(silent, servers=servers)
+
+
+def swapped(run: Run) -> Run:
+    """Return the run as if the two URLs had been exchanged."""
+    other = {"plain": "candidate 1", "candidate 1": "plain"}
+    turns = tuple(replace(each, arm=other[each.arm]) for each in run.turns)
+    return replace(run, turns=turns, answers=tuple(replace(each, arm=other[each.arm]) for each in run.answers))
+
+
+def test_urls_that_are_swapped_show_in_the_streams_without_counters(good: Run) -> None:
+    found = swapped(uncounted(good))
+    assert findings(found)["swapped-servers"].severity is Severity.ERROR
+    verdicts = {each.verdict for each in conclude_run(found).decision.comparisons}
+    assert not verdicts & {Verdict.ADOPT, Verdict.REJECT}
+    assert "swapped-servers" not in codes(uncounted(good))
+
+
+def test_where_nothing_shows_who_speculates_there_is_no_verdict_either_way(good: Run) -> None:
+    def one_by_one(answer: Answer) -> Answer:
+        times = [time for time, count in answer.timing.chunks for _ in range(count)]
+        return replace(answer, timing=replace(answer.timing, chunks=tuple((time, 1) for time in times)))
+
+    for run in (uncounted(good), swapped(uncounted(good))):
+        found = bend_answers(run, one_by_one)
+        assert findings(found)["roles-unknown"].severity is Severity.ERROR
+        verdicts = {each.verdict for each in conclude_run(found).decision.comparisons}
+        assert not verdicts & {Verdict.ADOPT, Verdict.REJECT}
 
 
 def test_counters_that_stand_still_are_those_of_another_server(good: Run) -> None:

@@ -80,11 +80,11 @@ def test_both_twins_are_scraped_with_their_pool() -> None:
     (endpoint,) = spec["podMetricsEndpoints"]
     for side in (ORDER, ORDER.without_speculation()):
         assert spec["selector"]["matchLabels"].items() <= side.labels.items()
-    port, pool = endpoint["relabelings"]
+    port, *labelings = endpoint["relabelings"]
     assert (port["regex"], port["action"]) == ("8000", "keep")
-    (source,), target = pool.values()
     labels = {re.sub(r"\W", "_", f"__meta_kubernetes_pod_label_{name}"): name for name in ORDER.labels}
-    assert (labels[source], target) == ("draftwise.dev/pool", "pool")
+    found = {each["targetLabel"]: labels[each["sourceLabels"][0]].rpartition("/")[2] for each in labelings}
+    assert found == {"service": "name", "deployment": "instance", "pool": "pool", "revision": "revision"}
     (job,) = read("scrape.yaml")["scrape_configs"]
     assert [each["labels"]["pool"] for each in job["static_configs"]] == ["spec", "plain"]
 
@@ -160,7 +160,7 @@ def test_every_panel_reads_what_is_recorded_or_exported() -> None:
     for query in queries:
         assert naming.find_missing(query) == ""
         assert set(re.findall(r"draftwise:[\w:]+", query)) <= recorded
-        assert query.count("model_name=") == len(re.findall(r"(?:draftwise|vllm):", query))
+        assert query.count("revision=~") == len(re.findall(r"(?:draftwise|vllm):", query))
     shown = {name for query in queries for name in re.findall(r"draftwise:[\w:]+", query)}
     assert {
         "draftwise:tokens_per_step:5m",

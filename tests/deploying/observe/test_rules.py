@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.deploying.observe.identity_cases import CASES
 from tests.support.adopted import EVIDENCE, FOUND, LOAD, MODEL, ORDER, SETUP, SPEED
 from tests.support.production import BREAK_EVEN, MEASURED, SCENARIOS, Scenario
 
@@ -21,6 +22,8 @@ from draftwise.knowledge.vllm import Release, get_release, releases
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 RELEASE = get_release(SETUP.engine_version)
+LABELS = {"model_name": MODEL, "namespace": "prod", "service": ORDER.service}
+REVISIONS = {"spec": ORDER.revision, "plain": ORDER.go_back().revision}
 TARGET = ("process_start_time_seconds", "up")
 """What is known of a process, or of its scrape, whatever it serves."""
 
@@ -39,6 +42,7 @@ def write_series(
     names = {key for phase in scenario.phases for key in phase.servers}
     for pool, instance in sorted(names):
         own = {**labels, "job": "vllm", "instance": instance} | ({"pool": pool} if pools else {})
+        own |= {} if "revision" in labels else {"revision": REVISIONS[pool]}
         for sample, values in write_values(scenario, (pool, instance)).items():
             name, _, label = sample.partition("{")
             matchers = ",".join(
@@ -106,7 +110,7 @@ def count_minutes(scenario: Scenario) -> int:
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_a_scenario_raises_its_alerts_and_no_other(scenario: Scenario, tmp_path: Path) -> None:
     write_rules(tmp_path)
-    series = list(write_series(scenario, {"model_name": MODEL}, VLLM))
+    series = list(write_series(scenario, LABELS, VLLM))
     minutes = count_minutes(scenario)
     judge(tmp_path, series, promql_expr_test=expect(scenario.findings, minutes))
 
@@ -117,7 +121,7 @@ def test_rates_by_position_are_not_empty_as_the_form_that_guides_print_is(tmp_pa
     write_rules(tmp_path)
     names = ("accepted_tokens_per_pos", "drafts")
     printed = " / ".join(f"rate(vllm:spec_decode_num_{name}_total[5m])" for name in names)
-    series = list(write_series(SCENARIOS[0], {"model_name": MODEL}, VLLM))
+    series = list(write_series(SCENARIOS[0], LABELS, VLLM))
     tests = [
         {"expr": f"count({expr})", "eval_time": "30m", "exp_samples": [{"labels": "{}", "value": 3}] if found else []}
         for expr, found in ((printed, False), ('draftwise:position_rate:5m{pool="spec"}', True))
@@ -126,9 +130,8 @@ def test_rates_by_position_are_not_empty_as_the_form_that_guides_print_is(tmp_pa
 
 
 def test_every_alert_has_its_scenario() -> None:
-    told = set().union(*(scenario.findings for scenario in SCENARIOS))
+    told = set().union(*(scenario.findings for scenario in SCENARIOS), *(each.codes for each in CASES))
     assert told == {alert.code for alert in ALERTS}
-    assert len(ALERTS) == 16
 
 
 @needs_promtool
@@ -137,15 +140,16 @@ def test_another_model_or_exporter_does_not_change_what_is_said(prefix: str, tmp
     write_rules(tmp_path, prefix)
     scenario = next(each for each in SCENARIOS if "zero-acceptance" in each.findings)
     minutes = count_minutes(scenario)
-    others = list(write_series(scenario, {"model_name": "other"}, prefix))
-    judge(tmp_path, others, promql_expr_test=expect(frozenset(), minutes))
+    nothing = frozenset({"server-unread"})
+    others = list(write_series(scenario, LABELS | {"service": "other"}, prefix))
+    judge(tmp_path, others, promql_expr_test=expect(nothing, minutes))
     foreign = VLLM if prefix != VLLM else "ray_vllm_"
     judge(
         tmp_path,
-        list(write_series(scenario, {"model_name": MODEL}, foreign)),
+        list(write_series(scenario, LABELS, foreign)),
         promql_expr_test=expect(frozenset(), minutes),
     )
-    mine = list(write_series(scenario, {"model_name": MODEL}, prefix))
+    mine = list(write_series(scenario, LABELS, prefix))
     judge(tmp_path, mine, promql_expr_test=expect(scenario.findings, minutes))
 
 
@@ -160,7 +164,7 @@ def test_servers_without_a_pool_are_watched_all_the_same(tmp_path: Path) -> None
             for phase in scenario.phases
         ],
     )
-    series = list(write_series(alone, {"model_name": MODEL}, VLLM, pools=False))
+    series = list(write_series(alone, LABELS, VLLM, pools=False))
     judge(tmp_path, series, promql_expr_test=expect(scenario.findings, count_minutes(alone)))
 
 
@@ -169,16 +173,17 @@ def test_whoever_is_woken_reads_what_the_decision_said(tmp_path: Path) -> None:
     write_rules(tmp_path)
     (scenario,) = (each for each in SCENARIOS if each.name == "k too large")
     fact = get_finding("tail-dead")
-    labels = {"severity": "info", "rule": "tail-dead", "action": "lower-k", "model_name": MODEL, "pool": "spec"}
+    labels = {"severity": "info", "rule": "tail-dead", "action": "lower-k", "pool": "spec"}
+    labels |= {name: LABELS[name] for name in ("namespace", "service")} | {"revision": ORDER.revision}
     texts = {
-        "summary": f"{fact.title} ({MODEL}, pool spec).",
+        "summary": f"{fact.title} ({ORDER.service}, namespace prod, pool spec).",
         "description": f"{fact.explains} {fact.fix}",
         "decision": FOUND,
         "run": "2026-11-22",
     }
     alert = {"exp_labels": labels, "exp_annotations": texts}
     test = {"eval_time": "170m", "alertname": "DraftwiseTailDead", "exp_alerts": [alert]}
-    judge(tmp_path, list(write_series(scenario, {"model_name": MODEL}, VLLM)), alert_rule_test=[test])
+    judge(tmp_path, list(write_series(scenario, LABELS, VLLM)), alert_rule_test=[test])
 
 
 @needs_promtool
@@ -201,7 +206,7 @@ def test_the_rules_of_the_decision_hold_for_an_hour_on_the_servers_that_speculat
         {"expr": expr, "eval_time": "75m", "exp_samples": []},
         {"expr": expr, "eval_time": "110m", "exp_samples": samples},
     ]
-    judge(tmp_path, list(write_series(scenario, {"model_name": MODEL}, VLLM)), promql_expr_test=tests)
+    judge(tmp_path, list(write_series(scenario, LABELS, VLLM)), promql_expr_test=tests)
 
 
 def test_without_a_run_only_alerts_that_need_no_number_of_it_are_written() -> None:

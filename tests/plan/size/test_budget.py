@@ -18,7 +18,8 @@ from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
-from draftwise.plan.size.memory_budget import CachedLayer, lay_out
+from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, lay_out
+from draftwise.plan.size.memory_budget import kv_value_bytes
 from draftwise.plan.size.view import contexts_of, describe_memory, items
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -104,7 +105,7 @@ def test_hybrid_groups_hold_every_layer(full: int, sliding: int, draft: int) -> 
 def test_one_drafter_layer_beside_gpt_oss_no_longer_doubles_the_groups() -> None:
     layers = [CachedLayer(2048, 128)] * 12 + [CachedLayer(2048)] * 12 + [CachedLayer(2048, None, True)]
     assert len(lay_out(layers).groups) == 2
-    assert len(lay_out(layers, pads_to_larger=False).groups) == 3
+    assert len(lay_out(layers, rules=LayoutRules(pads_to_larger=False)).groups) == 3
 
 
 def test_pages_that_do_not_divide_are_refused() -> None:
@@ -153,10 +154,9 @@ def test_what_vllm_refuses_is_sized_and_said() -> None:
 
 
 def test_scales_of_the_cache_are_counted() -> None:
-    plain = sized().budget.kv.bytes_per_token
-    assert sized(kv_cache_dtype="int8_per_token_head").budget.kv.bytes_per_token == plain // 2 * (128 + 4) // 128
-    latent = sized("deepseek-ai/DeepSeek-V3", tensor_parallel_size=8, kv_cache_dtype="fp8_ds_mla")
-    assert latent.budget.kv.bytes_per_token == 61 * 656
+    shape, latent = sized().request.shape, sized("deepseek-ai/DeepSeek-V3", tensor_parallel_size=8).request.shape
+    assert kv_value_bytes("int8_per_token_head", shape) == pytest.approx((128 + 4) / 128)
+    assert latent.latent_dim * kv_value_bytes("fp8_ds_mla", latent) == pytest.approx(656)
 
 
 def test_fp8_halves_the_cache() -> None:
@@ -289,10 +289,12 @@ def test_a_plan_that_leaves_nothing_for_what_it_does_not_count_is_warned_of() ->
     ("flags", "code"),
     [
         ({"target": "nobody/nothing"}, "unknown-target"), ({"gpu": "Voodoo2"}, "unknown-gpu"),
+        ({"gpu": "0GiB"}, "unknown-gpu"), ({"gpu": "0.001GiB"}, "unknown-gpu"),
+        ({"gpu": f"{10**30}GiB"}, "unknown-gpu"),
         ({"gpu_memory_utilization": 1.5}, "config-value"), ({"max_num_seqs": 0}, "config-value"),
         ({"gpu_memory_utilization": 1.5, "version": "0.15.0"}, "bad-utilization"),
         ({"max_num_seqs": 0, "version": "0.15.0"}, "bad-number"),
-        ({"kv_cache_dtype": "turboquant_4bit_nc"}, "unknown-kv-cache-dtype"), ({"version": "0.1"}, "unknown-release"),
+        ({"kv_cache_dtype": "turboquant_4bit_nc"}, "memory-unknown"), ({"version": "0.1"}, "unknown-release"),
         ({"quantization": "gguf"}, "unknown-precision"), ({"max_model_len": "long"}, "flag-value"),
     ],
 )  # fmt: skip
@@ -355,3 +357,26 @@ def test_a_directory_without_weights_is_sized_by_its_shape(tmp_path: Path) -> No
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     as_json = sized(json.dumps(dict(model.config)), ngram)
     assert (as_json.budget, as_json.plain) == (sized(spec=ngram).budget, sized().budget)
+
+
+def test_a_server_with_more_sequences_than_blocks_of_states_does_not_fit() -> None:
+    target = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+    flags: dict[str, Any] = {"gpu": "L4", "version": "0.33.0", "max_model_len": 4096, "max_num_seqs": 1024}
+    crowded = sized(target, **flags)
+    assert not crowded.budget.fits
+    lack = next(each for each in crowded.findings if each.code == "does-not-fit")
+    assert lack.fix == f"Set --max-num-seqs to {crowded.budget.num_blocks} or less."
+    flags["max_num_seqs"] = crowded.budget.num_blocks
+    assert sized("nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags).budget.fits
+    assert sized(
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2", **flags | {"max_num_seqs": 1024, "enforce_eager": True}
+    ).budget.fits
+
+
+def test_speculation_adds_states_to_every_sequence() -> None:
+    next_model = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+    spec = {"method": "mtp", "num_speculative_tokens": 3}
+    sizing = sized(next_model, spec, version="0.33.0", tensor_parallel_size=2)
+    states = [group.state_blocks for group in sizing.budget.kv.groups if group.state_blocks]
+    assert states == [before + 3 for before in (g.state_blocks for g in sizing.plain.kv.groups) if before]
+    assert sizing.budget.sequences(1024) < sizing.plain.sequences(1024)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from draftwise.core import ModelShape
-from draftwise.plan.size.memory_budget import cached_layers, drafter_layers, lay_out
+from draftwise.plan.size.kv_layout import lay_out
+from draftwise.plan.size.memory_budget import cached_layers, drafter_layers
 
 ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("vllm_kv_blocks.json").read_text())
 

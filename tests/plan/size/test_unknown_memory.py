@@ -1,6 +1,8 @@
 """`size` knows what it does not know: no number for a drafter of unknown memory, and a warning for code of your own."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,47 @@ def test_every_drafter_of_the_table_has_a_layout() -> None:
     assert all(method.layout for method in methods_where(has_weights=True).values())
 
 
-def test_your_own_proposer_is_said_to_be_left_out() -> None:
-    found = size_with(method="custom_class", model="package.module.Class")
-    assert "drafter-not-counted" in {each.code for each in found.findings}
+def test_your_own_proposer_has_no_number() -> None:
+    with pytest.raises(InvalidSetup, match="Memory unknown: what your own proposer class takes"):
+        size_with(method="custom_class", model="package.module.Class")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["NobodysForCausalLM"]},
+        {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"] * 32},
+        {"architectures": []},
+    ],
+)
+def test_layers_that_were_not_compared_with_vllm_have_no_number(tmp_path: Path, config: dict[str, object]) -> None:
+    known = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(known | config))
+    with pytest.raises(InvalidSetup) as refused:
+        size(Setup(target=str(tmp_path), engine="vllm", engine_version="0.33.0"), gpu="H200")
+    assert "memory-unknown" in {each.code for each in refused.value.findings}
+
+
+def test_weights_of_an_unknown_family_have_no_number(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50272,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidSetup, match="Memory unknown: the weights of opt"):
+        size(Setup(target=str(tmp_path), engine="vllm", engine_version="0.33.0"), gpu="H200")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 8}, {"kv_cache_memory_bytes": 1 << 30},
+        {"num_gpu_blocks_override": 100}, {"dtype": "float32"}, {"cpu_offload_gb": 10},
+    ],
+)  # fmt: skip
+def test_flags_whose_memory_is_not_counted_give_no_number(flags: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetup, match="Memory unknown: what --"):
+        size(Setup(target=LLAMA, engine="vllm", engine_version="0.33.0", args=flags), gpu="H200")

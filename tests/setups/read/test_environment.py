@@ -251,3 +251,52 @@ class TestReferences:
         assert read_env_file("".join(f"{name}='{value}'\n" for name, value in values.items() if "'" not in value)) == {
             name: value for name, value in values.items() if "'" not in value
         }
+
+
+VALUES = {"A": "1", "E": "", "B": "b-c"}
+"""Of variables that are set; N and M are not."""
+
+
+@st.composite
+def templates(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
+    """Draw a text with references as compose has them, and what compose-go's rules make of it (template.go)."""
+    text = result = ""
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["plain", "escape", "name", "braced", "operator", "operator"]))
+        name = draw(st.sampled_from(["A", "E", "B", "N", "M"]))
+        if kind == "plain":
+            piece = value = draw(st.sampled_from(["x", "--flag ", '{"k":', "/", " ", "-", ":"]))
+        elif kind == "escape":
+            piece, value = "$$" + name, "$" + name
+        elif kind in ("name", "braced") or depth == 0:
+            piece, value = ("$" + name + " " if kind == "name" else f"${{{name}}}"), VALUES.get(name, "")
+            value += " " if kind == "name" else ""
+        else:
+            operator = draw(st.sampled_from([":-", "-", ":+", "+"]))
+            inner, inner_value = draw(templates(depth=depth - 1))
+            is_set = bool(VALUES.get(name)) if operator[0] == ":" else name in VALUES
+            other = VALUES.get(name, "") if operator[-1] == "-" else ""
+            piece = f"${{{name}{operator}{inner}}}"
+            value = inner_value if is_set is (operator[-1] == "+") else other
+        text, result = text + piece, result + value
+    return text, result
+
+
+@given(templates())
+def test_compose_fills_in_as_its_rules_have_it(drawn: tuple[str, str]):
+    text, expected = drawn
+    word = COMPOSE.fill_in(Word(text), Environment(values=VALUES))
+    assert (word.text, word.unknown, word.assumed) == (expected, (), ())
+
+
+@given(templates())
+def test_what_the_caller_of_compose_may_set_is_named(drawn: tuple[str, str]):
+    text, expected = drawn
+    word = COMPOSE.fill_in(Word(text), Environment(values=VALUES, elsewhere="the caller"))
+    assert word.unknown or word.text == expected  # what is taken as not set is taken so everywhere
+    if (
+        word.text == expected
+        and not word.unknown
+        and word.text != COMPOSE.fill_in(Word(text), Environment(values={**VALUES, "N": "set", "M": "set"})).text
+    ):
+        assert word.assumed

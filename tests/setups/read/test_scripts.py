@@ -84,6 +84,7 @@ def test_a_decision_holds_for_the_rest_of_its_way():
         "while read -r K; do :; done < file\nrun $K",
         "eval \"$X\"\nK=$K\nrun $K",
         "for a in $X; do K=$a; done\nrun ${K}",
+        'for a in $X; do set -- 1 2; done\nvllm serve x "$@"',
         "while getopts k: o; do K=$OPTARG; done\nrun $K",
         'while [ "$#" -gt 0 ]; do K=$1; shift; done\nrun $K',
     ],
@@ -97,6 +98,23 @@ def test_a_file_that_is_read_may_set_anything():
     (reading,) = read_setups("K=4\nsource ./site.env\n" + SERVE)
     assert [each.code for each in reading.findings] == ["taken-as-not-set"]
     assert "site.env" in reading.findings[0].message
+
+
+def test_a_default_is_not_shown_where_it_does_not_hold():
+    text = 'M="${M:-plain}"\nif [ "$M" = plain ]; then run a; else run "$M"; fi'
+    (other,) = run_script(text).commands[-1].ways
+    assert (other.words[-1].text, bool(other.words[-1].unknown), other.where) == (
+        "${M:-plain}",
+        True,
+        "M is not plain, line 2",
+    )
+
+
+def test_arguments_of_the_caller_are_open_where_the_model_is_known():
+    (reading,) = read_setups('vllm serve Qwen/Qwen3-8B --seed 1 "$@"')
+    assert [each.code for each in reading.findings] == ["taken-as-not-set"]
+    (reading,) = read_setups('vllm serve "$@"')
+    assert [each.code for each in reading.findings] == ["unresolved-variable"]
 
 
 def test_only_what_fails_on_every_way_is_rejected():

@@ -51,10 +51,15 @@ class OutputDifference:
     """Tokens that both share; None where a server gives no token ids."""
 
     @property
+    def shared_chars(self) -> int:
+        """Characters that both begin with."""
+        pairs = zip(self.baseline.text, self.candidate.text, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    @property
     def excerpt(self) -> str:
         """The last shared characters and what follows on either side."""
-        a, b = self.baseline.text, self.candidate.text
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+        a, b, same = self.baseline.text, self.candidate.text, self.shared_chars
         return (
             f"after {a[max(0, same - 24) : same]!r} the baseline says {a[same : same + 16]!r}, the candidate "
             f"{b[same : same + 16]!r}"

@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
-from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
-from draftwise.core.comparison import ALL
+from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Origin, Run, Timing, TurnRecord, Verdict, Workload
+from draftwise.core.comparison import ALL, GuardedHarm
+from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
 from draftwise.deciding.comparison.latencies import LATENCIES, keeps_promise, measure_output
 from draftwise.deciding.comparison.recall import Recall, divide_cell
 from draftwise.deciding.disturbance import LostPair
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.runs.turn_order import count_repetitions
 from draftwise.statistics import (
+    FEWEST_FOR,
+    PERCENTILES,
     Array,
     Conclusion,
     Design,
-    InterimAnalyses,
+    GuardReading,
+    Looks,
     PowerOutlook,
-    RatioChange,
     RatioEstimate,
     adjust_family,
-    find_change,
+    find_drift_apart,
+    find_lead,
     find_outlook,
+    find_pace_change,
     goodput_change,
+    guard_delay,
+    guard_tail,
+    has_moved,
     percentile_ratios,
     prompt_ratio,
     server_ratio,
     settle,
     total_ratio,
+    weigh,
 )
 
-__all__ = ["ComparisonNumbers", "Estimates", "PairLoss", "Ratios", "compare_cells", "estimate_cells", "estimate_ratios"]
+__all__ = [
+    "Better",
+    "ComparisonNumbers",
+    "Draw",
+    "Estimates",
+    "PaceDoubt",
+    "PairLoss",
+    "Ratios",
+    "compare_cells",
+    "estimate_cells",
+    "estimate_ratios",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +79,7 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What a cell is known to be, and how often it was looked at with the intention to stop."""
+    """What a cell is known to be, and when it was looked at with the intention to stop."""
 
     whole: Cell
     cell: Cell
@@ -75,11 +93,39 @@ class Estimates:
     ratios: Ratios
     warm_speedup: float | None
     """Of what is left out, where prompts were seen to gain from coming back."""
-    analyses: InterimAnalyses
+    looks: Looks
+    """Looks before this one, with the intention to stop."""
     done: int
-    """Repetitions that were measured."""
-    level: float
-    """Two-sided p-value below which the current analysis is significant."""
+    """Pairs that were measured."""
+    is_end: bool
+    """Whether this is the end of it: it was not stopped by a look."""
+
+    @property
+    def level(self) -> float:
+        """Two-sided p-value below which what it says is significant."""
+        return self.looks.level(self.done, is_end=self.is_end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceDoubt:
+    """A server's own pace that changed in the course of the run, more than drafting explains."""
+
+    arm: str
+    """Whose; empty where prompts that were asked again gained otherwise, and which server did it is not known."""
+    ratio: float
+    """Seconds of a decoding step after over before; without an arm, of the speed-up."""
+    share: float | None
+    """Share of the blocks that came before; None for a drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Better:
+    """Another candidate that is faster, prompt by prompt."""
+
+    candidate: str
+    ratio: float
+    count: int
+    """Prompts that both answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +147,12 @@ class ComparisonNumbers:
     estimates: Estimates
     outlook: PowerOutlook
     """Of the ratio that decides."""
-    change: RatioChange | None = None
-    """How the speed-up changed in the course of the run; None where it stayed the same."""
+    pace: PaceDoubt | None = None
+    """None where both servers kept their pace."""
     lost: PairLoss | None = None
     """None where every pair counts."""
-    faster: Mapping[str, int] = field(default_factory=dict)
-    """Pairs that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
+    behind: Better | None = None
+    """None where no other candidate is shown to be faster."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     conclusion: Conclusion | None = None
@@ -127,37 +173,119 @@ def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) ->
 
 def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
     """Return the estimates of every workload, condition and candidate, pooled rows last."""
-    return tuple(_estimate(run, cell, thresholds) for cell in make_cells(run))
+    draws = {workload.name: Draw.of(workload) for workload in run.plan.workloads}
+    found: list[Estimates] = []
+    for cell in make_cells(run):
+        estimates = _estimate(run, cell, thresholds, draws)
+        if cell.workload == ALL:
+            place = (cell.condition.label, cell.candidate)
+            parts = [each for each in found if (each.cell.condition.label, each.cell.candidate) == place]
+            if len(parts) == len(cell.workloads):
+                estimates = replace(estimates, ratios=_pool(estimates.ratios, parts, run))
+        found.append(estimates)
+    return tuple(found)
 
 
-def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
+def _pool(pooled: Ratios, parts: Sequence[Estimates], run: Run) -> Ratios:
+    """Return the ratios of all workloads together: each counts by the prompts it stands for, not by those measured."""
+    sizes = {each.name: each.population or len(each.prompts) for each in run.plan.workloads}
+    weights = [sizes[each.cell.workload] for each in parts]
+
+    def mean(read: Callable[[Ratios], RatioEstimate | None]) -> RatioEstimate | None:
+        known = [read(each.ratios) for each in parts]
+        return weigh([each for each in known if each is not None], weights) if None not in known else None
+
+    speedup = mean(lambda ratios: ratios.speedup)
+    deciding = mean(lambda ratios: ratios.deciding)
+    assert speedup is not None, "every part has a speed-up"
+    assert deciding is not None, "and one that decides"
+    return replace(
+        pooled,
+        speedup=speedup,
+        ttft=mean(lambda ratios: ratios.ttft),
+        tpot=mean(lambda ratios: ratios.tpot),
+        throughput=mean(lambda ratios: ratios.throughput),
+        deciding=deciding,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How a workload's prompts were drawn."""
+
+    places: Mapping[Hashable, float] | None
+    """Place of each prompt in the order of the log; None where that is not known."""
+    clusters: Mapping[Hashable, Hashable] | None
+    """None without any."""
+    population: int
+    """Prompts of the log; 0: not known."""
+
+    @classmethod
+    def of(cls, workload: Workload) -> Draw:
+        """Return how a workload was drawn."""
+        origins = {(workload.name, each.id): each.origin for each in workload.prompts}
+        known: dict[Hashable, Origin] = {unit: each for unit, each in origins.items() if each is not None}
+        if len(known) < len(origins):
+            return cls(places=None, clusters=None, population=0)
+        clusters = {unit: each.cluster or f"row {each.row}" for unit, each in known.items()}
+        return cls(
+            places={unit: float(each.place) for unit, each in known.items()},
+            clusters=clusters if any(each.cluster for each in known.values()) else None,
+            population=workload.population or len(workload.prompts),
+        )
+
+
+def _estimate(run: Run, whole: Cell, thresholds: Thresholds, draws: Mapping[str, Draw]) -> Estimates:
     memory = divide_cell(run, whole, thresholds)
     cell, repeated = memory.cell, memory.repeated
     is_helped = memory.recall is Recall.SHOWN and repeated is not None and repeated.units
-    done = len(cell.repetitions)
-    if run.plan.adaptive and repeated is None:
-        planned = count_repetitions(run, cell.workloads, cell.condition, cell.candidate)
-        analyses = InterimAnalyses.planned(max(done, planned))
-    else:
-        analyses = InterimAnalyses((run.plan.repeats if repeated is None else done,))
+    draw = draws[cell.workload] if len(cell.workloads) == 1 else None
+    ratios = estimate_ratios(cell, draw)
+    done = ratios.design.num_blocks
+    looks, is_end = _find_looks(run, whole, done)
     return Estimates(
         whole=whole,
         cell=cell,
         repeated=repeated,
         recall=memory.recall,
         is_new=memory.is_new,
-        ratios=estimate_ratios(cell),
+        ratios=ratios,
         warm_speedup=estimate_ratios(repeated).speedup.value if repeated is not None and is_helped else None,
-        analyses=analyses,
+        looks=looks,
         done=done,
-        level=analyses.level(done),
+        is_end=is_end,
     )
 
 
-def estimate_ratios(cell: Cell) -> Ratios:
-    """Return the ratios of a cell that has a prompt answered by both arms."""
+def _find_looks(run: Run, cell: Cell, done: int) -> tuple[Looks, bool]:
+    """Return the looks at a cell before what is there now, and whether that is its end."""
+    key = (cell.workload, cell.condition.label, cell.candidate)
+    looks = [each for each in run.looks if each.key == key]
+    stopped = next((each for each in run.settled if each.key == key), None)
+    if not looks:
+        # In earlier runs every repetition was a look, and a cell that was stopped has no more of them.
+        is_early = stopped is not None and stopped.blocks is None and 0 < stopped.passes < run.plan.repeats
+        planned = round(done * run.plan.repeats / stopped.passes) if stopped is not None and is_early else done
+        return Looks(planned=max(1, planned)), not is_early
+    last = looks[-1]
+    is_stopped = stopped is not None and stopped.reason == "settled" and done <= last.pairs
+    before = looks[:-1] if is_stopped else looks
+    return Looks(pairs=tuple(each.pairs for each in before), planned=last.planned), not is_stopped
+
+
+def estimate_ratios(cell: Cell, draw: Draw | None = None) -> Ratios:
+    """Return the ratios of a cell that has a prompt answered by both arms.
+
+    Args:
+        draw: how its prompts were drawn; None where that is not known.
+    """
     paired = cell.paired
-    design = Design.of([(each.unit, each.block) for each in paired])
+    design = Design.of(
+        [(each.unit, each.block) for each in paired],
+        places=None if draw is None else draw.places,
+        clusters=None if draw is None else draw.clusters,
+        population=0 if draw is None else draw.population,
+    )
 
     def ratio(reading: Callable[[Timing], float | None]) -> RatioEstimate | None:
         return prompt_ratio(*_read(paired, reading), design)
@@ -222,23 +350,25 @@ def _estimate_throughput(cell: Cell, speedup: RatioEstimate, total: RatioEstimat
 def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], thresholds: Thresholds) -> ComparisonNumbers:
     """Return the numbers of a comparison.
 
-    All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
+    All intervals hold at whichever look it stopped; p-values are corrected for these looks.
     """
     cell, ratios, confidence = estimates.cell, estimates.ratios, 1 - estimates.level
-    outlook = find_outlook(ratios.deciding, estimates.done, margin=thresholds.margin, alpha=estimates.level)
+    outlook = find_outlook(ratios.deciding, len(cell.repetitions), margin=thresholds.margin, alpha=estimates.level)
     goodput, change = _estimate_goodput(ratios, thresholds, confidence)
+    counts = {each.name: each.population or len(each.prompts) for each in run.plan.workloads}
     differences, num_units = estimates.whole.differences, len(estimates.whole.units)
     comparison = Comparison(
         workload=cell.workload,
         candidate=cell.candidate,
         condition=cell.condition,
         num_prompts=len(cell.units),
+        population=sum(counts[each] for each in cell.workloads),
         repetitions=cell.repetitions,
         speedup=ratios.speedup.interval(confidence),
         total=ratios.total.interval(confidence),
         ttft=_find_interval(ratios.ttft, confidence),
         tpot=_find_interval(ratios.tpot, confidence),
-        tail=_find_tail_ratio(ratios.paired),
+        guards=tuple(_list_guards(ratios, thresholds)),
         share_slower=_find_share_below(ratios.speedup, 1 - thresholds.margin),
         counters=cell.counters[cell.candidate],
         equal_outputs=None if differences is None else (num_units - len(differences), num_units),
@@ -249,7 +379,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,
         goodput_change=change,
-        p_value=estimates.analyses.adjust(outlook.p_value, estimates.done),
+        p_value=estimates.looks.adjust(outlook.p_value, estimates.done, is_end=estimates.is_end),
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
@@ -257,18 +387,79 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         comparison=comparison,
         estimates=estimates,
         outlook=outlook,
-        change=_find_change(ratios.paired),
+        pace=_find_doubt_of_pace(run, cell),
         lost=_sum_up(lost, run, estimates.whole),
-        faster=_count_faster(run, estimates.whole),
     )
 
 
-def _find_change(paired: Sequence[PairedRequest]) -> RatioChange | None:
-    ordered = sorted(paired, key=lambda each: each.candidate.turn)
-    candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
-    design = Design.of([(each.unit, each.block) for each in ordered])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return find_change(np.log(candidate_N) - np.log(baseline_N), design)
+def _find_doubt_of_pace(run: Run, cell: Cell) -> PaceDoubt | None:
+    """Return which of the two servers changed its pace in the course of the run, by its own decoding steps or by
+    prompts that were asked again; None where neither did.
+
+    Where arrivals do not wait the pace is that of bursts, which are part of that load.
+    """
+    if cell.condition.concurrency is None:
+        return None
+    times, paces = _read_paces(run, cell)
+    for own, name in enumerate((cell.baseline, cell.candidate)):
+        if change := find_pace_change(paces[own], paces[1 - own]):
+            return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
+    if change := find_drift_apart(paces[1], paces[0], times):
+        return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
+    moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
+    return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None
+
+
+def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
+    """Return [T] when paired blocks began, and [T] logarithms of both arms' seconds per decoding step in them.
+
+    All workloads under the condition tell of a server's pace, each as far as it is from its own mean.
+    """
+    answers = group_by(lambda answer: answer.turn, run.answers)
+    blocks: dict[tuple[object, ...], dict[str, TurnRecord]] = {}
+    for turn in run.turns:
+        if turn.condition == cell.condition.label and turn.arm in (cell.baseline, cell.candidate):
+            blocks.setdefault(turn.attempt_key, {})[turn.arm] = turn
+    rows = []
+    for pair in blocks.values():
+        if len(pair) == 2:
+            paces = [
+                _read_pace(pair[arm], answers.get(pair[arm].turn, ()), is_plain=arm == cell.baseline)
+                for arm in (cell.baseline, cell.candidate)
+            ]
+            if None not in paces:
+                rows.append((pair[cell.candidate].turn, pair[cell.candidate].workload, *paces))
+    rows.sort()
+    kinds = np.array([row[1] for row in rows])
+    paces_AT = np.array([[row[2] for row in rows], [row[3] for row in rows]], dtype=np.float64)
+    for kind in dict.fromkeys(kinds.tolist()):
+        mine_T = kinds == kind
+        paces_AT[:, mine_T] -= paces_AT[:, mine_T].mean(axis=1, keepdims=True)
+    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1])
+
+
+def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_plain: bool) -> float | None:
+    """Return the logarithm of a turn's seconds per decoding step; None where nothing was decoded.
+
+    Drafts are counted where the server counts them; else what arrives at once is taken for a step. Without drafts each
+    token is one: several arrive at once where the client stalls.
+    """
+    whole = [each for each in answers if each.error is None and len(each.timing.chunks) > 1]
+    seconds = sum(each.timing.chunks[-1][0] - each.timing.chunks[0][0] for each in whole)
+    tokens = sum(each.timing.num_tokens - each.timing.chunks[0][1] for each in whole)
+    per_step = 1.0 if is_plain else turn.counters.tokens_per_step
+    steps = tokens / per_step if per_step else sum(each.steps[0] for each in whole)
+    return math.log(seconds / steps) if seconds > 0 and steps > 0 else None
+
+
+def _compare_again(cell: Cell) -> list[float]:
+    """Return of every prompt that came back, by how much (log) it gained otherwise the last time than the first."""
+    gains: dict[Unit, list[float]] = {}
+    for each in sorted(cell.paired, key=lambda pair: pair.candidate.turn):
+        ours, theirs = each.candidate.timing.tokens_per_s, each.baseline.timing.tokens_per_s
+        if ours and theirs and each.candidate.error is None and each.baseline.error is None:
+            gains.setdefault(each.unit, []).append(math.log(ours / theirs))
+    return [each[-1] - each[0] for each in gains.values() if len(each) > 1]
 
 
 def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None:
@@ -283,15 +474,6 @@ def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None
     mine = (turn for turn in run.turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
     left = {turn.block_key for turn in mine}
     return PairLoss(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason)
-
-
-def _count_faster(run: Run, cell: Cell) -> Counter[str]:
-    arms: dict[tuple[object, ...], set[str]] = {}
-    for each in run.disturbances:
-        is_mine = each.condition == cell.condition.label and each.workload in cell.workloads
-        if is_mine and each.is_faster and each.arm in (cell.baseline, cell.candidate):
-            arms.setdefault(each.attempt_key, set()).add(each.arm)
-    return Counter(arm for each in arms.values() if len(each) == 1 for arm in each)
 
 
 def _find_interval(estimate: RatioEstimate | None, confidence: float) -> Interval | None:
@@ -320,12 +502,15 @@ def _estimate_goodput(
 
 
 def _estimate_percentiles(ratios: Ratios, confidence: float) -> dict[str, dict[int, Interval]]:
-    """Return candidate over baseline of P50 to P99 over requests, by latency."""
+    """Return candidate over baseline of P50 to P99 over requests, by latency; those that can be bounded."""
     found = {}
+    known = [each for each in PERCENTILES if len(ratios.paired) >= FEWEST_FOR[each]]
     sides = [each.candidate for each in ratios.paired], [each.baseline for each in ratios.paired]
     for name, reading in LATENCIES.items():
         candidate, baseline = ([_read_latency(answer, reading) for answer in side] for side in sides)
-        if percentiles := percentile_ratios(candidate, baseline, ratios.design, confidence=confidence):
+        if percentiles := percentile_ratios(
+            candidate, baseline, ratios.design, percentiles=known, confidence=confidence
+        ):
             found[name] = percentiles
     return found
 
@@ -334,42 +519,63 @@ def _read_latency(answer: Answer, reading: Callable[[Timing], Sequence[float | N
     return [] if answer.error is not None else [value for value in reading(answer.timing) if value is not None]
 
 
-def _find_tail_ratio(paired: Sequence[PairedRequest]) -> float | None:
-    """Return the ratio of P99 over prompts of the time per token.
+def _list_guards(ratios: Ratios, thresholds: Thresholds) -> Iterator[GuardedHarm]:
+    """Yield what is known of harm that a gain may hide; where the operator promised latencies, those are judged."""
+    if thresholds.has_slo:
+        return
+    if ratios.ttft is not None:
+        yield _tell("first token", guard_delay(ratios.ttft, thresholds.ttft_damage))
+    sides = _read(ratios.paired, lambda timing: timing.tpot_s)
+    tail = guard_tail(*(side[np.isfinite(side)] for side in sides))
+    if tail is not None:
+        yield _tell("tail", tail)
 
-    A prompt's time is the median over its attempts: a single stalled attempt does not make a slow prompt.
-    """
-    candidate = _by_prompt((each.unit, each.candidate) for each in paired)
-    baseline = _by_prompt((each.unit, each.baseline) for each in paired)
-    if not candidate or not baseline or min(baseline) <= 0:
-        return None
-    return float(np.quantile(candidate, 0.99) / np.quantile(baseline, 0.99))
 
-
-def _by_prompt(answers: Iterable[tuple[Unit, Answer]]) -> list[float]:
-    times: dict[Unit, list[float]] = {}
-    for unit, answer in answers:
-        if answer.error is None and (tpot := answer.timing.tpot_s) is not None:
-            times.setdefault(unit, []).append(tpot)
-    return [median(values) for values in times.values()]
+def _tell(of: str, reading: GuardReading) -> GuardedHarm:
+    return GuardedHarm(
+        of=of, answer=str(reading.answer), value=reading.value, count=reading.count, needed=reading.needed
+    )
 
 
 def _correct_for_number(found: Sequence[ComparisonNumbers], thresholds: Thresholds) -> list[ComparisonNumbers]:
     """Return the comparisons with what they say corrected for the others of the run.
 
-    Pooled rows are a family of their own: they repeat what the others say, and would only make them weaker.
+    A gain is tested against the margin, a loss against 1, each as one of a family: it is what is printed that is rarely
+    false. Pooled rows are a family of their own: they repeat what the others say, and would only make them weaker.
     """
     corrected = list(found)
     for pooled in (False, True):
         places = [place for place, each in enumerate(found) if (each.comparison.workload == ALL) is pooled]
-        adjusted = adjust_family([found[place].comparison.p_value for place in places])
-        for place, p in zip(places, adjusted, strict=True):
+        sides = [
+            adjust_family([_test(found[place].estimates, 1 + thresholds.margin, gains=True) for place in places]),
+            adjust_family([_test(found[place].estimates, 1.0, gains=False) for place in places]),
+        ]
+        for number, place in enumerate(places):
             comparison, estimates, family = found[place].comparison, found[place].estimates, len(places)
-            ratios, analyses, done = estimates.ratios, estimates.analyses, estimates.done
+            ratios, looks, done = estimates.ratios, estimates.looks, estimates.done
             corrected[place] = replace(
                 found[place],
-                comparison=replace(comparison, adjusted_p=p),
+                comparison=replace(comparison, adjusted_p=sides[comparison.deciding.value < 1][number]),
                 promise=_estimate_goodput(ratios, thresholds, 1 - estimates.level / family)[1],
-                conclusion=settle(ratios.deciding, analyses, done, margin=thresholds.margin, family=family),
+                conclusion=settle(ratios.deciding, looks, done, margin=thresholds.margin, family=family),
+                behind=_find_better(found[place], [found[each] for each in places]),
             )
     return corrected
+
+
+def _test(estimates: Estimates, ratio: float, *, gains: bool) -> float:
+    """Return twice the one-sided p-value of no gain beyond a ratio, or of no loss, corrected for looks."""
+    p = estimates.ratios.deciding.p_above(ratio)
+    two_sided = min(1.0, 2 * (p if gains else 1 - p))
+    return estimates.looks.adjust(two_sided, estimates.done, is_end=estimates.is_end)
+
+
+def _find_better(mine: ComparisonNumbers, others: Sequence[ComparisonNumbers]) -> Better | None:
+    """Return the candidate that is ahead of this one on the same prompts, beyond chance; None where none is."""
+    place = (mine.comparison.workload, mine.comparison.condition)
+    here = [each for each in others if (each.comparison.workload, each.comparison.condition) == place]
+    best = max(here, key=lambda each: each.comparison.deciding.value)
+    if best is mine or best.comparison.deciding.value <= mine.comparison.deciding.value:
+        return None
+    lead = find_lead(best.estimates.ratios.deciding.log_by_prompt, mine.estimates.ratios.deciding.log_by_prompt)
+    return None if lead is None else Better(candidate=best.comparison.candidate, ratio=lead[0], count=lead[1])

@@ -120,9 +120,8 @@ def _repeated_prompts(run: Run) -> Iterator[Finding]:
 
 
 def _estimated_counts(run: Run) -> Iterator[Finding]:
-    if not all(answer.counts_exact for answer in run.answers):
-        text = "a server does not say how many tokens a chunk holds: one each is assumed"
-        text += " (totals are exact where it reports usage)."
+    if any(answer.total_exact and not answer.counts_exact for answer in run.answers):
+        text = "a server does not say how many tokens a chunk holds: one each is assumed (totals are exact)."
         yield Finding.warning("token-counts-estimated", text)
 
 

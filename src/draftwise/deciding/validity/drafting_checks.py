@@ -16,8 +16,8 @@ __all__ = ["UNPROVEN", "check_drafting"]
 
 UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
-_BLOCK = 16
-"""Tokens of the smallest block that engines cache by default."""
+_MORE_TEXT = 1.05
+"""Times the text in an event of a stream, from which a server drafts and the other one does not."""
 _NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
 
 
@@ -35,6 +35,8 @@ class _Evidence:
     """That the baseline and the candidate answered."""
     is_counted: bool
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
+    is_baseline_counted: bool
+    """The same of the baseline's."""
     text_per_event: float | None
     """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
     what a decoding step brought as one event, so that the events of a server that drafts hold more."""
@@ -45,7 +47,18 @@ class _Evidence:
     def is_swapped(self) -> bool:
         """Whether the baseline drafted and the candidate answered without a single draft."""
         silent = self.candidate.generation_tokens and not self.elsewhere.spec.num_drafts
-        return bool(self.baseline.spec.num_drafts and self.is_counted and silent)
+        if self.baseline.spec.num_drafts and self.is_counted and silent:
+            return True
+        # Without counters streams tell: what a decoding step brought comes as one event.
+        drafts = self.elsewhere.spec.num_drafts or (self.is_baseline_counted and not self.baseline.spec.num_drafts)
+        return not drafts and self.text_per_event is not None and self.text_per_event < 1 / _MORE_TEXT
+
+    @property
+    def is_role_known(self) -> bool:
+        """Whether anything shows which of the two servers speculates."""
+        if self.elsewhere.spec.num_drafts or (self.is_baseline_counted and not self.baseline.spec.num_drafts):
+            return True
+        return self.text_per_event is not None and self.text_per_event > _MORE_TEXT
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -81,6 +94,9 @@ def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
         elsewhere=Counters.total(counters),
         resolved=run.context.server(arm).speculative_config,
         is_counted=_is_counted(run, arm, counters),
+        is_baseline_counted=_is_counted(
+            run, cell.baseline, [turn.counters for turn in run.turns if turn.arm == cell.baseline]
+        ),
         text_per_event=seen / usual if usual else None,
         outputs_compared=greedy and arm not in run.plan.synthetic,
     )
@@ -109,6 +125,9 @@ def _speculation(
         text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
         yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
         return
+    if not evidence.is_role_known:
+        text = "nothing shows which of the two servers speculates: no counters of drafts, and events of alike text"
+        yield Finding.error("roles-unknown", f"{text}.", fix=_NAME_COUNTERS)
     if not evidence.is_counted:
         yield _judge_stream(evidence, thresholds)
     elif not evidence.candidate.spec.num_drafts:
@@ -173,13 +192,12 @@ def _prefix_cache(
     if before is not None and after is not None:
         rates = f"served {after:.0%} of the prompt tokens, the baseline's {before:.0%}"
     if lost > thresholds.prefix_hit_loss:
-        # Heads that read hidden states compute the last cached block again: that is theirs, and in the times measured.
+        # What is computed again is in the times that were measured: it makes no number wrong.
         tokens = _hits_per_request(evidence)
-        severity = Severity.ERROR if tokens is None or tokens > _BLOCK else Severity.WARNING
         fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
         less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
         text = f"the prefix cache {rates}{less}."
-        yield Finding(code="prefix-hits-lost", severity=severity, message=text, fix=fix)
+        yield Finding.warning("prefix-hits-lost", text, fix=fix)
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
         yield Finding.error(

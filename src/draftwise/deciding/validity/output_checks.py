@@ -12,12 +12,23 @@ from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.deciding.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.statistics import find_rounding_scale, is_beyond_rounding
 
-__all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop", "is_tie"]
+__all__ = [
+    "Loop",
+    "TextQuality",
+    "check_outputs",
+    "check_texts",
+    "distinct_ngram_ratio",
+    "find_loop",
+    "find_rounding",
+    "is_tie",
+]
 
-_FEWEST_TIES = 10
-"""So many examined differences, all ties, speak for the ones that were not examined."""
-_CHANCE = 0.01
+_EARLY_TOKENS, _EARLY_CHARS = 16, 64
+"""Tokens, or characters, before which a difference is early: rounding parts few outputs there."""
+_EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3
+"""Share of outputs that rounding may part so early, and the chance of more that is too small for it."""
 _LONGER_Z = 3.3
 """Standard errors (p = 0.001): every comparison of a sweep is looked at, and a hint must not come by chance."""
 
@@ -25,83 +36,77 @@ _LONGER_Z = 3.3
 def check_outputs(run: Run, found: ComparisonNumbers, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield what it means that outputs of the candidate are not the baseline's.
 
-    Above temperature 0 outputs are not compared one by one; their lengths give a hint. Where acceptance is synthetic
-    the text is the drafter's, and nothing is compared.
+    Above temperature 0 outputs are not compared one by one: greedy answers outside of the turns are, and lengths give a
+    hint. Where acceptance is synthetic the text is the drafter's, and nothing is compared.
     """
-    cell = found.estimates.whole
+    cell, scale = found.estimates.whole, find_rounding(run, thresholds)
     if cell.differences is not None:
         views = {
             (each.workload, each.prompt_id): each
             for each in run.divergences
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
-        yield from _judge(cell, cell.differences, views, _find_tie_gap(run, thresholds))
+        yield from _judge(cell, cell.differences, views, scale)
     elif cell.condition.temperature > 0 and cell.candidate not in run.plan.synthetic:
+        yield from _check_probes(run, cell, scale)
         yield from _check_lengths(cell)
 
 
-def _find_tie_gap(run: Run, thresholds: Thresholds) -> float:
-    """Return the gap for the precision of the run; unknown precisions count as bfloat16."""
-    return thresholds.tie_gap.get(str(run.context.model.dtype), thresholds.tie_gap["bfloat16"])
+def find_rounding(run: Run, thresholds: Thresholds) -> float:
+    """Return how far rounding moves logits in this run (nats), from plain decoding against itself."""
+    prior, step = thresholds.rounding.get(str(run.context.model.dtype), thresholds.rounding["bfloat16"])
+    baseline = run.plan.arms[0].name
+    gaps = [each.gap for each in run.divergences if each.candidate == baseline and each.gap is not None]
+    gaps += [each.gap for each in run.probes if each.arm == baseline and each.gap is not None]
+    return find_rounding_scale(gaps, prior, step)
 
 
 def _judge(
-    cell: Cell, differences: Sequence[OutputDifference], views: Mapping[Unit, Divergence], tie_gap: float
+    cell: Cell, differences: Sequence[OutputDifference], views: Mapping[Unit, Divergence], scale: float
 ) -> Iterator[Finding]:
-    """Sort differences into ties, real ones and those of which the servers could or did not say anything."""
-    ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], tie_gap)]
-    unknown = [each for each in differences if each.unit not in views or views[each.unit].gap is None]
-    real = [each for each in differences if each not in ties and each not in unknown]
-    if unknown and len(ties) >= _FEWEST_TIES and not real:
-        ties, unknown = [*ties, *unknown], []
-    if unknown and not real and (why := _changes_alike(cell)):
+    """Sort differences into rounding, real ones and those of which the servers could or did not say anything."""
+    ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], scale)]
+    real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
+    unknown = [each for each in differences if each not in ties and each not in real]
+    early = [each for each in unknown if _is_early(each)]
+    if real or _is_too_often(len(early), len(cell.units)):
+        yield _describe(cell, real or early, views)
+    elif unknown:
         text = (
-            f"{len(unknown)} outputs are none of the baseline's, and the baseline's own change between repetitions "
-            f"just as often ({why})"
+            f"{len(unknown)} of {len(cell.units)} outputs differ from the baseline's; whether by more than rounding "
+            "is not known: the time ran out, or the servers do not tell log-probabilities by token."
         )
-        yield Finding.info("outputs-waver", f"{text}: batches of other shapes round differently.")
-        unknown = []
-    if real or unknown:
-        yield _describe(cell, [*real, *unknown], views)
+        yield Finding.warning("outputs-unexamined", text, fix="Compare the texts, or give more --minutes.")
     if ties:
-        gap = max((views[each.unit].gap or 0.0 for each in ties if each.unit in views), default=0.0)
+        gap = max(views[each.unit].gap or 0.0 for each in ties)
         text = (
             f"{len(ties)} outputs differ from the baseline's from a position on where both servers hold the two "
-            f"tokens for all but as likely as the best (at most {gap:.2g} nats behind; {tie_gap:g} is within rounding)."
+            f"tokens for all but as likely as the best (at most {gap:.2g} nats behind; rounding has a scale of "
+            f"{scale:.2g} here)."
         )
         yield Finding.info("numeric-ties", text)
 
 
-def is_tie(divergence: Divergence, tie_gap: float) -> bool:
-    """Return whether the precision of the arithmetic alone can have swapped the two tokens."""
-    return divergence.gap is not None and divergence.gap <= tie_gap and divergence.among_best is not False
+def is_tie(divergence: Divergence, scale: float) -> bool:
+    """Return whether rounding alone can have swapped the two tokens."""
+    known = divergence.gap is not None and divergence.among_best is not False
+    return known and not is_beyond_rounding(divergence.gap or 0.0, scale)
 
 
-def _changes_alike(cell: Cell) -> str:
-    """Return in numbers that the baseline changes its outputs as often as the candidate does, "" where it does not.
-
-    The last answer of each arm is held against the same earlier ones of the baseline; prompts where just one of the two
-    changed would fall to either side with equal chance if the arms were alike (McNemar, exact).
-    """
-    only_candidate = only_baseline = baseline_changed = 0
-    for unit in cell.units:
-        *references, last = cell.outputs[cell.baseline, unit]
-        if references:
-            changed = [_is_new(unit, references, each) for each in (last, cell.outputs[cell.candidate, unit][-1])]
-            baseline_changed += changed[0]
-            only_baseline += changed[0] and not changed[1]
-            only_candidate += changed[1] and not changed[0]
-    alike = baseline_changed and _chance_of(only_candidate, only_candidate + only_baseline) > _CHANCE
-    return f"{baseline_changed} of {len(cell.units)} prompts" if alike else ""
+def _is_real(divergence: Divergence, scale: float) -> bool:
+    return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
 
 
-def _is_new(unit: Unit, references: Sequence[Answer], answer: Answer) -> bool:
-    return all(find_difference(unit, reference, answer) is not None for reference in references)
+def _is_early(difference: OutputDifference) -> bool:
+    if difference.position is not None:
+        return difference.position < _EARLY_TOKENS
+    return difference.shared_chars < _EARLY_CHARS
 
 
-def _chance_of(at_least: int, of: int) -> float:
-    """Return the chance of so many heads or more in `of` tosses."""
-    return float(sum(comb(of, each) for each in range(at_least, of + 1)) / 2**of)
+def _is_too_often(count: int, of: int) -> bool:
+    """Return whether more outputs part early than rounding explains (binomial, exact)."""
+    chance = sum(comb(of, k) * _EARLY_SHARE**k * (1 - _EARLY_SHARE) ** (of - k) for k in range(count, of + 1))
+    return count > 0 and chance < _EARLY_CHANCE
 
 
 def _describe(cell: Cell, real: Sequence[OutputDifference], views: Mapping[Unit, Divergence]) -> Finding:
@@ -111,10 +116,29 @@ def _describe(cell: Cell, real: Sequence[OutputDifference], views: Mapping[Unit,
     gap = "not examined" if view is None or view.gap is None else f"the two tokens are {view.gap:.2g} nats apart"
     return Finding.error(
         "outputs-differ",
-        f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0; first "
-        f"{first.unit[1]}{where} ({gap}): {first.excerpt}.",
+        f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0 by more than rounding; "
+        f"first {first.unit[1]}{where} ({gap}): {first.excerpt}.",
         fix="Greedy speculation must not change the output: report it to the engine's maintainers.",
     )
+
+
+def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
+    """Yield what greedy answers outside of the turns say of the candidate's model, or that nothing does."""
+    mine = [each for each in run.probes if each.arm == cell.candidate]
+    if not mine:
+        if not any(each.temperature == 0 for each in run.conditions):
+            text = "its outputs were not compared with the baseline's: above temperature 0 they differ by themselves"
+            fix = "Measure temperature 0, too."
+            yield Finding.warning("outputs-not-compared", f"{text}, and no greedy answers came.", fix=fix)
+        return
+    real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
+    early = [each for each in mine if not each.is_equal and each.gap is None and each.shared < _EARLY_TOKENS]
+    if real or _is_too_often(len(early), len(mine)):
+        text = (
+            f"{len(real or early)} of {len(mine)} greedy answers are not the baseline's by more than rounding: it is "
+            "another model, or broken."
+        )
+        yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
 
 
 def _check_lengths(cell: Cell) -> Iterator[Finding]:

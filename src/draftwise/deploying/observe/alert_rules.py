@@ -24,7 +24,10 @@ from draftwise.reporting.promql import make_alert
 __all__ = ["ALERTS", "READINGS", "Alert", "Constant", "RuleSet", "find_constants", "make_rules"]
 
 _RECORD = re.compile(r"\bdraftwise:\w+(?::\w+)?")
+_NAMED = ("namespace", "pool", "instance")
+"""Labels by which an alert says whom it is about, after the service."""
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
+_GROUP = "namespace, service, pool, revision"
 SPECULATING = 'pool!="plain"'
 """Servers without the label count as speculating: one pool needs none."""
 
@@ -135,13 +138,14 @@ def _find_lack(expression: str, naming: Naming, lacking: Mapping[str, str]) -> s
 
 
 def _write_constant(constant: Constant, naming: Naming) -> dict[str, Any]:
-    labels = {"model_name": naming.model}
+    labels = {"service": naming.service, "revision": naming.revisions[0]}
     return {"record": constant.record, "expr": f"vector({constant.value:.6g})", "labels": labels}
 
 
 def _write_alert(alert: Alert, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
     fact = get_finding(alert.code)
-    who = "{{ $labels.model_name }}{{ with $labels.pool }}, pool {{ . }}{{ end }}"
+    named = (f"{{{{ with $labels.{each} }}}}, {each} {{{{ . }}}}{{{{ end }}}}" for each in _NAMED)
+    who = "".join(["{{ $labels.service }}", *named])
     return {
         "alert": alert.name,
         "expr": naming.write(alert.expression),
@@ -160,7 +164,7 @@ def _write_rollback(rule: Rollback, order: ServiceOrder, naming: Naming) -> dict
     alert = make_alert(rule)
     action = "rollback" if rule.switch_to is None else "switch"
     return alert | {
-        "expr": naming.write(alert["expr"], SPECULATING),
+        "expr": naming.write(alert["expr"].replace("model_name", _GROUP), SPECULATING),
         "labels": alert["labels"] | {"rule": _ROLLBACK_CODES[rule.metric], "action": action},
         "annotations": {name: _quote(text) for name, text in alert["annotations"].items()} | dict(_cite(order)),
     }

@@ -1,4 +1,4 @@
-"""PromQL as the deployed release and its exporter need it: written here with vLLM's own names, of one model."""
+"""PromQL as the deployed release and its exporter need it: written here with vLLM's own names, of one service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PROMETHEUS = "http://prometheus-operated.monitoring:9090"
 VLLM = "vllm:"
 """How vLLM's own /metrics begins its names; Ray's exporter writes `ray_vllm_`."""
 _PREFIX = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
-_SERIES = re.compile(rf"\b({VLLM}|draftwise:)([\w:]+)(?:\{{([^}}]*)\}})?")
-"""A name of the exporter's or of a recording rule's, and what it has to match."""
+_SERIES = re.compile(rf"\b({VLLM}|draftwise:|(?=(?:up|process_start_time_seconds)\b))([\w:]+)(?:\{{([^}}]*)\}})?")
+"""A name of the exporter's, of a recording rule's or of the target's own, and what it has to match."""
 _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "counter": ("_total",),
     "gauge": ("",),
@@ -34,6 +34,10 @@ class Naming:
     release: Release
     model: str
     """The label `model_name`: the name that requests ask for."""
+    service: str
+    """The label `service`, which the scrape takes from the pods."""
+    revisions: tuple[str, ...]
+    """The label `revision` of the service and of its twin."""
     prefix: str = VLLM
 
     def find_missing(self, expression: str) -> str:
@@ -42,12 +46,17 @@ class Naming:
         names = (name for origin, name, _ in _SERIES.findall(expression) if origin == VLLM)
         return next((name for name in names if name not in exported), "")
 
+    @property
+    def matchers(self) -> tuple[str, ...]:
+        """What each series has to match."""
+        return f"service={json.dumps(self.service)}", f'revision=~"{"|".join(self.revisions)}"'
+
     def write(self, expression: str, *matchers: str) -> str:
-        """Return an expression whose series are of this model, and match more labels where these are given."""
+        """Return an expression whose series are of this service, and match more labels where these are given."""
 
         def select(found: re.Match[str]) -> str:
             origin, name, own = found.groups()
-            wanted = ",".join(filter(None, (f"model_name={json.dumps(self.model)}", *matchers, own)))
+            wanted = ",".join(filter(None, (*self.matchers, *matchers, own)))
             return f"{self.prefix if origin == VLLM else origin}{name}{{{wanted}}}"
 
         return _SERIES.sub(select, expression)
@@ -68,4 +77,10 @@ def name_for(order: ServiceOrder, prefix: str) -> Naming:
     served = order.setup.args.get("served_model_name")
     names = served if isinstance(served, list | tuple) else [served]
     release = get_release(order.setup.engine_version)
-    return Naming(release=release, model=str(names[0]) if names and names[0] else order.setup.target, prefix=prefix)
+    return Naming(
+        release=release,
+        model=str(names[0]) if names and names[0] else order.setup.target,
+        service=order.service,
+        revisions=(order.revision, order.go_back().revision),
+        prefix=prefix,
+    )

@@ -66,7 +66,7 @@ def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: 
         **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
             "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
-            _ROUTES + _write("alertmanager", order, model_matcher=f"model_name={json.dumps(naming.model)}"),
+            _ROUTES + _write("alertmanager", order, service_matcher=f"service={json.dumps(naming.service)}"),
         ),
         "dashboard.json": ("a dashboard for Grafana: does it pay?", _make_dashboard(order, naming)),
     }
@@ -104,8 +104,19 @@ _ROUTES = """\
 # Take over the route, the receivers and the inhibition; the files of secrets are yours to make.
 """
 _SCRAPE = """\
-# Put the hosts' names for these; the label `pool` tells the twins apart.
+# Put the hosts' names for these. The rules select by these labels: with `rollback` in force, the first target is of the
+# pool `plain` and has the second one's revision.
 """
+
+
+def _label(order: ServiceOrder) -> dict[str, str]:
+    return {
+        "namespace": "default",
+        "service": order.service,
+        "deployment": order.name,
+        "pool": order.pool,
+        "revision": order.revision,
+    }
 
 
 def _write(part: str, order: ServiceOrder, **values: object) -> str:
@@ -114,7 +125,7 @@ def _write(part: str, order: ServiceOrder, **values: object) -> str:
 
 def _watch_hosts(order: ServiceOrder) -> dict[str, tuple[str, str]]:
     sides = (order, order.without_speculation())
-    targets = [{"targets": [f"{each.name}:{each.port}"], "labels": {"pool": each.pool}} for each in sides]
+    targets = [{"targets": [f"{each.name}:{each.port}"], "labels": _label(each)} for each in sides]
     return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + _write("scrape", order, targets=targets))}
 
 
@@ -204,7 +215,7 @@ def _draw(panel: Mapping[str, Any], naming: Naming) -> dict[str, Any]:
 
 def _annotate(naming: Naming) -> Iterator[dict[str, Any]]:
     """Yield the events that are drawn over all panels."""
-    alerts = f'ALERTS{{alertstate="firing",rule!="",model_name={json.dumps(naming.model)}}}'
-    restarts = "changes(process_start_time_seconds[5m]) > 0 and on (job, instance) vllm:num_requests_running"
+    alerts = f'ALERTS{{alertstate="firing",rule!="",service={json.dumps(naming.service)}}}'
+    restarts = "changes(process_start_time_seconds[5m]) > 0"
     for name, expression, colour in (("Alerts", alerts, "red"), ("Restarts", naming.write(restarts), "blue")):
         yield {"name": name, "datasource": _SOURCE, "enable": True, "iconColor": colour, "expr": expression}

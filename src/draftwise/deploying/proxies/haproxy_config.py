@@ -15,6 +15,8 @@ _BUFFER = 4 << 20
 """Bytes of a request that HAProxy holds and looks at, once for each connection."""
 _SEEN = 4_000_000
 """Bytes of a body that fit into the buffer together with the headers."""
+_HELD = ("nx", "other", "refused", "timeout")
+"""Answers of a name server after which an address is kept: health checks find out whether somebody answers there."""
 _SOCKET = "/run/haproxy/admin.sock"
 
 
@@ -43,7 +45,10 @@ def _begin(policy: Policy) -> Iterator[str]:
     yield from ("", "defaults", "    mode http", "    option http-keep-alive", "    timeout http-request 30s")
     yield from ("    timeout connect 5s", "    timeout client 1h", "    timeout server 1h")
     # A request that reached no server is sent to another one.
-    yield from ("    retries 2", "    option redispatch", "    retry-on conn-failure empty-response", "")
+    yield from ("    retries 2", "    option redispatch", "    retry-on conn-failure empty-response")
+    # A twin whose name is gone is down, and no reason for the proxy not to start; it is back once the name is.
+    yield from ("    default-server init-addr last,libc,none resolvers names", "", "resolvers names")
+    yield from ("    parse-resolv-conf", *(f"    hold {each} 20d" for each in _HELD), "    hold valid 10s", "")
 
 
 def _route(policy: Policy) -> Iterator[str]:

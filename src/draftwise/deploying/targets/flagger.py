@@ -39,15 +39,16 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -
     return {
         _SHARES: StepFile(
             text=write_template("flagger_canary.yaml", plain, analysis),
-            about=f"Flagger's Canary of the twin: it shares the requests in steps of 10 %, {judge}",
-            does="Hand the running twin to Flagger, and wait until it has copied it",
+            about=f"Flagger's Canary of the service: it shares the requests in steps of 10 %, {judge}",
+            does="Hand the service, running from `rollback.yaml`, to Flagger, and wait until it has copied it",
             command=f"{first}kubectl apply -f {_SHARES} && "
             f"kubectl wait --for=condition=Promoted canary/{plain.name} --timeout={2 * plain.startup_s}s",
         ),
         CANARY: StepFile(
             text=_render_changed(spec, plain),
-            about="the twin's Deployment with pods that speculate, which Flagger then tries",
-            does="Try it on the running twin (Flagger goes back by itself; applying `plain.yaml` makes that stay)",
+            about="the Deployment with pods that speculate, which Flagger then tries",
+            does="Try it on the service that runs without speculation (Flagger goes back by itself; applying "
+            "`rollback.yaml` makes that stay)",
             command=f"kubectl apply -f {CANARY}",
         ),
     }

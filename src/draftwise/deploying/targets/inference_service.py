@@ -174,8 +174,9 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, _watched: Observation) 
     if _has_canaries(spec):
         steps[CANARY] = StepFile(
             text=_render_canary(spec, plain),
-            about=f"the twin with {_PERCENT} % of its requests answered with speculation",
-            does=f"Try it on {_PERCENT} % of the running twin's requests (applying `plain.yaml` ends that)",
+            about=f"the service with {_PERCENT} % of its requests answered with speculation",
+            does=f"Try it on {_PERCENT} % of the requests of the service that runs from `rollback.yaml` (applying that "
+            "again ends it)",
             command=f"kubectl apply -f {CANARY}",
         )
     return steps

@@ -61,7 +61,7 @@ def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     if size > 1:
         pods = {"leaderTemplate": _make_leader(order, container), "workerTemplate": _make_worker(order)}
     templates = {role: _make_template(order, each) for role, each in pods.items()}
-    selector = {**order.labels, _INDEX: "0"}
+    selector = {**order.selector, _INDEX: "0"}
     return {"size": size, "pods": templates, "service_name": f"{order.name}-http", "selector": selector}
 
 

@@ -65,8 +65,8 @@ class DeployTarget:
     """The command that puts a file into force; `{file}`, `{name}` and `{startup}` are filled in."""
     remove: str
     """The command that takes it away."""
-    stop: str = ""
-    """The command that stops a server whose port and GPUs its twin takes; empty where both run at the same time."""
+    in_place: bool = False
+    """Whether a new revision takes the port and the GPUs of the one before, which ends first."""
     compare: str = ""
     """The command that shows what applying a file would change (exit code 1: something); empty for no such command."""
     leaves: str = ""

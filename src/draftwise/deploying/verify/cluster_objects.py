@@ -203,7 +203,8 @@ def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
     yield "What it made of the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
     yield "The log of the container before", f"kubectl logs {at} --previous"
     if root := next((each for each in MODEL_ROOTS if found is not None and found.target.startswith(each)), ""):
-        yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR {root} && cd {root} && sha256sum -c CHECKSUMS'"
+        sums = "if [ -f CHECKSUMS ]; then sha256sum -c CHECKSUMS; fi"
+        yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR {root} && cd {root} && {sums}'"
     yield "Its counters", f"kubectl exec {at} -- curl -s localhost:{port}/metrics | grep spec_decode"
     yield (
         "What it does",

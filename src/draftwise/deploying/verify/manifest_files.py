@@ -35,7 +35,7 @@ def find_ordered(path: Path) -> Setup | None:
     setup = read_setup(folder / SETUP)
     if not (folder / DEPLOYMENT).is_file():
         return setup
-    is_plain = read_record(folder).sides["plain"].file == path.name
+    is_plain = path.name in {side.file for pool, side in read_record(folder).files if pool == "plain"}
     return without_speculation(setup) if is_plain else setup
 
 
@@ -63,7 +63,7 @@ def report_of(*findings: Finding, setup: Setup | None = None) -> Report:
 
 def prove_deployment(folder: Path, record: Record) -> Iterator[Finding]:
     """Yield each way in which the folder of a deployment is not what `deploy` wrote."""
-    return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for side in record.sides.values())))
+    return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for _, side in record.files)))
 
 
 def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
@@ -79,14 +79,21 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
     record, setup = read_record(folder), read_setup(folder / SETUP)
     yield str(folder), report_of(*prove_deployment(folder, record))
     ordered: dict[Pool, Setup] = {"spec": setup, "plain": without_speculation(setup)}
-    for pool, side in record.sides.items():
+    for pool, side in record.files:
         path = folder / side.file
         if path.is_file() and not path.is_symlink():
             (source,) = find_texts(path)
             yield str(path), verify_text(source, ordered[pool], gpu=gpu, platform_release=record.platform_release)
 
 
-def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, platform_release: str = "") -> Report:
+def verify_text(
+    source: SourceText,
+    ordered: Setup,
+    *,
+    gpu: str | None = None,
+    platform_release: str = "",
+    index: int | None = None,
+) -> Report:
     """Return what a text starts, judged, with each difference from what was ordered.
 
     Args:
@@ -94,10 +101,11 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, p
         ordered: that it is to start.
         gpu: on which it runs, where the text does not say it.
         platform_release: of the project that defines the kinds of its objects; by default the newest that is known.
+        index: of the server, in a text with several.
     """
     try:
         refused = tuple(validate_text(source.text, name=source.name, release=platform_release))
-        reading = _read_one(source, ordered)
+        reading = _read_one(source, ordered, index)
     except InvalidSetup as error:
         return report_of(*error.findings)
     found, name = reading.setup, source.name or "The text"
@@ -115,12 +123,14 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, p
     return replace(report, findings=findings)
 
 
-def _read_one(source: SourceText, ordered: Setup) -> SetupReading:
+def _read_one(source: SourceText, ordered: Setup, index: int | None) -> SetupReading:
     """Return the one server of a text, read for the release that was ordered where it names none."""
     readings = read_setups(source)
     if not any(reading.setup.engine_version for reading in readings):
         readings = read_setups(source, engine_version=ordered.engine_version)
         readings = tuple(replace(each, setup=replace(each.setup, engine_version="")) for each in readings)
+    if index is not None and index < len(readings):
+        return readings[index]
     if len(readings) != 1:
         raise refusal(
             "several-servers",

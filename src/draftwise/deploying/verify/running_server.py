@@ -14,6 +14,7 @@ from draftwise.deciding.validity.output_checks import is_tie
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
 from draftwise.setups.read import SourceText
+from draftwise.statistics import find_rounding_scale
 
 __all__ = ["verify_log", "verify_server"]
 
@@ -187,11 +188,11 @@ def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator
 
 def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
     """Yield whether the outputs are the plain server's; parting at a tie within rounding is no difference."""
-    gaps = Thresholds().tie_gap
+    rounding = Thresholds().rounding
     dtype = _get_text(probed.server, "dtype") or str(setup.args.get("dtype"))
-    gap = gaps.get(dtype, gaps["bfloat16"])
+    scale = find_rounding_scale([], *rounding.get(dtype, rounding["bfloat16"]))
     num_prompts, found = len(probed.server.answers), probed.divergences
-    real = [each for each in found if not is_tie(each, gap)]
+    real = [each for each in found if not is_tie(each, scale)]
     if real:
         text = f"{len(real)} of {num_prompts} outputs differ from the plain server's: {_describe(real)}."
         fix = "Greedy speculation must not change the output: look whether both serve the same weights."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
-from draftwise.core import InvalidSetup
+from draftwise.core import Finding, InvalidSetup
 
 __all__ = ["CheckpointReader", "write_tensors"]
 
@@ -40,6 +40,7 @@ class CheckpointReader:
     def __init__(self, path: str | Path, *, dummy: bool = False) -> None:
         self.path = Path(path)
         self.config: dict[str, Any] = read_config(self.path)
+        check_config(self.config, where=str(self.path / "config.json"))
         self._dummy = dummy
         self._tensors = {} if dummy else read_headers(self.path, "transformers").tensors
         self.files: Mapping[str, Path] = {name: self.path / tensor.file for name, tensor in self._tensors.items()}
@@ -61,14 +62,8 @@ class CheckpointReader:
             self._missing.append(name)
             return out if out is not None else torch.zeros(shape)
         self._read.add(source)
-        file, stored = self.files[source], part.shape if part else self._tensors[source].shape
-        if stored != shape:
-            raise InvalidSetup.because(
-                "tensor-shapes",
-                f"Tensor {name} has shape {stored}, config.json asks for {shape}.",
-                where=str(file),
-                fix="config.json and the weights belong to different models, or the weights are quantized.",
-            )
+        self.check_shape(name, shape)
+        file = self.files[source]
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:
@@ -81,6 +76,20 @@ class CheckpointReader:
                 fix="Download the file again.",
             ) from None
         return tensor.clone() if out is None else out.copy_(tensor)
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise InvalidSetup if the stored tensor has another shape, before any memory is taken for it."""
+        source, part = self._find(name)
+        if self._dummy or source not in self.files:
+            return
+        stored = part.shape if part else self._tensors[source].shape
+        if stored != shape:
+            raise InvalidSetup.because(
+                "tensor-shapes",
+                f"Tensor {name} has shape {stored}, config.json asks for {shape}.",
+                where=str(self.files[source]),
+                fix="config.json and the weights belong to different models, or the weights are quantized.",
+            )
 
     def _find(self, name: str) -> tuple[str, _Part | None]:
         """Return the stored tensor that holds another, and which part of it; None: all."""
@@ -115,6 +124,60 @@ class CheckpointReader:
         """Return the shape of tensor `name` without reading it, None if there is no such tensor."""
         tensor = self._tensors.get(name)
         return None if tensor is None else tensor.shape
+
+
+_SIZES = (
+    *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "draft_vocab_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "target_hidden_size"),
+)
+_NUMBERS = ("rms_norm_eps", "rope_theta", "partial_rotary_factor")
+_LARGEST_SIZE = 2**31
+_LARGEST_NUMBER = 1e30
+
+
+def check_config(config: Mapping[str, Any], *, where: str) -> None:
+    """Raise InvalidSetup with a finding for each value of a config.json that a model cannot be built from."""
+    faults = []
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and not (type(value) is int and 0 <= value < _LARGEST_SIZE):
+            faults.append((name, f"a whole number below {_LARGEST_SIZE}", value))
+    for name in _NUMBERS:
+        value = config.get(name)
+        if value is not None and not _is_positive(value):
+            faults.append((name, "a positive number", value))
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
+        faults.append(("architectures", "a list of names", names))
+    for group in ("rope_parameters", "rope_scaling"):
+        given = config.get(group)
+        if given is not None and not isinstance(given, Mapping):
+            faults.append((group, "an object", given))
+        elif given is not None:
+            numbers = {name: value for name, value in given.items() if name not in ("rope_type", "type", "truncate")}
+            listed = {name: value if isinstance(value, list) else [value] for name, value in numbers.items()}
+            faults += [
+                (f"{group}.{name}", "a positive number", values)
+                for name, values in listed.items()
+                if not all(each is None or _is_positive(each) for each in values)
+            ]
+    if faults:
+        raise InvalidSetup(
+            [
+                Finding.error(
+                    "bad-config-value",
+                    f"{name} must be {kind}, got {str(value)[:60]!r}.",
+                    where=where,
+                    fix="Download config.json again, or correct it.",
+                )
+                for name, kind, value in faults
+            ]
+        )
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_NUMBER
 
 
 class _Part(NamedTuple):

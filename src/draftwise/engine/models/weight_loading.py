@@ -275,6 +275,8 @@ class WeightReader:
 
     def fused(self, names: list[str], sizes: list[int], *rest: int, room: int = 0, room_in: int = 0) -> Tensor:
         """Return the named tensors, [size, *rest] each, below each other in one; `linear` explains the room."""
+        for name, size in zip(names, sizes, strict=True):
+            self._checkpoint.check_shape(name, (size, *rest))
         rooms = [max(size, room) for size in sizes]
         rows, widths = sum(rooms), (max(rest[0], room_in), *rest[1:]) if rest else ()
         make = torch.zeros if (rooms, widths) != (sizes, rest) else torch.empty

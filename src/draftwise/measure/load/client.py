@@ -214,6 +214,7 @@ def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse
         num_prompt_tokens=response.usage.get("prompt_tokens"),
         finish_reason=response.finish_reason,
         counts_exact=response.counts_exact,
+        total_exact=response.total_exact,
         acceptance=response.acceptance,
         error=response.error,
     )

@@ -42,6 +42,11 @@ class ParsedResponse:
         """The answer."""
         return "".join(self._text)
 
+    @property
+    def total_exact(self) -> bool:
+        """Whether it says how many tokens it holds: by usage, or by their ids."""
+        return self.counts_exact or bool(self.usage.get("completion_tokens"))
+
     def steps(self) -> Iterator[None]:
         """Parse it; yields after every few events, so that other tasks of the event loop can run."""
         received = self._exchange.received

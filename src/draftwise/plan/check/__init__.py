@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -170,8 +169,9 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
     if len(ways) == 1:
         return report
     rank = _rank(report)
-    told = (each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank))
-    return replace(report, findings=(*report.findings, *islice(told, _MOST_WAYS)))
+    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank)]
+    told.sort(key=lambda each: each.severity is not Severity.WARNING)  # what fails before what differs
+    return replace(report, findings=(*report.findings, *told[:_MOST_WAYS]))
 
 
 _MOST_WAYS = 8

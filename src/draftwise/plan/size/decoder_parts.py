@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from draftwise.core import ModelShape
-from draftwise.core.shape import read_layer_kinds
+from draftwise.core.layer_kinds import read_layer_kinds
 from draftwise.knowledge.model_types import types_with
 from draftwise.plan.size.weight_parts import Part, Sharding
 

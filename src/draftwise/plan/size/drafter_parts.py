@@ -34,6 +34,7 @@ class Drafter:
     typical: bool = False
     """Whether the layout is the method's usual one, because no config.json of the drafter is at hand."""
     notes: tuple[str, ...] = ()
+    """What of its memory is not known."""
 
     @property
     def facts(self) -> Method:
@@ -58,7 +59,7 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
         message = f"draftwise does not know the method {method!r}, nor what memory its drafter takes."
         raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
     if facts.drafts_from == "own_code":
-        return Drafter(method=method, notes=("The memory of your own proposer class is unknown and left out.",))
+        return Drafter(method=method, notes=("what your own proposer class takes",))
     if not facts.has_weights:
         return Drafter(method=method)
     describe = _find_layout(facts)
@@ -87,7 +88,7 @@ def _flat(config: Config) -> Config:
 
 def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafter:
     if config is None:
-        return Drafter(notes=("No config.json of the draft model is at hand: its memory is left out.",))
+        return Drafter(notes=("the layers of the draft model, whose config.json is not at hand",))
     shape = read_shape(config)
     return Drafter(parts=decoder_parts(config, shape), shape=shape, config=config)
 

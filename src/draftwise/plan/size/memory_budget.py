@@ -1,27 +1,26 @@
-"""The memory budget of the fullest GPU of a request, and vLLM's layout of the KV cache in it.
-
-Layers of one kind share a group, and every group one pool of blocks of equal size (v1/core/kv_cache_utils.py,
-get_kv_cache_groups). So a hybrid model pays for padding, and a drafter for its own layers.
-"""
+"""The memory budget of the fullest GPU of a request, and the cache of its layers."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, ModelShape
-from draftwise.core.budget import Budget, KVCache, KVGroup
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core.budget import Budget, KVCache
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
 from draftwise.plan.size.activations import ProfiledStep, activations, buffers
+from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, StateBlocks, align_block_size, lay_out
+from draftwise.plan.size.layer_states import EXPORTS_CHECKPOINTS, state_bytes, state_kind
 from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest
 from draftwise.plan.size.weight_bytes import drafter_bytes, target_bytes
 from draftwise.plan.size.weight_parts import PipelineStage, stages
 
-__all__ = ["CachedLayer", "cached_layers", "drafter_layers", "kv_value_bytes", "lay_out", "measure"]
+__all__ = ["cached_layers", "drafter_layers", "in_flight", "kv_cache", "kv_value_bytes", "measure"]
 
 _VALUE_BYTES = {
     "auto": 2.0,
@@ -42,25 +41,14 @@ _VALUE_BYTES = {
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
 """Of each head and token, under the `_per_token_head` types."""
+_INDEXER_GROUP = 128
+"""Keys of an indexer that share a scale, and the size of heads that a kernel of gated delta nets takes."""
+_CHECKPOINT_TOKENS = 64
+"""Tokens at whose multiples the kernel of gated delta nets gives the state (gdn_attn.py)."""
+_CHUNK = 2048
+"""Tokens of a chunk where config.json has none (config/model.py, get_mamba_chunk_size)."""
 _DS_MLA_BYTES = 656
 """Bytes of a token in DeepSeek's own 8-bit layout of the latent (v1/kv_cache_interface.py, MLAAttentionSpec)."""
-
-_PADDING_LIMIT = 1.5
-"""Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedLayer:
-    """One layer's share of the cache on one GPU."""
-
-    bytes_per_token: int
-    window: int | None = None
-    is_draft: bool = False
-
-    @property
-    def kind(self) -> tuple[int, int | None]:
-        """What layers must have in common to share a group."""
-        return self.bytes_per_token, self.window
 
 
 def kv_value_bytes(name: str, shape: ModelShape) -> float:
@@ -86,7 +74,14 @@ def cached_layers(
 ) -> list[CachedLayer]:
     """Return the layers of one model as one GPU keeps them."""
     return [
-        CachedLayer(round(layer.values_per_rank(tensor_parallel_size) * value_bytes), layer.window, is_draft)
+        CachedLayer(
+            round(layer.values_per_rank(tensor_parallel_size) * value_bytes),
+            layer.window,
+            is_draft,
+            chunked=layer.chunked,
+            latent=layer.latent,
+            heads=max(1, layer.num_heads // tensor_parallel_size),
+        )
         for layer in layers
     ]
 
@@ -105,62 +100,6 @@ def drafter_layers(
     if len({layer.window for layer in layers}) == 1:
         layers = tuple(replace(layer, window=inherited) for layer in layers)
     return cached_layers(layers, value_bytes, tensor_parallel_size, is_draft=True)
-
-
-def lay_out(layers: Sequence[CachedLayer], *, block_size: int = 16, pads_to_larger: bool = True) -> KVCache:
-    """Return the blocks of a model and its drafter.
-
-    Args:
-        layers: of both, as one GPU keeps them.
-        block_size: tokens of a block in the layers that need most memory.
-        pads_to_larger: whether the release pads the smaller kind of layers up to the larger one.
-
-    Raises:
-        InvalidSetup: no layer keeps keys and values, or the sizes of the layers' blocks do not divide one another.
-    """
-    if not layers:
-        raise InvalidSetup.because("no-kv-cache", "No layer keeps keys and values.")
-    kinds = Counter(layer.kind for layer in layers)
-    if len({window for _, window in kinds}) == 1:
-        return _one_group(layers, block_size)
-    return _several_groups(layers, kinds, block_size, pads_to_larger)
-
-
-def _one_group(layers: Sequence[CachedLayer], block_size: int) -> KVCache:
-    total = sum(layer.bytes_per_token for layer in layers)
-    return KVCache(
-        groups=(KVGroup(num_layers=len(layers), block_size=block_size, window=layers[0].window),),
-        bytes_per_block=total * block_size,
-        bytes_per_token=total,
-        drafter_bytes_per_token=sum(layer.bytes_per_token for layer in layers if layer.is_draft),
-    )
-
-
-def _several_groups(
-    layers: Sequence[CachedLayer], kinds: Counter[tuple[int, int | None]], block_size: int, pads_to_larger: bool
-) -> KVCache:
-    largest = max(size for size, _ in kinds)
-    if odd := sorted({size for size, _ in kinds if largest % size}):
-        raise InvalidSetup(
-            Finding.error(
-                "kv-pages-do-not-divide",
-                f"Layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
-                fix="Choose a drafter with the target's head size and number of key-value heads.",
-            )
-        )
-    counts = sorted(kinds.values())
-    size = counts[-1] if pads_to_larger and counts[-1] < counts[0] * _PADDING_LIMIT else counts[0]
-    groups = [
-        KVGroup(num_layers=min(size, count - first), block_size=block_size * (largest // each), window=window)
-        for (each, window), count in kinds.items()
-        for first in range(0, count, size)
-    ]
-    return KVCache(
-        groups=tuple(groups),
-        bytes_per_block=largest * block_size * size,
-        bytes_per_token=sum(layer.bytes_per_token for layer in layers),
-        drafter_bytes_per_token=sum(layer.bytes_per_token for layer in layers if layer.is_draft),
-    )
 
 
 _GRAPH_SWITCH = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
@@ -190,10 +129,11 @@ def _measure_stage(request: SizeRequest, stage: PipelineStage) -> Budget:
         buffers=buffers(step, request.shape, drafter, overheads),
         buffers_counted=not request.rules.holds("size-buffers-not-counted"),
         context=overheads.context,
-        kv=_kv_cache(request, stage),
+        kv=kv_cache(request, stage),
         max_model_len=request.max_model_len,
         max_num_seqs=request.max_num_seqs,
-        in_flight=_in_flight(request),
+        in_flight=in_flight(request),
+        min_blocks=_min_blocks(request),
         num_speculative_tokens=request.num_speculative_tokens,
     )
 
@@ -213,24 +153,107 @@ def _step(request: SizeRequest) -> ProfiledStep:
     )
 
 
-def _kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
+def kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
     """Return the cache of one stage: the layers that it has, and the drafter's on the last one."""
-    shape, size = request.shape, request.tensor_parallel_size
-    kept = [layer for layer in range(shape.num_layers) if layer not in shape.stateful_layers]
-    here = [layer for index, layer in zip(kept, shape.kv_layers(), strict=True) if stage.first <= index < stage.end]
-    layers = cached_layers(here, kv_value_bytes(request.kv_cache_dtype, shape), size)
+    target = _target_layers(request)
+    layers = [*target, *_drafter_layers(request)]
+    one_kind = not request.is_hybrid or (any(layer.chunked for layer in layers) and request.drafter.shape is not None)
+    if one_kind and len({layer.window for layer in layers if not layer.state_bytes}) > 1:
+        layers = [replace(layer, window=None, chunked=False) for layer in layers]
+    states = find_states(request)
+    block_size = request.block_size
+    if any(layer.state_bytes for layer in target):
+        aligns = request.rules.holds("size-aligned-latents")
+        block_size = align_block_size(target, block_size, states, aligns_latents=aligns)
+    return lay_out(
+        layers,
+        block_size=block_size,
+        rules=LayoutRules.of(request.rules),
+        states=states,
+        stage=range(stage.first, sys.maxsize if stage.is_last else stage.end),
+    )
+
+
+def _target_layers(request: SizeRequest) -> list[CachedLayer]:
+    """Return what the target's layers keep: keys and values, an indexer's keys, a state."""
+    shape, config, size = request.shape, request.config, request.tensor_parallel_size
+    tokens = cached_layers(shape.kv_layers(), kv_value_bytes(request.kv_cache_dtype, shape), size)
+    layers = [replace(layer, index=index) for index, layer in zip(shape.attention_layers, tokens, strict=True)]
+    layers += _indexers(config, layers)
+    if shape.state_layers:
+        state = state_bytes(
+            config,
+            tensor_parallel_size=size,
+            num_speculative_tokens=request.num_speculative_tokens,
+            conv_bytes=round(_VALUE_BYTES["auto"]),
+            dtype=request.state_dtype,
+        )
+        layers += [CachedLayer(0, state_bytes=state, index=index) for index in sorted(shape.state_layers)]
+    return sorted(layers, key=lambda layer: layer.index)
+
+
+def _drafter_layers(request: SizeRequest) -> list[CachedLayer]:
     drafter = request.drafter.shape
-    if stage.is_last and drafter is not None:
-        value_bytes = kv_value_bytes(request.kv_cache_dtype, drafter)
-        layers += drafter_layers(drafter, shape, value_bytes, request.draft_tensor_parallel_size)
-    if not request.is_hybrid and len({layer.window for layer in layers}) > 1:
-        layers = [replace(layer, window=None) for layer in layers]
-    return lay_out(layers, block_size=request.block_size, pads_to_larger=request.rules.holds("size-padded-groups"))
+    if drafter is None:
+        return []
+    value_bytes = kv_value_bytes(request.kv_cache_dtype, drafter)
+    layers = drafter_layers(drafter, request.shape, value_bytes, request.draft_tensor_parallel_size)
+    layers += _indexers(request.drafter.config, layers)
+    return [replace(layer, index=request.shape.num_layers) for layer in layers]
 
 
-def _in_flight(request: SizeRequest) -> int:
-    both = request.async_scheduling and request.rules.holds("size-in-flight-tokens")
-    return request.max_num_batched_tokens * (1 + both)
+def _indexers(config: Mapping[str, Any], layers: Iterable[CachedLayer]) -> list[CachedLayer]:
+    """Return the keys by which sparse attention finds what to attend to: a byte each, and a scale for 128 of them."""
+    dim = config.get("index_head_dim") if config.get("index_n_heads") else None
+    if not dim:
+        return []
+    return [replace(layer, bytes_per_token=dim + _SCALE_BYTES * dim // _INDEXER_GROUP) for layer in layers]
+
+
+def find_states(request: SizeRequest) -> StateBlocks:
+    """Return how the release keeps the states of a sequence."""
+    k, shape, rules = request.num_speculative_tokens, request.shape, request.rules
+    if not shape.state_layers:
+        return StateBlocks()
+    if not request.prefix_caching or len(shape.stateful_layers) == len(shape.state_layers) == shape.num_layers:
+        return StateBlocks(blocks=1 + k)
+    kind = state_kind(request.config)
+    classes = request.release.table("architectures").get(request.architecture) or {}
+    if rules.holds("size-state-each-block") and "SupportsMambaPrefixCaching" in classes.get("interfaces", ()):
+        added = k if rules.holds("size-state-each-block-and-draft") else 0
+        return StateBlocks(blocks=added, alignment=chunk_of(request.config), every_block=True)
+    code = EXPORTS_CHECKPOINTS.get(kind)
+    checkpoint = code is not None and rules.holds(code) and (kind != "gdn" or exports_from_kernel(request))
+    aligned = kind == "gdn" and checkpoint
+    return StateBlocks(blocks=2 + k + checkpoint, alignment=_CHECKPOINT_TOKENS if aligned else 1)
+
+
+def chunk_of(config: Mapping[str, Any]) -> int:
+    """Return the tokens that a kernel of Mamba reads at once."""
+    found = config.get("mamba_chunk_size") or config.get("chunk_size")
+    return found if isinstance(found, int) and found > 0 else _CHUNK
+
+
+def exports_from_kernel(request: SizeRequest) -> bool:
+    """Say whether the kernel that reads prompts through gated delta nets is FlashInfer's."""
+    return request.gpu.architecture == "hopper" or (
+        request.gpu.architecture == "blackwell" and request.config.get("linear_key_head_dim") == _INDEXER_GROUP
+    )
+
+
+def _min_blocks(request: SizeRequest) -> int:
+    """Return the blocks that CUDA graphs of whole decode steps need next to states: one for each sequence."""
+    counts = bool(request.shape.state_layers) and not request.enforce_eager
+    return request.max_num_seqs if counts and request.rules.holds("size-block-each-sequence") else 0
+
+
+def in_flight(request: SizeRequest) -> int:
+    """Return the tokens that may be scheduled and not yet settled: of each batch that is under way."""
+    stages_filled = request.pipeline_parallel_size
+    if not request.rules.holds("size-in-flight-tokens"):
+        return request.max_num_batched_tokens
+    ahead = request.async_scheduling and (request.runner == "V2" or stages_filled == 1)
+    return request.max_num_batched_tokens * (stages_filled + ahead)
 
 
 def _graphs(request: SizeRequest, stage: PipelineStage, overheads: Overheads) -> tuple[int, int]:

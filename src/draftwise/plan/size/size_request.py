@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class SizeRequest:
     config: Mapping[str, Any]
     """The target's text config."""
     shape: ModelShape
+    architecture: str = ""
+    """The class that vLLM takes for the target, as config.json names it."""
     precision: Precision
     spared: frozenset[str] = frozenset()
     """Roles that the checkpoint's quantization leaves in 16 bit."""
@@ -59,11 +61,16 @@ class SizeRequest:
     block_size: int = 16
     is_hybrid: bool = True
     """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
+    prefix_caching: bool = True
+    state_dtype: str | None = None
+    """Of the state that layers keep for each sequence; None as config.json has it."""
     enforce_eager: bool = False
     async_scheduling: bool = True
     cold_start: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     probabilistic: bool = False
+    uncounted: tuple[str, ...] = ()
+    """Flags of the setup that change the memory in ways that are not known."""
     rulings: tuple[Finding, ...] = ()
     """Why this release would refuse the setup, and what its graphs do not cover."""
 
@@ -107,6 +114,7 @@ def read_request(
         served=context.verifier or setup.target,
         config=config,
         shape=shape,
+        architecture=_read_architecture(target.config),
         precision=get_precision(quantization) if quantization else precision_of(target.config),
         spared=frozenset() if quantization else spared_roles(target.config),
         directory=None if quantization else target.file or target.directory,
@@ -123,13 +131,16 @@ def read_request(
         max_num_seqs=_count(context, "max_num_seqs", sizes["max_num_seqs"]),
         max_num_batched_tokens=_count(context, "max_num_batched_tokens", sizes["max_num_batched_tokens"]),
         kv_cache_dtype=str(context.flags.get("kv_cache_dtype") or "auto"),
-        block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
+        block_size=_count(context, "block_size", _default_block_size(context, found, config, shape)),
         is_hybrid=not context.flags.get("disable_hybrid_kv_cache_manager"),
+        prefix_caching=_has_prefix_caching(context, shape),
+        state_dtype=_read_state_dtype(context),
         enforce_eager=bool(context.flags.get("enforce_eager")),
         async_scheduling=_is_async(context, spec),
         cold_start=cold_start,
         env=setup.env,
         probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
+        uncounted=tuple(_find_uncounted(context)),
         rulings=tuple(each for each in report.findings if _matters(each)),
     )
 
@@ -208,6 +219,56 @@ def _is_async(context: Context, spec: Resolved | None) -> bool:
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
     return context.flags.get("async_scheduling") is not False
+
+
+_UNCOUNTED = (
+    "decode_context_parallel_size", "prefill_context_parallel_size", "kv_cache_dtype_skip_layers", "mamba_block_size",
+    "mamba_cache_dtype", "mamba_cache_mode", "num_gpu_blocks_override", "kv_cache_memory_bytes", "cpu_offload_gb",
+    "kv_sharing_fast_prefill",
+)  # fmt: skip
+"""Flags that change what the cache takes, or the room for it; with values that change nothing they may be given."""
+_WIDE = frozenset({"float32", "float"})
+
+
+def _find_uncounted(context: Context) -> Iterator[str]:
+    """Yield the given flags whose effect on the memory is not counted."""
+    for name in _UNCOUNTED:
+        if context.given.get(name) not in (None, False, 0, 1, (), [], "auto"):
+            yield f"--{name.replace('_', '-')}"
+    if context.given.get("dtype") in _WIDE:
+        yield "--dtype float32"
+
+
+def _read_architecture(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list | tuple) and named else ""
+
+
+def _default_block_size(context: Context, gpu: Gpu, config: Mapping[str, Any], shape: ModelShape) -> int:
+    """Return the tokens of a block that suit the attention backend which the release takes on a GPU.
+
+    16, but for a latent: FlashMLA, which reads 8-bit and sparse latents on Hopper, wants 64, FlashInfer 32.
+    """
+    if not shape.latent_dim:
+        return 16
+    small = config.get("index_n_heads") or not Rulebook(context.release.version).holds("size-small-latent-blocks")
+    if small or (gpu.architecture == "hopper" and str(context.flags.get("kv_cache_dtype") or "auto").startswith("fp8")):
+        return 64
+    return 32 if gpu.architecture == "blackwell" else 16
+
+
+def _has_prefix_caching(context: Context, shape: ModelShape) -> bool:
+    """Say whether the server keeps prefixes: as given, else as the release has it for models with states."""
+    given = context.given.get("enable_prefix_caching")
+    rules = Rulebook(context.release.version)
+    supported = not shape.state_layers or rules.holds("size-states-cached")
+    default = supported and not (shape.state_layers and rules.holds("size-states-cached-on-request"))
+    return default if given is None else bool(given)
+
+
+def _read_state_dtype(context: Context) -> str | None:
+    given = context.given.get("mamba_ssm_cache_dtype")
+    return given if isinstance(given, str) and given != "auto" else None
 
 
 def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from draftwise.core import Finding, Setup
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.core.budget import Budget
 from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.check.stages import SPEC_FLAGS
 from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
 from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest, read_request
+from draftwise.plan.size.weight_bytes import find_headers
 
 __all__ = ["Sizing", "find_faults", "size"]
 
@@ -40,11 +42,59 @@ def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator
     yield from _find_estimates(request)
 
 
+def find_unknown(request: SizeRequest) -> Iterator[Finding]:
+    """Yield each term of a request's memory that is not known: there is no number without all of them."""
+    drafter, kind = request.drafter, str(request.config.get("model_type") or "")
+    if not known_family(kind) and find_headers(request.directory) is None:
+        yield _unknown(f"the weights of {kind or 'this model'}", "target", "Give the checkpoint's directory.")
+    for note in drafter.notes:
+        fix = "Give its directory." if drafter.facts.has_weights else "Size the target without it."
+        yield _unknown(note, "drafter", fix)
+    for flag in request.uncounted:
+        yield _unknown(f"what {flag} changes", flag, "Size the setup without it.")
+    shape = request.shape
+    features = find_unproved(
+        request.architecture,
+        request.release.version,
+        _features(request),
+        is_simple=not (shape.windows or shape.stateful_layers or shape.state_layers or shape.latent_dim),
+    )
+    if features:
+        named = " and ".join(FEATURES.get(each, f"a KV cache in {each}") for each in features)
+        what = f"the KV cache of {request.architecture or 'this model'} in vLLM {request.release}, with {named}"
+        fix = "Start the server once: it logs the size of its KV cache."
+        yield _unknown(f"{what}, was not compared with vLLM's own planner", "KV cache", fix)
+
+
+def _unknown(what: str, where: str, fix: str) -> Finding:
+    return Finding.error("memory-unknown", f"Memory unknown: {what}.", where=where, fix=fix)
+
+
+def _features(request: SizeRequest) -> set[str]:
+    """Return what a proof about the request's cache must cover."""
+    needed = {"plain"}
+    if (dtype := request.kv_cache_dtype) not in ("auto", "bfloat16", "float16", "half"):
+        needed.add("fp8" if dtype == "fp8_e4m3" else dtype)
+    if request.tensor_parallel_size > 1:
+        needed.add("tp")
+    if request.pipeline_parallel_size > 1:
+        needed.add("pp")
+    if request.drafter is not NO_DRAFTER:
+        facts = request.drafter.facts
+        needed.add("lookup" if request.drafter.shape is None else "mtp" if facts.weights == "target" else "head")
+    return needed
+
+
 def _find_lack(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     if budget.fits:
         return
     if budget.kv_bytes <= 0:
         lack = f"The server needs {_gib(budget.fixed)} of {_gib(budget.requested)} before the first token is cached."
+    elif budget.num_blocks < budget.min_blocks:
+        lack = (
+            f"Every sequence needs a block for its state: there are {budget.num_blocks:,} blocks, and max_num_seqs is "
+            f"{budget.max_num_seqs:,}."
+        )
     else:
         need = budget.kv.bytes_per_sequence(budget.max_model_len, budget.in_flight)
         lack = (
@@ -57,6 +107,8 @@ def _find_lack(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 def _suggest(request: SizeRequest, budget: Budget) -> str:
     """Return the smallest changes that make a setup fit: a shorter context, more GPUs, narrower weights."""
     advice = []
+    if 0 < budget.num_blocks < budget.min_blocks:
+        return f"Set --max-num-seqs to {budget.num_blocks} or less."
     if (length := budget.longest_context()) >= 1024:
         advice.append(f"--max-model-len {length // 256 * 256}")
     if (size := _enough_gpus(request)) is not None:
@@ -131,20 +183,10 @@ def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
     """Yield what is an estimate rather than a count."""
-    drafter, kind = request.drafter, str(request.config.get("model_type") or "")
-    if request.directory is None and not known_family(kind):
-        message = f"The layers of {kind or 'this model'} are counted as Llama's."
-        fix = "Give the checkpoint's directory: its headers say the bytes."
-        yield Finding.info("family-taken-as-llama", message, where="target", fix=fix)
+    drafter = request.drafter
     if drafter.typical and drafter.parts:
         message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
         yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
-    for note in drafter.notes:
-        fix = "Give its directory." if drafter.facts.has_weights else "Add what a start of the server logs for it."
-        yield Finding.warning("drafter-not-counted", note, where="drafter", fix=fix)
-    if count := len(request.shape.stateful_layers):
-        message = f"{count} layers keep a state of fixed size for each sequence, which is not counted."
-        yield Finding.info("state-not-counted", message, where="KV cache")
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
         message = (
             "Buffers of NCCL lie beside what vLLM plans with: 0.93 GiB of each of two H200s, not measured elsewhere."
@@ -184,6 +226,8 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True,
         InvalidSetup: target, version, GPU or a number cannot be read.
     """
     request = read_request(setup, gpu=gpu, cold_start=cold_start, stored=stored)
+    if unknown := list(find_unknown(request)):
+        raise InvalidSetup([*(each for each in request.rulings if each.severity is Severity.ERROR), *unknown])
     budget = measure(request)
     plain = budget
     if request.drafter is not NO_DRAFTER:

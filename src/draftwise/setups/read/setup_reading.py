@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig
+from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
+from draftwise.knowledge.images import carries_own_tags
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
@@ -164,6 +165,8 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     words = [_mark_open(word, left) for word in launch.words]
     found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
     unknown = dict(_find_unknown(launch, version))
+    if "engine_version" in unknown:
+        found.findings = [each for each in found.findings if _holds_always(each)]
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
     findings += [*_about_templates(words, found), *_about_directories(launch, found)]
     setup = Setup(
@@ -214,7 +217,7 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         yield get_rule("other-version-asked").ruling(
             version=launch.version, engine_version=engine_version, where=launch.where
         )
-    elif launch.image and not launch.version and not engine_version and not launch.image_unknown:
+    elif not (launch.version or engine_version or launch.image_unknown) and carries_own_tags(launch.image):
         yield get_rule("version-unknown").ruling(image=launch.image, last=releases()[-1], where=launch.where)
 
 
@@ -223,11 +226,27 @@ def is_shown(variable: str) -> bool:
     return variable.startswith("VLLM_") and variable not in _HIDDEN
 
 
+def _holds_always(finding: Finding) -> bool:
+    """Say whether a finding about the command holds whatever the release is."""
+    if finding.code in _OF_RELEASES or not isinstance(finding, Ruling):
+        return finding.code not in _OF_RELEASES
+    spans = get_rule(finding.code).spans
+    return len(spans) == 1 and spans[0][0] == str(releases()[0]) and spans[0][1] is None
+
+
+_OF_RELEASES = frozenset(
+    {"flag-of-other-release", "not-a-choice", "bad-flag-value", "abbreviated-flag", "no-model-given"}
+)
+"""Rules of every release whose findings differ from one to the next."""
+
+
 def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
     """Yield what is unknown beside the arguments: the release, and variables that decide what the server does."""
     if launch.image_unknown and not version:
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
+    elif launch.image and not version and not carries_own_tags(launch.image):
+        yield "engine_version", get_rule("image-release-unknown").ruling(image=launch.image, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
         described = (describe_unknown(name, launch.env.unknown[name]),)
         yield name, explain_unknown("The server", described, where=launch.where)
@@ -239,9 +258,9 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
         return
     if {"tensor_parallel_size", "pipeline_parallel_size"} & set(found.unknown):
         return
-    ranks = sizes[0] * sizes[1]
-    if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
-        yield get_rule("fewer-gpus-than-ranks").ruling(ranks=ranks, num_gpus=launch.num_gpus, where=launch.where)
+    ranks, num_gpus = sizes[0] * sizes[1], launch.num_gpus * (launch.num_hosts or 1)
+    if ranks > num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
+        yield get_rule("fewer-gpus-than-ranks").ruling(ranks=ranks, num_gpus=num_gpus, where=launch.where)
 
 
 def _about_hosts(launch: Launch, found: Arguments) -> Iterator[Finding]:

@@ -100,6 +100,8 @@ def is_modelservice(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
 
 
+_OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama-server")
+"""What every text of another engine holds."""
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
@@ -160,6 +162,12 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
     if len(text) > MAX_CHARS:
         raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
+    if _OTHER_ENGINE.search(text):
+        from draftwise.setups.read.other_engines import find_other_engine
+
+        other = find_other_engine(text)
+        if other is not None:
+            raise NoServer.because("other-engine", other.describe(), where=name, fix=other.to_vllm())
     try:
         readings = _read(source, asked)
     except InvalidSetup as error:
@@ -305,9 +313,7 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _Asked, source: So
             readings += _read_launches(launches, asked, source.folder)
         else:
             version = asked.engine_version
-            readings += _read_ray(document, version) or _read_config_file(
-                document, version, surely=not source.is_chosen
-            )
+            readings += _read_ray(document, version) or _read_config_file(document, version, source)
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
         readings[0] = replace(readings[0], findings=about_text + readings[0].findings)
@@ -365,19 +371,31 @@ def _read_ray(document: YamlDocument, engine_version: str | None) -> list[SetupR
     return readings
 
 
-def _read_config_file(document: YamlDocument, engine_version: str | None, *, surely: bool) -> list[SetupReading]:
+_CALLED_CONFIG = re.compile(r"(?:^|[._-])(?:vllm|config|args)(?:[._-]|$)", re.IGNORECASE)
+"""Names of files that are meant for `vllm serve --config`."""
+_EVIDENT = 3
+"""How many flags make a mapping a config although one other key is not a flag."""
+
+
+def _read_config_file(document: YamlDocument, engine_version: str | None, source: SourceText) -> list[SetupReading]:
     """Read a file that `vllm serve --config` would take.
+
+    A mapping may be anything, such as a recipe: all of its keys must be flags, but for a slip among several, unless it
+    is called a config. One that nobody chose must name the model as well.
 
     Args:
         document: the file.
         engine_version: of the server that is to take it.
-        surely: whether one key of a flag is not enough: most must be flags, and the model among them.
+        source: the text that it is in.
     """
     findings: list[Finding] = []
     release = choose_release(engine_version)
     flags = release.table("flags")
     known = [key for key in document.value if f"--{str(key).replace('_', '-')}" in flags]
-    if not known or (surely and ("model" not in known or 2 * len(known) <= len(document.value))):
+    are_most = 2 * len(known) > len(document.value) and bool(_CALLED_CONFIG.search(Path(source.name).name))
+    may_be_typo = len(known) >= _EVIDENT and len(known) == len(document.value) - 1
+    is_config = len(known) == len(document.value) or may_be_typo or are_most
+    if not known or not is_config or not (source.is_chosen or "model" in known):
         return []
     words = tuple(get_flags(document, release, findings))
     reading = read_launch(Launch(words=words, entry="api_server"), engine_version=engine_version)

@@ -13,6 +13,7 @@ from functools import cache
 from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
 from draftwise.watching.diagnose import draft_rules, gain_rules, low_acceptance_rules, serving_rules
+from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
 
 __all__ = ["RULES", "diagnose"]
@@ -24,6 +25,8 @@ RULES: tuple[DiagnosisRule, ...] = (
     *serving_rules.RULES,
 )
 
+_OF_ONE = frozenset({"replica-outlier", "rank-silent", "partial-rollout", "fades-with-uptime", "engine-hung"})
+"""Diagnoses of one engine or replica, which name what is ill themselves."""
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
 """What a diagnosis whose loss cannot be computed is ranked by."""
@@ -78,6 +81,15 @@ def _diagnose_pool(
         return
     case = PoolCase(windows=windows, expected=expected, plain=plain, asked=asked)
     hits = {hit.code: hit for hit in _apply(case)}
+    if ill := find_outliers(windows):
+        # What is said of the pool is said of the rest: one engine's illness is neither traffic nor configuration.
+        rest = replace(case, windows=tuple(each for each in windows if each not in ill))
+        hits = {code: hit for code, hit in hits.items() if hit.found.where or code in _OF_ONE} | {
+            hit.code: hit for hit in _apply(rest)
+        }
+        if not hits.keys() & _OF_ONE:
+            match = describe_outlier(ill, rest.windows)
+            hits = {"replica-outlier": _Hit("replica-outlier", match, 1.0)} | hits
     hits |= {hit.code: hit for hit in _confirm(case, hits)}
     explained = _find_explained(hits)
     for hit in hits.values():

@@ -46,7 +46,9 @@ def _accepts_little(case: PoolCase) -> bool:
 
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     stats, rates = case.window.counters.spec, case.window.rate_per_pos
-    if not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens):
+    # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
+    nothing = stats.num_drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
+    if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
         return None
     return RuleMatch(
         message=f"{stats.num_drafts:,} drafts were made and {stats.num_accepted_tokens or 'none'} of their tokens "

@@ -17,9 +17,12 @@ from draftwise.watching.diagnose.pool_case import (
     relative_error,
     tell,
 )
+from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 
 __all__ = ["RULES"]
 
+_ALL = 5.0
+"""Loss of whoever gets nothing: more than any other, and finite."""
 _PREEMPTIONS_PER_S = 0.05
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
@@ -52,6 +55,19 @@ def _find_counter_reset(case: PoolCase) -> RuleMatch | None:
         message=f"{new[0].instance} was restarted within the window.",
         loss=0.0,
         where=new[0].instance,
+    )
+
+
+def _find_engine_hung(case: PoolCase) -> RuleMatch | None:
+    """Find an engine with requests in flight that makes neither tokens nor steps."""
+    hung = [each for each in case.windows if each.duration_s >= HUNG_S and stands_still(each)]
+    if not hung:
+        return None
+    return RuleMatch(
+        message=describe_stall(hung[0], hung[0].duration_s),
+        evidence=(tell("running", hung[0].load.running), tell("waiting", hung[0].load.waiting)),
+        loss=_ALL,
+        where=hung[0].instance,
     )
 
 
@@ -179,6 +195,7 @@ def _lose_queue(case: PoolCase) -> float | None:
 
 
 RULES = (
+    DiagnosisRule("engine-hung", _find_engine_hung),
     DiagnosisRule("counter-reset", _find_counter_reset),
     DiagnosisRule("kv-squeeze", _find_kv_squeeze),
     DiagnosisRule("queue-grew", _find_queue),

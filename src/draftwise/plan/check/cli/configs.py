@@ -14,8 +14,9 @@ from draftwise.knowledge.rules import Rulebook, all_rules
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.cli.coercion import Mismatch, coerce_field
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
+from draftwise.plan.check.stages import Context
 
-__all__ = ["ServerSettings", "find_refused"]
+__all__ = ["ServerSettings", "find_load_faults", "find_refused"]
 
 Values = dict[str, Any]
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -37,6 +38,20 @@ def find_refused(rules: Rulebook, release: Release, server: ServerSettings) -> I
     """Yield what the configs of a release refuse of a server's flags; what is not known refuses nothing."""
     if server.given and rules.holds("config-value"):
         yield from _Judge(rules, release, server).judge()
+
+
+def find_load_faults(context: Context) -> Iterator[Ruling]:
+    """Yield what the config of a drafter's loading refuses of the object that the speculative JSON holds for it."""
+    key, config = "draft_load_config", "LoadConfig"
+    value = context.keys.get(key)
+    if not isinstance(value, Mapping) or key not in context.release.table("spec_fields"):
+        return
+    judge = _Judge(context.rules, context.release, ServerSettings(given={}))
+    judge._read_config(config, value, "", "")
+    faults = [re.sub(r" of --(?=\W)", "", each.message).rstrip(".") for each in judge.found]
+    if faults:
+        mismatch = f"a {config} ({'; '.join(faults)})"
+        yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=json.dumps(value))
 
 
 class _Refused(ValueError):  # noqa: N818  (the config refuses a value)
@@ -249,9 +264,11 @@ def _defaults(release: Release, config: str) -> Mapping[str, Any]:
 
 
 def _config_of(release: Release, flag: str) -> str | None:
-    """Return the config that the JSON of a flag is read as."""
+    """Return the config that the JSON of a flag is read as; None where another type of a union takes it as it is."""
     row = _flags_by_field(release).get(flag)
     kinds = [] if row is None or row["kind"] != "json" else str(row["type"]).split(" | ")
+    if not {"dict", "Any"}.isdisjoint(kinds):
+        return None
     return next((kind for kind in kinds if kind in _by_config(release, "config_fields")), None)
 
 
@@ -331,11 +348,19 @@ def _read_member(row: Mapping[str, Any], value: Any) -> Any:
             return value.upper()
         raise _Refused("one of " + ", ".join(members))
     for name, held in members.items():
-        if held is not None and (value == held or (isinstance(held, int) and str(value) == str(held))):
+        if held is not None and (value == held or (isinstance(held, int) and _is_number(value, held))):
             return name
     if None in members.values() and not isinstance(value, str):
         return UNKNOWN
     raise _Refused("one of " + ", ".join(str(held) for held in members.values() if held is not None))
+
+
+def _is_number(value: Any, held: int) -> bool:
+    """Say whether a text or number is a whole number, as `1` and `1.0` are."""
+    try:
+        return not isinstance(value, bool) and float(value) == held
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _fill(says: str, names: Mapping[str, Any]) -> str:

@@ -77,6 +77,8 @@ def _look_up(
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)
     target = model if verifier is None else _find_model(verifier, configs, faults)
+    if target is not None:
+        target = yield from _override(rules, target, given.get("hf_overrides"))
     drafter = _find_drafter(spec, origins, configs, faults)
     return Context(
         setup=setup,
@@ -97,6 +99,26 @@ def _look_up(
         origins=origins,
         installed=installed,
     )
+
+
+def _override(rules: Rulebook, target: ModelConfig, given: Any) -> Step[ModelConfig]:
+    """Return the target with --hf-overrides in the place of its own values, and yield those of another type."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return target
+    if not isinstance(given, Mapping):
+        return target
+    for key, value in given.items():
+        kind = "a list" if key == "architectures" else "a number" if type(target.text_config.get(key)) is int else ""
+        is_wrong = (kind == "a list" and isinstance(value, str)) or (
+            kind == "a number" and isinstance(value, str | list)
+        )
+        if is_wrong:
+            yield from rules.ruling("overrides-refused", key=key, value=value, kind=kind)
+            return target
+    return replace(target, config={**target.config, **given})
 
 
 def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:

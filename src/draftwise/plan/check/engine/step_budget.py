@@ -118,6 +118,8 @@ def get_limits(context: Context) -> StepLimits:
     tokens, requests = (
         context.sizes.get(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")
     )
+    if "max_num_seqs" not in context.sizes and tokens and requests and context.rules.holds("requests-bounded-by-batch"):
+        requests = min(requests, tokens)
     return StepLimits(tokens, requests)
 
 

@@ -40,9 +40,12 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     """
     if target is not None:
         yield from _find_unfit_target(context, target)
-        yield from _find_sharded_sampling(context)
-        yield from _find_no_graphs(context)
-        yield from _find_metrics_release(context)
+        yield from _find_unfit_sizes(context, target)
+        yield from _find_unfit_cache(context, target)
+    yield from _find_sharded_sampling(context)
+    yield from _find_no_graphs(context)
+    yield from _find_metrics_release(context)
+    yield from _find_compilation(context)
     yield from _find_idle_flags(context)
     yield from _find_executor(context)
     yield from _find_no_executor(context)
@@ -67,6 +70,56 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
     has_engram = context.given.get("engram_config") is not None
     if has_engram and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
         yield from context.rules.ruling("engram-without-layers")
+
+
+def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield sizes that do not go with the target's context, its states or its experts."""
+    threshold, block = context.sizes.get("long_prefill_token_threshold"), context.sizes.get("mamba_block_size")
+    if threshold is not None and threshold > target.max_model_len:
+        yield from context.rules.ruling("long-prefill-beyond-context", asked=threshold, length=target.max_model_len)
+    is_off = context.flags.get("enable_prefix_caching") is False
+    if block is not None and block != target.max_model_len and is_off:
+        yield from context.rules.ruling("mamba-block-without-prefixes", size=block)
+    ranks, rank = context.sizes.get("data_parallel_size") or 1, context.given.get("data_parallel_rank")
+    is_external = "data_parallel_external_lb" in context.on or rank is not None
+    if ranks > 1 and is_external and target.config.num_experts < 1:
+        yield from context.rules.ruling("external-ranks-without-experts", ranks=ranks)
+
+
+def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield a KV cache of another 16-bit type than the model's."""
+    kind, asked = context.given.get("kv_cache_dtype"), context.flags.get("dtype")
+    own = target.config.text.get("torch_dtype") or target.config.text.get("dtype")
+    dtype = {"half": "float16", "float": "float32", "auto": own}.get(str(asked), asked)
+    if kind in ("bfloat16", "float16") and isinstance(dtype, str) and dtype not in (kind, "auto"):
+        yield from context.rules.ruling("cache-type-unlike-model", kind=kind, dtype=dtype)
+
+
+def _find_compilation(context: Context) -> Iterator[Ruling]:
+    """Yield compilation settings that contradict each other."""
+    compiled = context.objects.get("compilation_config", {})
+    switches = compiled.get("custom_ops")
+    if isinstance(switches, list) and all(isinstance(each, str) for each in switches):
+        modes = [each for each in switches if each in ("all", "none")]
+        both = sorted(
+            {each[1:] for each in switches if each[:1] == "+"} & {each[1:] for each in switches if each[:1] == "-"}
+        )
+        if len(modes) > 1:
+            yield from context.rules.ruling("custom-ops-base-modes", modes=modes)
+        elif both:
+            yield from context.rules.ruling("custom-ops-contradict", names=both)
+    if context.platform != "cuda" or context.runs_eagerly:
+        return
+    sizes = context.given.get("cudagraph_capture_sizes", compiled.get("cudagraph_capture_sizes"))
+    largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
+    if isinstance(sizes, list) and not sizes:
+        yield from context.rules.ruling("graph-sizes-empty")
+    elif isinstance(sizes, list) and isinstance(largest, int) and largest >= 1:
+        whole = [size for size in sizes if isinstance(size, int)]
+        tokens = context.sizes.get(_TOKENS)
+        last = max((size for size in whole if tokens is None or size <= tokens), default=0)
+        if last != largest:
+            yield from context.rules.ruling("graph-sizes-contradict", largest=largest, last=last)
 
 
 def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
@@ -142,6 +195,11 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
     settled = context.given.get("disable_hybrid_kv_cache_manager") is not None or "kv_offloading_size" in context.given
     if asked and given.get("kv_connector") is None and not settled:
         yield from context.rules.ruling("kv-connector-unset")
+    name, known = given.get("kv_connector"), context.release.table("kv_connectors") if asked else {}
+    has_graphs = context.platform == "cuda" and not context.runs_eagerly and not context.lacks_full_graphs
+    is_own = isinstance(name, str) and given.get("kv_role") and not given.get("kv_connector_module_path")
+    if is_own and has_graphs and name not in known:
+        yield from context.rules.ruling("kv-connector-unknown", name=name, known=sorted(known))
 
 
 def _find_parser(context: Context) -> Iterator[Ruling]:

@@ -262,6 +262,11 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
     chosen = method or own
     if chosen is None:
         return None
+    if own == "mxfp4" and config.model_type == "gpt_oss":
+        if (dtype := context.flags.get("dtype")) not in ("auto", "bfloat16"):
+            yield from context.rules.ruling("target-needs-bfloat16-kernels", method=own, dtype=dtype)
+        if context.rules.holds("gpt-oss-takes-its-own-method"):
+            return own
     if method is not None and own is not None and not reads_weights_of(method, own):
         yield from context.rules.ruling(f"{role}-quantization-differs", asked=asked, own=own)
         return own

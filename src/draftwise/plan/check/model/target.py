@@ -96,6 +96,10 @@ def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
     asked = context.flags.get("config_format") == "mistral"
     if asked and target.directory is not None and not (target.directory / _MISTRAL_FILE).is_file():
         yield from context.rules.ruling("config-format-without-file")
+    given, known = context.given.get("config_format"), context.release.table("config_fields")
+    formats = known.get("ModelConfig.config_format", {}).get("choices", ())
+    if isinstance(given, str) and formats and given not in formats:
+        yield from context.rules.ruling("config-format-unknown", asked=given, known=formats)
 
 
 def _find_copy(context: Context, copy: ModelCopy) -> Iterator[Ruling]:

@@ -222,6 +222,25 @@ def _find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
         context: the setup.
         resolved: its speculative config.
     """
+    told = [*_judge_pair_of_configs(context, resolved)]
+    yield from told
+    known = {each.code for each in told}
+    yield from (each for each in _find_in_files(context, resolved) if each.code not in known)
+
+
+def _judge_pair_of_configs(context: Context, resolved: Resolved) -> Iterator[Finding]:
+    """Yield where a head and its target do not fit, wherever their config.json were found."""
+    head, target = context.drafter, context.target
+    if head is None or target is None or resolved.facts.drafts_from != "target_states":
+        return
+    from draftwise.checkpoints.head_fit import judge_configs  # most setups have no head with a config.json
+
+    where = str(head.directory / "config.json") if head.directory is not None else "model"
+    yield from judge_configs(context.rules, head.config, target.config, method=resolved.facts, where=where)
+
+
+def _find_in_files(context: Context, resolved: Resolved) -> Iterator[Finding]:
+    """Yield what is wrong or worth knowing about tensors and tokenizers that lie here."""
     target = None if context.target is None else context.target.directory
     if target is None or resolved.facts.weights == "none":
         return

@@ -107,8 +107,9 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
     """Judge a drafter that neither name nor config.json assigns to a method."""
     before = spec.method
     if spec.draft is None:
-        # The config.json is not here: what was asked for is the best guess.
-        return spec if before is not None else spec.undecided("method")
+        # The config.json is not here: what was asked for is the best guess, unless it is the target's own.
+        is_told = "method" in spec.fields.given
+        return spec if before is not None and (is_told or not _is_target(context, spec)) else spec.undecided("method")
     asks_draft_model = spec.facts is not None and spec.facts.drafts_from == "own_model"
     if context.rules.holds("everything-else-is-draft-model"):
         spec = replace(spec, method="draft_model")

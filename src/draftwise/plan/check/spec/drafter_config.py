@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.model_copies import find_base
+from draftwise.knowledge.models import is_hub_name
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, build_model
 from draftwise.plan.check.spec.detection import (
@@ -74,6 +75,8 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
         return spec if own is None else (yield from find_missing_modules(context, spec, HfConfig(own.config)))
     if not is_target:
         yield from find_other_name(context.rules, own.name, own, where="model")
+        if is_hub_name(own.name) and (published := _find_published(context, spec)) is not None:
+            yield from _find_other_use(context, published)
     if is_target and spec.target is None:
         return spec.undecided("draft")  # what is wrong with the target has been said
     as_medusa = context.rules.applies("medusa-type-injected", spec.method)
@@ -121,11 +124,7 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
-    from draftwise.knowledge.published_drafters import (
-        find_published_drafter,  # most drafters are here, or in the table of models
-    )
-
-    published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
+    published = _find_published(context, spec)
     known = "is neither a directory here nor in the table of known models"
     if published is not None:
         made_for = f"{published.method} for {', '.join(published.targets)}"
@@ -142,6 +141,12 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     if published is not None:
         yield from _find_other_use(context, published)
     return spec
+
+
+def _find_published(context: Context, spec: Spec) -> PublishedDrafter | None:
+    from draftwise.knowledge.published_drafters import find_published_drafter  # most drafters are directories
+
+    return find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
 
 
 def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[Ruling]:
@@ -169,6 +174,8 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.model or find_placeholder(spec.model) is not None:
         yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
+    elif spec.model in context.release.table("methods") and not Path(spec.model).exists():
+        yield from context.rules.ruling("method-named-as-model", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
         yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)
     elif fault := next((fault for fault in context.faults if fault.where in _places(spec.model)), None):

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.methods import Method, find_method, find_placeholder
-from draftwise.plan.check.cli import Fields, read_fields
+from draftwise.plan.check.cli import Fields, find_load_faults, read_fields
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.stages import Context, Step
 
@@ -98,6 +98,7 @@ def read_spec(context: Context, target: Model | None) -> Step[Spec]:
         target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
     """
     fields = yield from read_fields(context)
+    yield from find_load_faults(context)
     spec = Spec(
         fields=fields,
         target=target,

@@ -172,6 +172,7 @@ def _read_predictor(
         if launch is not None:
             yield replace(
                 launch,
+                num_gpus=None if predictor.get("workerSpec") else launch.num_gpus,  # ranks of several hosts
                 mounts=_mounts(model) | mounts,
                 gpu=get_gpu_product(predictor),
                 findings=(*wrong, *launch.findings),
@@ -283,7 +284,9 @@ def find_llm_services(document: YamlDocument, stores: Stores) -> Iterator[Launch
         if index is None and keys != ("template",):
             continue
         container = containers[index] if isinstance(containers, list) and index is not None else {}
-        yield _read_llm_container(document, ("spec", *keys, "containers", index or 0), container, model, stores)
+        launch = _read_llm_container(document, ("spec", *keys, "containers", index or 0), container, model, stores)
+        if launch is not None:
+            yield launch
 
 
 def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> tuple[Word, ...]:
@@ -295,22 +298,35 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
 
 def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
-) -> Launch:
+) -> Launch | None:
+    """Return the server of an LLMInferenceService's container; None where its own command starts none."""
     found: Findings = []
     env = stores.read_env(document, path, container)
     args = get_container_words(document, (*path, "args"), container, env, found)
+    command = get_container_words(document, (*path, "command"), container, env, found)
+    uri = str(get_mapping(document.value, "spec", "model").get("uri") or "")
+    image = str(container.get("image") or "")
+    where = f"line {document.line(path)} {get_text(path)}"
+    has_workers = "worker" in get_mapping(document.value, "spec")  # ranks of several hosts
+    num_gpus = None if has_workers else get_gpus(container)
+    if command:  # takes the place of the template's, and with it the model and the parallelism that this one adds
+        launch = run_image(Word(image), command, args, env=env)
+        if launch is None:
+            return None
+        mounts = {_MODELS: uri} if uri else {}
+        findings = (*found, *launch.findings)
+        return replace(launch, mounts=mounts, num_gpus=num_gpus or launch.num_gpus, where=where, findings=findings)
     words = _evaluate(args, env, document.line(path), get_text(path))
     size = get_mapping(document.value, "spec", "parallelism").get("tensor")
     parallel = (Word("--tensor-parallel-size"), Word(str(size))) if isinstance(size, int) else ()
-    image = str(container.get("image") or "")
     return Launch(
         words=(model, *parallel, *words),
         entry="serve",
         env=env,
         image=image,
         version=image_version(image),
-        num_gpus=get_gpus(container),
-        where=f"line {document.line(path)} {get_text(path)}",
+        num_gpus=num_gpus,
+        where=where,
         findings=tuple(found),
         place=Place(form="object", value=document.value, path=path),
     )

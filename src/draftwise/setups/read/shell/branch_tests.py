@@ -42,7 +42,7 @@ class Conditions(Expansion):
         subject, pattern = state.get(subject), state.get(pattern)
         if pattern == "*":
             return True
-        if is_known(subject) and is_known(pattern):
+        if is_known(subject) and is_known(pattern) and not patterns.is_long(subject, pattern):
             return patterns.matches(subject, pattern)
         if is_known(pattern) and not re.search(r"(?<!\\)[*?\[]", pattern):
             return self._equals(subject, re.sub(r"\\(.)", r"\1", pattern), line, state)

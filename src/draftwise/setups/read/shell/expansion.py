@@ -175,7 +175,8 @@ class Expansion:
         """Return the items behind `$@`, `${NAME[@]}` and their like; None for a single value."""
         if part.name in ("@", "*"):
             if state.arguments is None:
-                return [self.holes.mark(Hole(f"${part.name}", (describe_unknown(part.name, _ARGUMENT),), splits=True))]
+                hole = Hole(f"${part.name}", (describe_unknown(part.name, _ARGUMENT),), "", splits=True)
+                return [self.holes.mark(hole)]
             return list(state.arguments)
         if part.index not in ("@", "*"):
             return None
@@ -197,7 +198,8 @@ class Expansion:
     def open(self, name: str, state: PathState, why: str) -> None:
         """Make a variable unknown, `@` for the arguments."""
         if name == "@":
-            state.arguments = None
+            hole = Hole("$@", (describe_unknown("@", why),), splits=True, salt=(state.tick,))
+            state.arguments = (self.holes.mark(hole),)
             return
         hole = Hole(f"${name}", (describe_unknown(name, why),), salt=(state.tick,))
         state.variables[name] = self.holes.mark(hole)
@@ -230,7 +232,7 @@ class Expansion:
             OpenQuestion: it hangs on something that is not decided.
         """
         parts = (" ".join(value for value, _ in self._get_values(part, state)) for part in word.parts)
-        text = "".join(parts)
+        text = "".join(self._as_one(part) for part in parts)
         self.grow([text])
         return text
 
@@ -250,6 +252,14 @@ class Expansion:
                 fields.add(value)
             elif value:
                 fields.split(self._split_marks(value))
+
+    def _as_one(self, text: str) -> str:
+        """Return a text in which nothing that is open is several words."""
+        if is_known(text):
+            return text
+        return "".join(
+            char if is_known(char) else self.holes.mark(replace(self.holes[char], splits=False)) for char in text
+        )
 
     def _split_marks(self, text: str) -> str:
         """Return a text outside of quotes: what is open in it may be several words."""
@@ -312,7 +322,7 @@ class Expansion:
         value = self.look_up(part.name, state)
         if isinstance(value, Items):
             index = "0" if part.index == "" else self._get_index(part.index, state)
-            if not is_known(index):
+            if not is_known(index) or self._has_splits(value.texts):
                 return self._unknown(part)
             items = dict(value.items)
             if index == "-1" and items:
@@ -344,6 +354,8 @@ class Expansion:
                 return self._get_operand(part, part.operand, state)
             if operator.endswith("+"):
                 return []
+        elif operator == ":" and part.operand is not None and part.name == "@" and state.arguments is None:
+            return [(text, True) for text in texts]  # any number of words, like all of them
         elif operator == ":" and part.operand is not None:
             numbers = [number.strip() for number in self.join(part.operand, state).split(":")]
             if not all(number.isdecimal() for number in numbers) or self._has_splits(texts):
@@ -441,10 +453,20 @@ class Expansion:
             ("-n", text), f"{shown} is set", f"{shown} is not set", usual, binds_not=binds_not, line=line
         )
 
+    def doubt(self, texts: Iterable[str]) -> dict[str, str]:
+        """Return the marks in texts that have an assumed value, each with a mark of the same part without it."""
+        marks = {mark for text in texts for mark in find_holes(text)}
+        holes = {mark: self.holes[mark] for mark in sorted(marks)}
+        return {
+            mark: self.holes.mark(replace(hole, assumed=None, variable=""))
+            for mark, hole in holes.items()
+            if hole.assumed is not None
+        }
+
     def name(self, text: str) -> str:
         """Return an open text as findings name it."""
-        if len(text) == 1 and not is_known(text) and self.holes[text].variable:
-            return self.holes[text].variable
+        if len(text) == 1 and not is_known(text) and len(self.holes[text].names) == 1:
+            return self.holes[text].names[0].partition(" (")[0]
         return self.holes.show(text)[:60]
 
     def _apply(self, part: Parameter, text: str, operand: ShellWord, state: PathState) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.knowledge.images import find_release, split_image
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
@@ -31,42 +32,28 @@ __all__ = [
 
 
 _VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
-_RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
-_RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
-_OWN_NUMBERS = re.compile(r"(?:^|/)(?:lmcache/|huggingfaceserver$|[\w.-]*vllm-omni)")
-"""Images whose tags count the releases of something else."""
 _AS_PUBLISHED = re.compile(r"(?:docker\.io/)?(?:vllm/vllm-openai[\w.-]*|kserve/huggingfaceserver)$")
 _OWN_ENTRY = re.compile(r"(?:^|/)vllm-(?:openai[\w.-]*|cpu-release-repo)$")
 
 
 def holds_no_models(image: str) -> bool:
     """Say whether an image is one that vLLM or KServe publish; others may have models baked in."""
-    return _AS_PUBLISHED.match(_split(image)[0]) is not None
+    return _AS_PUBLISHED.match(split_image(image)[0]) is not None
 
 
 def is_vllm_image(image: str) -> bool:
     """Say whether an image carries vLLM, as far as its name tells."""
-    return _VLLM.search(_split(image)[0]) is not None
+    return _VLLM.search(split_image(image)[0]) is not None
 
 
 def has_own_entry(image: str) -> bool:
     """Say whether an image is of the family whose entry point is the server itself (`vllm/vllm-openai`)."""
-    return _OWN_ENTRY.search(_split(image)[0]) is not None
+    return _OWN_ENTRY.search(split_image(image)[0]) is not None
 
 
 def image_version(image: str) -> str:
-    """Return the vLLM release that a tag names, e.g. 0.19.1 for `vllm/vllm-openai:v0.19.1-cu128`; empty for none."""
-    name, tag = _split(image)
-    if _OWN_NUMBERS.search(name):
-        return ""
-    found = _RELEASE.match(tag) or _RELEASE_WITHIN.search(tag)
-    return found[1] if found else ""
-
-
-def _split(image: str) -> tuple[str, str]:
-    name = image.partition("@")[0]
-    head, separator, tag = name.rpartition(":")
-    return (head, tag) if separator and "/" not in tag else (name, "")
+    """Return the vLLM release in an image, e.g. 0.19.1 for `vllm/vllm-openai:v0.19.1-cu128`; empty if unknown."""
+    return find_release(image)
 
 
 MAX_LAUNCHES = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from draftwise.setups.read.shell.open_texts import bind
 from draftwise.setups.read.shell.syntax import Function
@@ -115,10 +116,23 @@ class PathState:
             decisions=dict(self.decisions),
         )
 
-    def decide(self, open_question: OpenQuestion, holds: bool) -> PathState:
-        """Return the state in which something was decided."""
+    def decide(
+        self, open_question: OpenQuestion, holds: bool, doubted: Mapping[str, str] = MappingProxyType({})
+    ) -> PathState:
+        """Return the state in which something was decided.
+
+        Args:
+            open_question: what was asked.
+            holds: the answer.
+            doubted: marks of open parts with an assumed value -> marks of the same parts without it, for an answer that
+                these values do not give.
+        """
         state = self.copy()
         state.facts[open_question.fact] = holds
+        if open_question.usual is not None and open_question.usual is not holds:
+            fresh = {mark: other for mark, other in doubted.items() if mark not in state.bound}
+            state.bound.update(fresh)
+            state.facts[tuple(bind(text, fresh) for text in open_question.fact)] = holds
         state.bound.update(open_question.binds if holds else open_question.binds_not)
         text = open_question.holds if holds else open_question.fails
         place = f", line {open_question.line}" if open_question.line else ""

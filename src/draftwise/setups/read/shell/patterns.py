@@ -7,9 +7,10 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-__all__ = ["apply", "compute", "escape", "matches", "matches_regex"]
+__all__ = ["apply", "compute", "escape", "is_long", "matches", "matches_regex"]
 
 _SPECIAL = re.compile(r"([*?\[\]\\])")
+_MOST_WORK = 5_000
 _CLASS = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 
 
@@ -43,6 +44,11 @@ def _to_regex(pattern: str) -> str:
     return "".join(parts)
 
 
+def is_long(text: str, pattern: str) -> bool:
+    """Say whether looking for a pattern in a text may take too long."""
+    return len(text) * len(pattern) > _MOST_WORK
+
+
 def matches(text: str, pattern: str) -> bool:
     """Say whether a shell's pattern matches a whole text."""
     try:
@@ -53,7 +59,7 @@ def matches(text: str, pattern: str) -> bool:
 
 def matches_regex(text: str, pattern: str) -> bool | None:
     """Say whether an extended regular expression matches somewhere; None where Python's may differ from it."""
-    if "[[:" in pattern or re.search(r"\\[A-Za-z0-9]|\(\?", pattern):
+    if is_long(text, pattern) or "[[:" in pattern or re.search(r"\\[A-Za-z0-9]|\(\?", pattern):
         return None
     try:
         return re.search(pattern, text) is not None
@@ -69,6 +75,8 @@ def apply(name: str, text: str, operand: str) -> str | None:
         text: the value.
         operand: what stands behind the operator, a pattern.
     """
+    if is_long(text, operand):
+        return None
     match name:
         case "#" | "##":
             ends = range(len(text) + 1) if name == "#" else range(len(text), -1, -1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.expansion import NAME
 from draftwise.setups.read.shell.open_texts import Holes, OpenText, find_holes, is_known, without_marks
@@ -112,7 +113,10 @@ def run_script(
     if arguments is not None:
         name, *rest = [each.text if isinstance(each, OpenText) else without_marks(each) for each in arguments] or [""]
         state.variables["0"], state.arguments = name, tuple(rest)
-    shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
+    try:
+        shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
+    except RecursionError:
+        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.") from None
     return _tell_run(shell)
 
 
@@ -133,7 +137,12 @@ def evaluate_words(text: str, *, line: int = 1, env: Environment = NOTHING_SET) 
 
 def _tell_run(shell: Shell) -> ScriptRun:
     """Return what was reached."""
-    commands = tuple(_get_command(shell, each) for each in shell.reached.values())
+    found: dict[object, ScriptCommand] = {}
+    for (node, _), reached in shell.reached.items():
+        command = _get_command(shell, reached)
+        key = (node, *((way.words, _get_environment(way)) for way in command.ways))
+        found.setdefault(key, command)  # turns of a loop may start the same
+    commands = tuple(found.values())
     documents = tuple(_get_document(shell, *each) for each in shell.documents.values())
     return ScriptRun(commands, documents)
 
@@ -158,10 +167,12 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
     words: list[Word] = []
     gone: list[str] = []
     for text, line, mistake in zip(first.words, first.lines, first.mistakes, strict=True):
-        if _is_left_out(shell, text):
+        if _is_left_out(shell, text) and (shell.holes.show(text) not in _ALL_ARGUMENTS or _names_model(words)):
             gone += shell.holes.name([text])
             continue
         told, unknown, assumed = shell.holes.tell(text)
+        if shell.holes.show(text) in _ALL_ARGUMENTS:
+            told, unknown, assumed = shell.holes.show(text), (*unknown, *assumed), ()
         source = None if is_known(text) else OpenText(text, shell.holes)
         words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
     variables = _Variables(shell, state)
@@ -175,6 +186,19 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         deviations=state.deviations,
         open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
+
+
+def _get_environment(way: Way) -> tuple[str, ...]:
+    return tuple(way.variables[name].text for name in way.exported)
+
+
+_ALL_ARGUMENTS = ("$@", "$*")
+
+
+def _names_model(words: Sequence[Word]) -> bool:
+    """Say whether a command serves a model without the arguments of the script that follow."""
+    texts = [word.text for word in words]
+    return "--model" in texts[:-1] or "serve" in texts[:-1]
 
 
 def _is_left_out(shell: Shell, text: str) -> bool:

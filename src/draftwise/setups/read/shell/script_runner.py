@@ -63,7 +63,7 @@ PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
 """A vLLM of one release, as `pip install` takes it."""
 _SETTING = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let", "unset"})
 """Commands that set variables by their names."""
-_MAX_STEPS = 6_000
+_MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
 _BUILTINS = frozenset(
@@ -124,7 +124,8 @@ class Shell(Conditions):
                 trial.status = action(trial)
                 done.append((trial, trial.status))
             except OpenQuestion as question:
-                ways = [state.decide(question, holds=True), state.decide(question, holds=False)]
+                doubted = self.doubt(question.fact)
+                ways = [state.decide(question, holds, doubted) for holds in (True, False)]
                 ways.sort(key=lambda each: each.deviations)
                 if self.steps > _MAX_STEPS or len(waiting) + len(done) > 4 * _MAX_TURNS:
                     ways = ways[:1]
@@ -141,7 +142,19 @@ class Shell(Conditions):
         behind = self._run_compound(node, going)
         if behind is None:
             behind = [state for state, _ in self._do(node, going)]
-        return merge([*left, *behind])
+        return self._bound([*left, *behind])
+
+    def _bound(self, states: Iterable[PathState]) -> list[PathState]:
+        """Return the paths that differ; only the most usual one where the script has taken too many steps."""
+        kept = merge(states)
+        if self.steps <= _MAX_STEPS or not kept:
+            return kept
+        nearest = min(kept, key=lambda state: (bool(state.flow), state.deviations))
+        nearest.is_partial |= len(kept) > 1
+        if len(nearest.facts) > _MAX_TURNS:
+            nearest.facts.clear()
+            nearest.decisions.clear()
+        return [nearest]
 
     def _run_compound(self, node: Node, states: list[PathState]) -> list[PathState] | None:
         """Run a command that consists of others; None for one that does not."""
@@ -530,7 +543,7 @@ class Shell(Conditions):
         if any(self.holes[mark].splits for text in state.arguments for mark in find_holes(text)) or (
             rest and not is_known(rest[0])
         ):
-            state.arguments = None
+            self.open("@", state, "shifted by an unknown number")
         elif count <= len(state.arguments):
             state.arguments = state.arguments[count:]
 

@@ -18,7 +18,6 @@ __all__ = [
     "Branches",
     "Case",
     "Clause",
-    "Command",
     "CommandList",
     "Document",
     "For",
@@ -233,7 +232,6 @@ class Test:
 
 
 Node = Simple | AndOr | Not | Pipeline | CommandList | Branches | Case | For | While | Function | Test | Arithmetic
-Command = Node
 
 _BLANK = re.compile(r"(?:[ \t\r\f\v]|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")

@@ -1,0 +1,246 @@
+"""Simulates whole decisions with the program's own functions: draw, interval, bar, guards, pace, looks, race.
+
+    python benchmarks/cpu/decision_simulation.py --out benchmarks/cpu/results/decision_simulation.json
+
+Each run has a log of its own, drawn from traffic of a known gain, and a draw of its own. Says how often a gain of 1.00,
+1.03 and 1.08 is adopted, how wide intervals are and whether they hold the truth (RMS z: 1 is what 95 % intervals should
+have), how often a baseline that is slow at the start is named, and what a race of eleven candidates on three workloads
+answers in the time of the demo. The fast versions of these are in `tests/statistics`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+from provenance import provenance, write
+
+from draftwise.statistics import (
+    FEWEST_PROMPTS,
+    RACE_LOOKS,
+    Design,
+    Guard,
+    Looks,
+    RatioEstimate,
+    adjust_family,
+    find_bar,
+    find_drift_apart,
+    find_lead,
+    find_leavers,
+    find_pace_change,
+    guard_tail,
+    leads_surely,
+    prompt_ratio,
+)
+from draftwise.workloads.prompt_draw import spread_places
+
+MARGIN = 0.03
+SP, NOISE = 0.12, 0.085
+"""Prompts among each other in their gain, and requests of one arm: 0.12 for a pair."""
+
+
+def make_log(kind: str, rows: int, truth: float, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    """Return [N] logarithms of what each row of a log gains, and that of the traffic (ordered: of the log)."""
+    if kind == "three routes":
+        routes, shares = np.array([-0.1, 0.0, 0.25]), [0.5, 0.3, 0.2]
+        gains = routes[np.sort(rng.choice(3, rows, p=shares))] - routes @ shares
+        return math.log(truth) + gains + 0.7 * SP * rng.standard_normal(rows), math.log(truth)
+    gains = math.log(truth) + SP * rng.standard_normal(rows)
+    if kind == "gain in the first quarter only":
+        gains += np.where(np.arange(rows) < rows / 4, 0.2625, -0.0875)
+        return gains, float(gains.mean())
+    return gains, math.log(truth)
+
+
+def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, float], rng: np.random.Generator) -> dict:
+    """Return what one run says, and how far its interval lies from the truth."""
+    gains, target = make_log(kind, rows, truth, rng)
+    places = np.fromiter(spread_places(rows, rng.random()), dtype=int, count=rows)[:count]
+    text = 0.04 * rng.standard_normal(count)
+    late = np.where(np.arange(count) < slow[1] * count, math.log(slow[0]), 0.0)
+    plain_step = text + NOISE * rng.standard_normal(count) + late
+    own_step = text + NOISE * rng.standard_normal(count)
+    logs = plain_step - own_step + gains[places]
+    design = Design.of([(n, n) for n in range(count)], places=dict(enumerate(places.astype(float))), population=rows)
+    found = prompt_ratio(np.exp(logs), np.ones(count), design)
+    looks = Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
+    interval = found.interval(1 - looks.level(count))
+    said = "open"
+    if interval.low > find_bar(count, MARGIN):
+        said = "adopted"
+        tail = guard_tail(np.exp(own_step - gains[places]), np.exp(plain_step))
+        if tail is not None and tail.answer is Guard.HARM:
+            said = "mixed"
+    times = np.arange(float(count))
+    paces = (plain_step, own_step)
+    changed = any(find_pace_change(paces[n], paces[1 - n]) for n in (0, 1)) or find_drift_apart(*paces, times)
+    half = math.log(interval.high / found.value)
+    return {"said": "pace changed" if changed else said, "z": 1.96 * (found.log - target) / half, "half": half}
+
+
+def rows_of_decisions(runs: int) -> list[dict]:
+    rows = []
+    for kind in ("no order", "three routes", "gain in the first quarter only"):
+        for size, count in ((246, 30), (246, 150), (2000, 150)):
+            for truth, slow in ((1.0, (1, 0)), (1.03, (1, 0)), (1.08, (1, 0)), (1.0, (2, 0.4)), (1.27, (0.5, 0.4))):
+                rng = np.random.default_rng([size, count, round(100 * truth), round(10 * slow[0])])
+                found = [decide(kind, size, count, truth, slow, rng) for _ in range(runs)]
+                said = [each["said"] for each in found]
+                z = np.array([each["z"] for each in found])
+                rows.append(
+                    {
+                        "log": kind,
+                        "rows": size,
+                        "prompts": count,
+                        "truth": truth,
+                        "baseline": "steady" if not slow[1] else f"{slow[0]:g}x as slow for the first 40 %",
+                        **{each: said.count(each) / runs for each in ("adopted", "mixed", "pace changed")},
+                        "rms_z": round(float(np.sqrt(np.mean(z**2))), 3),
+                        "covers": float(np.mean(np.abs(z) < 1.96)),
+                        "half_width": round(float(np.mean([each["half"] for each in found])), 4),
+                    }
+                )
+    return rows
+
+
+def rows_of_guards(runs: int) -> list[dict]:
+    """A gain of 1.08 that harms nobody: no guard may stop it more often where there are more prompts."""
+    rows = []
+    for count in (50, 150, 300):
+        rng = np.random.default_rng(count)
+        answers = []
+        for _ in range(runs):
+            text = 0.04 * rng.standard_normal(count)
+            plain = text + 0.05 * rng.standard_normal(count)
+            own = text - math.log(1.08) + SP * rng.standard_normal(count) + 0.11 * rng.standard_normal(count)
+            answers.append(guard_tail(np.exp(own), np.exp(plain)).answer)
+        rows.append({"prompts": count, **{str(each): answers.count(each) / runs for each in Guard}})
+    return rows
+
+
+GAINS = np.array(
+    [
+        [0.04, 0.00, 0.00, 0.16, 0.12, 0.25, 0.07, 0.03, 0.10, 0.04, -0.03],
+        [0.00, 0.00, 0.00, 0.10, 0.16, 0.22, 0.02, 0.05, 0.10, 0.07, 0.01],
+        [1.28, 1.28, 1.20, 0.65, 0.12, 0.12, 0.65, 0.50, 0.69, 0.65, 1.00],
+    ]
+)
+"""Logarithms of what eleven candidates gained on three workloads in two runs of the demo."""
+PLAIN_S, OVER_S, BUDGET_S = (0.29, 0.41, 0.71), 0.03, 258.0
+
+
+def race(gains: np.ndarray, sp: float, se: float, rng: np.random.Generator) -> dict:
+    """Return what a race in the demo's time answers; half of the prompts' spread is common to all candidates."""
+    lanes, names = range(len(gains)), [str(n) for n in range(gains.shape[1])]
+    logs: list[dict[str, dict[int, float]]] = [{name: {} for name in names} for _ in lanes]
+    open_: list[list[str]] = [list(names) for _ in lanes]
+    left: dict[tuple[int, str], str] = {}
+    spent, count = 0.0, [0] * len(gains)
+
+    def block_s(lane: int) -> float:
+        own = sum(PLAIN_S[lane] * math.exp(-gains[lane, int(name)]) + OVER_S for name in open_[lane])
+        return PLAIN_S[lane] + OVER_S + own if open_[lane] else 0.0
+
+    reopened = False
+    while True:
+        ready = [lane for lane in lanes if open_[lane]]
+        if not ready:
+            if reopened:
+                break
+            reopened = True
+            for lane in lanes:
+                open_[lane] = [max(names, key=lambda name: np.mean(list(logs[lane][name].values())))]
+            continue
+        lane = min(ready, key=lambda each: count[each])
+        if spent + block_s(lane) > BUDGET_S:
+            break
+        spent += block_s(lane)
+        count[lane] += 1
+        common, plain = math.sqrt(0.5) * sp * rng.standard_normal(), se / math.sqrt(2) * rng.standard_normal()
+        for name in open_[lane]:
+            own = math.sqrt(0.5) * sp * rng.standard_normal() + se / math.sqrt(2) * rng.standard_normal()
+            logs[lane][name][count[lane]] = gains[lane, int(name)] + common + own + plain
+        if count[lane] in RACE_LOOKS and not reopened:
+            mine = {name: logs[lane][name] for name in open_[lane]}
+            blocks = (BUDGET_S - spent) / sum(map(block_s, ready))
+            for each in find_leavers(mine, margin=MARGIN, blocks_left=blocks, family=gains.size):
+                open_[lane].remove(each.candidate)
+                left[lane, each.candidate] = str(each.reason)
+            rest = open_[lane]
+            if len(rest) == 1 and leads_surely(logs[lane][rest[0]], margin=MARGIN, family=gains.size):
+                open_[lane] = []
+    return judge_race(gains, logs)
+
+
+def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> dict:
+    cells = [(lane, name) for lane, mine in enumerate(logs) for name in mine]
+    found: dict[tuple[int, str], RatioEstimate] = {}
+    for lane, name in cells:
+        values = list(logs[lane][name].values())
+        if len(values) >= FEWEST_PROMPTS:
+            design = Design.of([(n, n) for n in range(len(values))])
+            found[lane, name] = prompt_ratio(np.exp(values), np.ones(len(values)), design)
+    ps = adjust_family([2 * found[cell].p_above(1 + MARGIN) if cell in found else None for cell in cells])
+    losses = adjust_family([2 * (1 - found[cell].p_above(1.0)) if cell in found else None for cell in cells])
+    adopted, answered, false_labels = set(), set(), 0
+    for cell, p, loss in zip(cells, ps, losses, strict=True):
+        if cell not in found:
+            continue
+        lane, name = cell
+        interval = found[cell].interval()
+        best = max((each for each in found if each[0] == lane), key=lambda each: found[each].log)
+        if p <= 0.05 and interval.low > find_bar(len(logs[lane][name]), MARGIN):
+            adopted.add(cell)
+            answered.add(cell)
+        elif (loss <= 0.01 and interval.value < 1 - MARGIN) or (
+            interval.low > 1 - MARGIN and interval.high < 1 + MARGIN
+        ):
+            answered.add(cell)
+        elif found[cell].interval(0.99).high < 1 + MARGIN:
+            answered.add(cell)
+            false_labels += gains[lane, int(name)] > math.log1p(MARGIN) + 1e-9
+        elif best != cell and find_lead(logs[lane][best[1]], logs[lane][name]):
+            answered.add(cell)
+            false_labels += gains[lane, int(name)] > gains[lane, int(best[1])] + math.log1p(MARGIN)
+    return {
+        "places": len({lane for lane, _ in adopted}),
+        "adopted": len(adopted),
+        "answered": len(answered),
+        "false_adoption": any(gains[lane, int(name)] <= math.log1p(MARGIN) + 1e-12 for lane, name in adopted),
+        "false_label": false_labels > 0,
+    }
+
+
+def rows_of_races(runs: int) -> list[dict]:
+    rows = []
+    kinds = (
+        ("loaded machine", GAINS, 0.25),
+        ("quiet machine", GAINS, 0.08),
+        ("no gain beyond the margin anywhere", 0 * GAINS + math.log1p(MARGIN), 0.25),
+    )
+    for name, gains, se in kinds:
+        rng = np.random.default_rng(6)
+        found = [race(gains, 0.2, se, rng) for _ in range(runs)]
+        rows.append(
+            {"what": name, "runs": runs} | {key: round(float(np.mean([e[key] for e in found])), 3) for key in found[0]}
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    tables = {
+        "decisions": rows_of_decisions(given.runs),
+        "guards": rows_of_guards(given.runs),
+        "races": rows_of_races(given.runs),
+    }
+    write({**provenance("numpy"), "runs": given.runs, **tables}, given.out)
+
+
+if __name__ == "__main__":
+    main()

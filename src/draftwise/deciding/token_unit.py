@@ -1,0 +1,116 @@
+"""The unit of answers: tokens as their server counts them, or text where that is unsound for any of the servers.
+
+A speculating server sends several tokens at once, so that what arrives at once is no token. Where a stream carries
+neither usage nor token ids, the counters of the server tell how many tokens a turn had; where these cannot be read, and
+where two servers count the same text differently, both are measured by their text: its characters stand for tokens on
+all arms alike, and ratios are those of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from draftwise.core import Answer, Finding, Run, Timing
+from draftwise.core.grouping import group_by
+
+__all__ = ["CountedRun", "count_soundly"]
+
+_FEWEST = 6
+"""Equal texts that tell whether two servers count alike."""
+_ALIKE = 0.05
+"""Difference of their counts, typical over equal texts, that a closing token may make."""
+_WITHOUT_TEXT = 0.1
+"""Share of answers without text, from which text cannot stand for what was written."""
+_CHARS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRun:
+    """A run whose answers are counted in one unit on all arms."""
+
+    run: Run
+    findings: tuple[Finding, ...] = ()
+
+
+def count_soundly(run: Run) -> CountedRun:
+    """Return the run with sound counts of tokens, and what had to be done for them."""
+    unknown = {each.arm for each in run.answers if each.measured and not each.total_exact and each.error is None}
+    if not unknown and (odd := _find_odd(run)) is None:
+        return CountedRun(run=run)
+    if unknown:
+        names = f"streams of {', '.join(sorted(unknown))}"
+        counted = _count_by_turn(run)
+        if counted is not None:
+            text = f"{names} do not say how many tokens they hold: the servers' counters do."
+            return CountedRun(run=counted, findings=(Finding.info("unit-by-counters", text),))
+        why = f"{names} do not say how many tokens they hold, nor do counters"
+    else:
+        why = f"{odd} counts other tokens than the baseline in the same texts"
+    return _count_by_text(run, why)
+
+
+def _find_odd(run: Run) -> str | None:
+    """Return a candidate that counts other tokens in the baseline's own texts; None where none does."""
+    baseline = run.plan.arms[0].name
+    whole = [each for each in run.answers if each.measured and each.error is None and each.text]
+    theirs = {
+        (each.workload, each.prompt_id, each.text): each.timing.num_tokens for each in whole if each.arm == baseline
+    }
+    ratios: dict[str, list[float]] = {}
+    for each in whole:
+        before = theirs.get((each.workload, each.prompt_id, each.text))
+        if each.arm != baseline and before:
+            ratios.setdefault(each.arm, []).append(each.timing.num_tokens / before)
+    return next((arm for arm, mine in ratios.items() if len(mine) >= _FEWEST and abs(median(mine) - 1) > _ALIKE), None)
+
+
+def _count_by_turn(run: Run) -> Run | None:
+    """Return the run with the tokens that counters tell of turns of one answer; None where they do not tell all."""
+    turns = {turn.turn: turn for turn in run.turns}
+    mine = group_by(lambda answer: answer.turn, run.answers)
+    counted: list[Answer] = []
+    for answer in run.answers:
+        if answer.total_exact or answer.error is not None:
+            counted.append(answer)
+            continue
+        total = turns[answer.turn].counters.generation_tokens if len(mine[answer.turn]) == 1 else None
+        if not total:
+            return None
+        counted.append(replace(answer, timing=_spread(answer.timing, total)))
+    return replace(run, answers=tuple(counted))
+
+
+def _count_by_text(run: Run, why: str) -> CountedRun:
+    """Return the run measured by its texts, or as it is with an error where texts are missing."""
+    whole = [each for each in run.answers if each.measured and each.error is None]
+    if sum(not each.text for each in whole) > _WITHOUT_TEXT * len(whole):
+        text = f"{why}, and answers carry no text to count instead: a ratio would be of two different things."
+        fix = "Serve usage in the stream (stream_options.include_usage), or name the pages of counters: --metrics-url."
+        return CountedRun(run=run, findings=(Finding.error("unit-unsound", text, fix=fix),))
+    density = _find_density(run)
+    answers = (
+        replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / density)))) if each.text else each
+        for each in run.answers
+    )
+    text = f"{why}: answers are measured by their text, {density:.1f} characters for a token, on all arms alike."
+    return CountedRun(run=replace(run, answers=tuple(answers)), findings=(Finding.warning("unit-by-text", text),))
+
+
+def _find_density(run: Run) -> float:
+    """Return the characters of a token, over all arms whose counters tell their tokens."""
+    tokens = {turn.turn: turn.counters.generation_tokens for turn in run.turns}
+    known = sum(each for each in tokens.values() if each)
+    chars = sum(len(each.text) for each in run.answers if tokens.get(each.turn))
+    return chars / known if known and chars else _CHARS_PER_TOKEN
+
+
+def _spread(timing: Timing, total: int) -> Timing:
+    """Return the timing of an answer of so many tokens, spread evenly over what arrived."""
+    times: Sequence[float] = [time for time, _ in timing.chunks]
+    if not times:
+        return timing
+    ends = [round(total * (place + 1) / len(times)) for place in range(len(times))]
+    counts = [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
+    return replace(timing, chunks=tuple(zip(times, counts, strict=True)))

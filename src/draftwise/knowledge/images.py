@@ -1,0 +1,59 @@
+"""The vLLM release in a container image: from its own tags, or from the releases of its product.
+
+The rows of `data/images.json` are written by `python -m catalogue.images`; the list of names whose tags are vLLM's own
+releases is kept by hand. What is in neither is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from draftwise.knowledge.stored import read_data
+
+__all__ = ["carries_own_tags", "find_release", "split_image"]
+
+_RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
+_RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
+"""A tag that names vLLM with its release, whoever's tag it is: `rocm6.4_vllm_0.10.1`."""
+
+
+def split_image(image: str) -> tuple[str, str]:
+    """Return name and tag of an image, without its digest; an image without a tag has an empty one."""
+    name = image.partition("@")[0]
+    head, separator, tag = name.rpartition(":")
+    return (head, tag) if separator and "/" not in tag else (name, "")
+
+
+def carries_own_tags(image: str) -> bool:
+    """Say whether an image's tags are releases of vLLM itself."""
+    name, _ = split_image(image)
+    return any(re.search(rf"(?:^|/){row['pattern']}$", name) for row in _read()["own_tags"])
+
+
+def find_release(image: str) -> str:
+    """Return the vLLM release in an image, e.g. 0.19.1 for `vllm/vllm-openai:v0.19.1-cu128`; empty if unknown."""
+    name, tag = split_image(image)
+    if carries_own_tags(image):
+        found = _RELEASE.match(tag)
+        return found[1] if found else ""
+    for row in _read()["rows"]:
+        is_named = f"/{name}".endswith(f"/{row['image']}")
+        if is_named and (tag == row["tag"] or tag.startswith(f"{row['tag']}-")) and not _goes_on(tag, name, row["tag"]):
+            return str(row["vllm"])
+    within = _RELEASE_WITHIN.search(tag)
+    return within[1] if within else ""
+
+
+def _goes_on(tag: str, name: str, known: str) -> bool:
+    """Say whether a longer known tag fits as well: `1.1.0-dev.1` is not `1.1.0` in a variant."""
+    tags = (row["tag"] for row in _read()["rows"] if f"/{name}".endswith(f"/{row['image']}"))
+    return any(len(each) > len(known) and (tag == each or tag.startswith(f"{each}-")) for each in tags) or bool(
+        re.match(rf"{re.escape(known)}-(?:rc|dev|alpha|beta)", tag)
+    )
+
+
+@cache
+def _read() -> Any:
+    return read_data("images")

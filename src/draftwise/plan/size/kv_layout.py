@@ -1,0 +1,209 @@
+"""vLLM's layout of the cache: pages of layers, the groups that share block tables, and the bytes of a block.
+
+Layers of one kind share a group, and every group one pool of blocks of equal size (v1/core/kv_cache_planning.py,
+get_kv_cache_groups). So a model of several kinds pays for padding, and a drafter for its own layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.core.budget import KVCache, KVGroup
+from draftwise.knowledge.rules import Rulebook
+
+__all__ = ["CachedLayer", "LayoutRules", "StateBlocks", "align_block_size", "lay_out"]
+
+_PADDING_LIMIT = 1.5
+"""Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
+_KERNEL_BLOCK = 16
+"""Tokens of the smallest block that attention kernels take."""
+_LATENT_BLOCK = 128
+"""The same, next to states, under multi-head latent attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """One layer's share of the cache on one GPU."""
+
+    bytes_per_token: int
+    window: int | None = None
+    is_draft: bool = False
+    chunked: bool = False
+    """Whether `window` is a chunk of the sequence."""
+    latent: bool = False
+    """Whether it keeps a latent, whose rows kernels index: its page cannot be padded."""
+    state_bytes: int = 0
+    """Bytes for each sequence, of a layer that keeps a state instead of tokens."""
+    heads: int = 1
+    """Key-value heads: layers with other heads have groups of their own, although their pages are as large."""
+    index: int = 0
+    """Position in the target; a drafter's layers come after its last."""
+
+    @property
+    def kind(self) -> tuple[str, int | None]:
+        """What layers must have in common to need the same blocks of a sequence."""
+        return ("state" if self.state_bytes else "chunk" if self.chunked else "token"), self.window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRules:
+    """The layout as one release has it."""
+
+    pads_to_larger: bool = True
+    """Whether the smaller kind of layers is padded up to the larger one."""
+    pads_tokens: bool = False
+    """Whether a page of keys and values that does not divide the largest one is padded to it."""
+    pads_states: bool = False
+    """Whether a page of a state is padded to a larger one of other layers."""
+    null_blocks: int = 0
+
+    @classmethod
+    def of(cls, rules: Rulebook) -> LayoutRules:
+        """Return the layout of the release that a rulebook is for."""
+        return cls(
+            pads_to_larger=rules.holds("size-padded-groups"),
+            pads_tokens=rules.holds("size-padded-pages"),
+            pads_states=rules.holds("size-padded-states"),
+            null_blocks=int(rules.holds("size-null-block")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBlocks:
+    """How many blocks the states of a sequence take, and of what size."""
+
+    blocks: int = 1
+    """Blocks of a sequence in each group of states."""
+    alignment: int = 1
+    """Tokens that a block of attention next to them must be a multiple of."""
+    every_block: bool = False
+    """Whether a state is kept for each block of tokens as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    layer: CachedLayer
+    block_size: int
+    num_bytes: int
+
+
+def align_block_size(
+    layers: Iterable[CachedLayer], block_size: int, states: StateBlocks, *, aligns_latents: bool
+) -> int:
+    """Return the tokens of a block that is at least as large as a state's page (platforms/interface.py).
+
+    Args:
+        layers: of the target.
+        block_size: asked for, or the attention backend's own.
+        states: what the release demands of blocks next to them.
+        aligns_latents: whether blocks of a latent are multiples of 128 tokens.
+    """
+    kept = list(layers)
+    state = max((layer.state_bytes for layer in kept), default=0)
+    tokens = [layer for layer in kept if not layer.state_bytes]
+    if not state or not tokens:
+        return block_size
+    unit = max(_KERNEL_BLOCK, block_size)
+    if aligns_latents and tokens[0].latent:
+        unit = max(unit, _LATENT_BLOCK)
+    unit = math.lcm(unit, states.alignment)
+    least = unit * -(-state // (unit * tokens[0].bytes_per_token))
+    return max(block_size, -(-least // _KERNEL_BLOCK) * _KERNEL_BLOCK)
+
+
+def lay_out(
+    layers: Sequence[CachedLayer],
+    *,
+    block_size: int = 16,
+    rules: LayoutRules = LayoutRules(),
+    states: StateBlocks = StateBlocks(),
+    stage: range | None = None,
+) -> KVCache:
+    """Return the blocks of a model and its drafter on one GPU.
+
+    Args:
+        layers: of both, as one GPU of each pipeline stage keeps them.
+        block_size: tokens of a block in the layers that need most memory.
+        rules: of the release.
+        states: how the states of a sequence are kept.
+        stage: indexes of the layers that this GPU has; None for all. Groups are those of the whole model.
+
+    Raises:
+        InvalidSetup: no layer keeps anything, or the sizes of the layers' pages do not divide one another.
+    """
+    if not layers:
+        raise InvalidSetup.because("no-kv-cache", "No layer keeps keys and values.")
+    groups = _group(_pages(layers, block_size), rules)
+    here = [[page for page in group if stage is None or page.layer.index in stage] for group in groups]
+    kept = [page.layer for group in here for page in group if not page.layer.state_bytes]
+    return KVCache(
+        groups=tuple(_describe(whole, part, states) for whole, part in zip(groups, here, strict=True)),
+        bytes_per_block=max(sum(page.num_bytes for page in group) for group in here),
+        bytes_per_token=sum(layer.bytes_per_token for layer in kept),
+        drafter_bytes_per_token=sum(layer.bytes_per_token for layer in kept if layer.is_draft),
+        null_blocks=rules.null_blocks,
+    )
+
+
+def _pages(layers: Sequence[CachedLayer], block_size: int) -> list[_Page]:
+    """Return each layer's page; a state's is padded to that of the target's attention next to it."""
+    tokens = [layer for layer in layers if not layer.state_bytes and not layer.is_draft]
+    padded = tokens[0].bytes_per_token * block_size if tokens else 0
+    return [
+        _Page(
+            layer,
+            block_size,
+            max(padded, layer.state_bytes) if layer.state_bytes else layer.bytes_per_token * block_size,
+        )
+        for layer in layers
+    ]
+
+
+def _describe(whole: Sequence[_Page], part: Sequence[_Page], states: StateBlocks) -> KVGroup:
+    first = whole[0]
+    return KVGroup(
+        num_layers=len(part), block_size=first.block_size, window=first.layer.window, chunked=first.layer.chunked,
+        state_blocks=states.blocks if first.layer.state_bytes else 0,
+        every_block=states.every_block and bool(first.layer.state_bytes),
+    )  # fmt: skip
+
+
+def _group(pages: list[_Page], rules: LayoutRules) -> list[list[_Page]]:
+    if len({page.layer.kind for page in pages}) == 1:
+        return [pages]
+    kinds: dict[tuple[object, ...], list[_Page]] = {}
+    for page in _unify(pages, rules):
+        layer = page.layer
+        kinds.setdefault((layer.kind, page.block_size, layer.latent, layer.bytes_per_token, layer.heads), []).append(
+            page
+        )
+    counts = sorted(len(kind) for kind in kinds.values())
+    size = counts[-1] if rules.pads_to_larger and counts[-1] < counts[0] * _PADDING_LIMIT else counts[0]
+    split = [(kind, -(-len(kind) // size)) for kind in kinds.values()]
+    return [kind[first::number] for kind, number in split for first in range(number)]
+
+
+def _unify(pages: Sequence[_Page], rules: LayoutRules) -> list[_Page]:
+    """Return pages of one size: smaller ones hold more tokens, or are padded."""
+    largest = max(page.num_bytes for page in pages)
+    unified = []
+    for page in pages:
+        if page.layer.state_bytes and (rules.pads_states or page.num_bytes == largest):
+            unified.append(replace(page, num_bytes=largest))
+        elif not page.layer.state_bytes and largest % page.num_bytes == 0:
+            unified.append(_Page(page.layer, page.block_size * (largest // page.num_bytes), largest))
+        elif not page.layer.state_bytes and rules.pads_tokens and not page.layer.latent:
+            unified.append(replace(page, num_bytes=largest))
+        else:
+            raise InvalidSetup(
+                Finding.error(
+                    "kv-pages-do-not-divide",
+                    f"Layers keep pages of {largest} and {page.num_bytes} bytes, which do not divide: vLLM cannot "
+                    "share its blocks.",
+                    fix="Choose a drafter with the target's head size and number of key-value heads.",
+                )
+            )
+    return unified

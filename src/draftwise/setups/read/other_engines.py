@@ -1,0 +1,127 @@
+"""Commands of other engines: which engine it is, its speculation in vLLM's terms, and vLLM's own line for it.
+
+The rows of `knowledge/data/engines.json` say by which commands an engine is known and what its flags mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from draftwise.core.finding import join_names
+from draftwise.knowledge.stored import read_data
+
+__all__ = ["OtherEngine", "find_other_engine"]
+
+_WORD = re.compile(r"""[^\s"',\[\]{}=\\;&|]+""")
+_VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
+_KEY = r"""["']?\b{name}\b["']?\s*:\s*["']?([\w./-]+)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherEngine:
+    """A server of another engine, as a text starts it."""
+
+    name: str
+    target: str = ""
+    """Empty if unknown."""
+    method: str = ""
+    """As vLLM calls it; empty for no speculation, and for an algorithm that vLLM does not have."""
+    algorithm: str = ""
+    """As the text has it."""
+    num_drafts: int | None = None
+    """Draft tokens a step, along one path."""
+    num_verified: int | None = None
+    """Tokens that a step verifies, of all paths of a tree; None for a chain."""
+    drafter: str = ""
+    source: str = ""
+
+    def describe(self) -> str:
+        """Return its speculation in one sentence."""
+        if not (self.method or self.algorithm):
+            return f"The text starts {self.name}, not vLLM; it does not speculate."
+        parts = [f"method {self.method}" if self.method else f"{self.algorithm}, which vLLM does not have"]
+        if self.num_drafts is not None:
+            parts.append(f"k {self.num_drafts}")
+        if self.num_verified is not None:
+            parts.append(f"a tree of {self.num_verified} tokens")
+        if self.drafter:
+            parts.append(f"drafter {self.drafter}")
+        return f"The text starts {self.name}, not vLLM. In vLLM's terms it drafts with {join_names(parts)}."
+
+    def to_vllm(self) -> str:
+        """Return vLLM's line for it; empty where something that the line needs is not known."""
+        if not self.method or self.num_drafts is None:
+            return ""
+        spec = {"method": self.method, "model": self.drafter, "num_speculative_tokens": self.num_drafts}
+        text = json.dumps({key: value for key, value in spec.items() if value})
+        tree = " vLLM drafts one path, no tree." if self.num_verified is not None else ""
+        return f"For vLLM: vllm serve {self.target or 'MODEL'} --speculative-config {shlex.quote(text)}.{tree}"
+
+
+def find_other_engine(text: str) -> OtherEngine | None:
+    """Return the other engine that a text starts or configures; None for none, and for a text that starts vLLM too."""
+    if _VLLM.search(text):
+        return None
+    for row in _read():
+        starts = next((found for each in row["commands"] if (found := re.search(each, text))), None)
+        keyed = dict(_find_keys(row.get("keys", {}), text))
+        if starts is not None or "algorithm" in keyed:
+            words = _WORD.findall(text[starts.start() :]) if starts is not None else []
+            return _read_engine(row, {**dict(_find_flags(row["flags"], words)), **keyed})
+    return None
+
+
+def _find_flags(flags: Mapping[str, Sequence[str]], words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    words = [word for word in words if word != "-"]
+    for meaning, names in flags.items():
+        for index, word in enumerate(words[:-1]):
+            value = words[index + 1]
+            if word in names and not value.startswith("-"):
+                yield meaning, value
+                break
+
+
+def _find_keys(keys: Mapping[str, Sequence[str]], text: str) -> Iterator[tuple[str, str]]:
+    for meaning, names in keys.items():
+        for name in names:
+            found = re.search(_KEY.format(name=name), text)
+            if found is not None:
+                yield meaning, found[1]
+                break
+
+
+def _read_engine(row: Mapping[str, Any], found: Mapping[str, str]) -> OtherEngine:
+    algorithm, drafter = found.get("algorithm", ""), found.get("drafter", "")
+    implied = next((method for meaning, method in row.get("implied", {}).items() if meaning in found), "")
+    method = row["methods"].get(algorithm.upper(), implied)
+    if not drafter:
+        method = row.get("own_modules", {}).get(method, method)
+    steps, verified, width = (_to_int(found.get(name)) for name in ("steps", "verified", "width"))
+    is_tree = (width or 1) > 1
+    if verified is not None and not is_tree and steps in (None, 1):
+        steps = verified - 1  # the token before the drafts is verified with them
+    return OtherEngine(
+        name=row["name"],
+        target=found.get("target", ""),
+        method=method,
+        algorithm=algorithm,
+        num_drafts=steps,
+        num_verified=verified if is_tree else None,
+        drafter=drafter,
+        source=row["source"],
+    )
+
+
+def _to_int(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 6 else None
+
+
+@cache
+def _read() -> Any:
+    return read_data("engines")["engines"]

@@ -1,0 +1,103 @@
+"""Finds changes of a server's own pace, which drafting cannot explain, in the seconds of its decoding steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+
+from draftwise.statistics.estimate import student_quantile
+from draftwise.statistics.ratios import Array
+
+__all__ = ["PaceChange", "find_drift_apart", "find_pace_change", "has_moved"]
+
+_LEAST_SIDE = 4
+"""Readings on either side of a split."""
+_SPLIT_T, _SLOPE_T = 5.0, 4.0
+"""Values of |t| beyond which a split, or a slope, is no chance: the largest of all splits is looked at."""
+_LEAST_CHANGE = math.log(1.15)
+"""Smallest change that is a reason for doubt."""
+_SHARED = 0.5
+"""Share of a change that the other arm has to leave for it to be the arm's own."""
+_FEWEST_ANCHORS = 4
+_ANCHOR_ALPHA = 0.01
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceChange:
+    """How a pace changed in the course of a run."""
+
+    place: int
+    """Readings before the change; of a drift half of them."""
+    ratio: float
+    """Seconds of a step after over before it."""
+
+
+def find_pace_change(own_T: Array, other_T: Array) -> PaceChange | None:
+    """Return the largest split of an arm's pace, where its partner in the same blocks does not share it; None without.
+
+    Args:
+        own_T: logarithms of the arm's seconds per decoding step, in the order of time.
+        other_T: those of the other arm in the same blocks: what both share is the machine's, and pairing cancels it.
+    """
+    place, t = _split(own_T)
+    if abs(t) <= _SPLIT_T:
+        return None
+    own, other = (float(each[place:].mean() - each[:place].mean()) for each in (own_T, other_T))
+    if abs(own) <= _LEAST_CHANGE or abs(own - other) <= max(_LEAST_CHANGE, _SHARED * abs(own)):
+        return None
+    return PaceChange(place=place, ratio=math.exp(own))
+
+
+def _split(series_T: Array) -> tuple[int, float]:
+    """Return the split with the largest |t|, and t of the means after minus before it."""
+    count = len(series_T)
+    if count < 2 * _LEAST_SIDE:
+        return 0, 0.0
+    at_K = np.arange(_LEAST_SIDE, count - _LEAST_SIDE + 1)
+    sums_T, squares_T = np.cumsum(series_T), np.cumsum(series_T**2)
+    before_K = sums_T[at_K - 1] / at_K
+    after_K = (sums_T[-1] - sums_T[at_K - 1]) / (count - at_K)
+    rest_K = squares_T[-1] - at_K * before_K**2 - (count - at_K) * after_K**2
+    errors_K = np.sqrt(np.maximum(rest_K, _ROUNDING) / (count - 2) * (1 / at_K + 1 / (count - at_K)))
+    t_K = (after_K - before_K) / errors_K
+    best = int(np.abs(t_K).argmax())
+    return int(at_K[best]), float(t_K[best])
+
+
+def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array) -> PaceChange | None:
+    """Return that two arms' paces drift apart along a line; None where they do not.
+
+    Args:
+        own_T: as for `find_pace_change`.
+        other_T: likewise.
+        seconds_T: when each block was measured, ascending.
+    """
+    count, length = len(own_T), float(seconds_T[-1] - seconds_T[0]) if len(own_T) else 0.0
+    if count < 2 * _LEAST_SIDE or length <= 0:
+        return None
+    along_T = (seconds_T - seconds_T[0]) / length
+    along_T = along_T - along_T.mean()
+    apart_T = own_T - other_T
+    total = float((along_T**2).sum())
+    slope = float(along_T @ apart_T) / total
+    rest_T = apart_T - apart_T.mean() - slope * along_T
+    error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
+    if abs(slope) <= max(_LEAST_CHANGE, _SLOPE_T * error):
+        return None
+    return PaceChange(place=count // 2, ratio=math.exp(slope))
+
+
+def has_moved(differences: Sequence[float]) -> bool:
+    """Return whether prompts asked again gain otherwise than before: t test of late minus early, 1 %.
+
+    The spread between prompts is not in these differences. Less than 15 % on the whole is no reason for doubt.
+    """
+    if len(differences) < _FEWEST_ANCHORS or abs(fmean(differences)) <= _LEAST_CHANGE:
+        return False
+    error = stdev(differences) / math.sqrt(len(differences))
+    return abs(fmean(differences)) > student_quantile(1 - _ANCHOR_ALPHA / 2, len(differences) - 1) * error

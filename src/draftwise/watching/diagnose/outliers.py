@@ -1,0 +1,86 @@
+"""Engines that differ from their neighbors: named before anything is said of the pool that they are part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from statistics import median
+
+from draftwise.core import Window
+from draftwise.watching.diagnose.pool_case import (
+    MIN_DRAFTS,
+    MIN_REQUESTS,
+    RuleMatch,
+    draft_error,
+    is_less,
+    relative_error,
+    tell,
+)
+
+__all__ = ["describe_outlier", "find_outliers"]
+
+_LESS = 0.25
+"""Share by which an engine accepts less than the median of the others."""
+_SLOWER = 0.25
+"""1 - 1/1.33: a step takes a third longer than the median of the others, at no larger batch."""
+_ALIKE = 1.25
+"""Ratio of batches up to which the time of their steps is compared."""
+
+
+def find_outliers(windows: Sequence[Window]) -> tuple[Window, ...]:
+    """Return the engines that accept less or step slower than their neighbors; none where most of them are ill."""
+    found = tuple(each for each in windows if _accepts_less(each, windows) or _is_slower(each, windows))
+    return found if len(windows) > 1 and 2 * len(found) <= len(windows) else ()
+
+
+def _accepted(window: Window) -> float | None:
+    """Return accepted tokens of a draft."""
+    stats = window.counters.spec
+    return stats.num_accepted_tokens / stats.num_drafts if stats.num_drafts >= MIN_DRAFTS else None
+
+
+def _compare(
+    window: Window, windows: Sequence[Window], read: Callable[[Window], float | None]
+) -> tuple[float, float] | None:
+    """Return a reading and the median of the others; None where either is unknown."""
+    own = read(window)
+    others = [value for each in windows if each is not window and (value := read(each)) is not None]
+    return None if own is None or not others else (own, median(others))
+
+
+def _accepts_less(window: Window, windows: Sequence[Window]) -> bool:
+    pair = _compare(window, windows, _accepted)
+    if pair is None:
+        return False
+    others = [each for each in windows if each is not window and _accepted(each)]
+    error = draft_error(others[0], window) if others else inf
+    return is_less(*pair, by=_LESS, error=error)
+
+
+def _is_slower(window: Window, windows: Sequence[Window]) -> bool:
+    if not window.batch or (window.sums.finished or 0.0) < 2 * MIN_REQUESTS:
+        return False
+    same = [each for each in windows if bool(each.counters.spec.num_drafts) == bool(window.counters.spec.num_drafts)]
+    alike = [each for each in same if each is window or (each.batch and window.batch <= _ALIKE * each.batch)]
+    pair = _compare(window, alike, lambda each: each.step_s)
+    return pair is not None and is_less(pair[1], pair[0], by=_SLOWER, error=relative_error(window))
+
+
+def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch:
+    """Return what the worst of some engines does, next to the rest."""
+    worst = min(ill, key=lambda each: (_accepted(each) or 0.0) / (each.step_s or 1.0))
+    name = f"{worst.instance}, engine {worst.engine}" if worst.engine else worst.instance
+    pooled = Window.pooled(rest)
+    now, then = worst.tokens_per_step, None if pooled is None else pooled.tokens_per_step
+    step, other = worst.step_s, None if pooled is None else pooled.step_s
+    slow = step is not None and other is not None and step > other / (1 - _SLOWER)
+    says = f"a step takes {1000 * (step or 0):.3g} ms" if slow else f"a step emits {now or 0:.2f} tokens"
+    beside = f"{1000 * (other or 0):.3g} ms" if slow else f"{then or 0:.2f}"
+    evidence: tuple[str, ...] = (tell("tokens per step", now, then, of="the others"),)
+    if step is not None and other is not None:
+        evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
+    return RuleMatch(
+        message=f"On {name} {says}, on the others {beside}.",
+        evidence=evidence,
+        where=worst.instance,
+    )

@@ -1,0 +1,58 @@
+"""Engines that stand still: requests are in flight, and neither tokens nor steps are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from draftwise.core import Finding, Window
+
+__all__ = ["HUNG", "HUNG_S", "Stalls", "describe_stall", "stands_still"]
+
+HUNG = "engine-hung"
+HUNG_S = 10.0
+"""Seconds without a token from which an engine hangs: no prompt's step takes as long."""
+
+
+def stands_still(window: Window) -> bool:
+    """Return whether an engine had requests for all of a window and got nowhere with them."""
+    in_flight = (window.load.running or 0.0) + (window.load.waiting or 0.0)
+    made = (window.output_tokens, window.sums.engine_steps, window.sums.finished, window.sums.first_tokens)
+    return window.output_tokens == 0 and not any(made) and in_flight >= 1 and not window.sleeping
+
+
+def describe_stall(window: Window, seconds: float) -> str:
+    """Return a sentence that names the engine."""
+    load, engine = window.load, f", engine {window.engine}" if window.engine else ""
+    return (
+        f"{window.instance}{engine} has {load.running or 0:.0f} requests running and {load.waiting or 0:.0f} waiting, "
+        f"and made no token for {seconds:.0f} s."
+    )
+
+
+@dataclass(slots=True)
+class Stalls:
+    """How long each engine has stood still by now."""
+
+    _seconds: dict[tuple[str, str, str], tuple[float, Window]] = field(default_factory=dict)
+
+    def add(self, windows: Iterable[Window]) -> None:
+        """Take in the newest windows."""
+        for window in windows:
+            key = (window.pool, window.instance, window.engine)
+            if stands_still(window):
+                before = self._seconds[key][0] if key in self._seconds else 0.0
+                self._seconds[key] = (before + window.duration_s, window)
+            else:
+                self._seconds.pop(key, None)
+
+    def find(self) -> Iterator[Finding]:
+        """Yield each engine that hangs."""
+        for seconds, window in self._seconds.values():
+            if seconds >= HUNG_S:
+                yield Finding.error(
+                    HUNG,
+                    describe_stall(window, seconds),
+                    where=window.instance,
+                    fix="Take the replica out of the traffic, save its log and a stack dump, and restart it.",
+                )

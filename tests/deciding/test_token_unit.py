@@ -1,0 +1,96 @@
+"""Events of a stream are no tokens where a server speculates: another unit is found, the same for all arms, or none."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.made_runs import gains, make_run, workload
+
+from draftwise.core import Answer, Run, Severity, Verdict
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.deciding.token_unit import count_soundly
+
+CANDIDATE = "ngram k=3"
+
+
+def run_of(factor: float) -> Run:
+    """Servers that write the same texts, about four characters a token."""
+    run = make_run({CANDIDATE: gains(factor)}, workloads=[workload(num_prompts=30)], repeats=1)
+
+    def write(answer: Answer) -> Answer:
+        number = int(answer.prompt_id.rpartition("-")[2])
+        return replace(answer, text="word " * (40 + number), token_ids=())
+
+    return replace(run, answers=tuple(map(write, run.answers)))
+
+
+def without_usage(run: Run, arms: tuple[str, ...]) -> Run:
+    """Return the run as a client sees it that counts each event of a stream as a token."""
+
+    def strip(answer: Answer) -> Answer:
+        if answer.arm not in arms:
+            return answer
+        events = tuple((time, 1) for time, _ in answer.timing.chunks)
+        return replace(
+            answer, timing=replace(answer.timing, chunks=events), counts_exact=False, total_exact=False, token_ids=()
+        )
+
+    return replace(run, answers=tuple(map(strip, run.answers)))
+
+
+def without_counters(run: Run) -> Run:
+    silent = (replace(turn, counters=replace(turn.counters, generation_tokens=None)) for turn in run.turns)
+    return replace(run, turns=tuple(silent))
+
+
+ARMS = [("plain", CANDIDATE), (CANDIDATE,), ("plain",)]
+
+
+@pytest.mark.parametrize("arms", ARMS, ids=["both", "the candidate", "the baseline"])
+@pytest.mark.parametrize("factor", [1.8, 1.27, 0.7])
+def test_a_stream_without_usage_is_counted_by_counters(factor: float, arms: tuple[str, ...]) -> None:
+    whole, stripped = run_of(factor), without_usage(run_of(factor), arms)
+    truth, found = (conclude_run(each).decision.comparisons[0] for each in (whole, stripped))
+    assert found.speedup.value == pytest.approx(truth.speedup.value, rel=1e-6)
+    assert found.verdict is truth.verdict
+    assert [each.code for each in count_soundly(stripped).findings] == ["unit-by-counters"]
+
+
+@pytest.mark.parametrize("arms", ARMS, ids=["both", "the candidate", "the baseline"])
+@pytest.mark.parametrize("factor", [1.8, 1.27, 0.7])
+def test_without_counters_text_is_the_unit_of_all_arms(factor: float, arms: tuple[str, ...]) -> None:
+    stripped = without_counters(without_usage(run_of(factor), arms))
+    found = count_soundly(stripped)
+    assert [each.code for each in found.findings] == ["unit-by-text"]
+    comparison = conclude_run(stripped).decision.comparisons[0]
+    truth = conclude_run(run_of(factor)).decision.comparisons[0]
+    assert comparison.speedup.value == pytest.approx(truth.speedup.value, rel=0.02)
+    assert comparison.verdict is not (Verdict.REJECT if factor > 1 else Verdict.ADOPT)
+
+
+def test_without_text_there_is_no_verdict_either_way() -> None:
+    for factor in (1.8, 0.5):
+        stripped = without_counters(without_usage(run_of(factor), ("plain", CANDIDATE)))
+        empty = replace(stripped, answers=tuple(replace(each, text="") for each in stripped.answers))
+        (found,) = count_soundly(empty).findings
+        assert (found.code, found.severity) == ("unit-unsound", Severity.ERROR)
+        assert conclude_run(empty).decision.comparisons[0].verdict not in (Verdict.ADOPT, Verdict.REJECT)
+
+
+def test_servers_that_count_the_same_texts_differently_are_measured_by_text() -> None:
+    run = run_of(1.0)
+
+    def double(answer: Answer) -> Answer:
+        if answer.arm == "plain":
+            return answer
+        chunks = tuple((time, 2 * count) for time, count in answer.timing.chunks)
+        return replace(answer, timing=replace(answer.timing, chunks=chunks))
+
+    doubled = replace(run, answers=tuple(map(double, run.answers)))
+    assert [each.code for each in count_soundly(doubled).findings] == ["unit-by-text"]
+    assert conclude_run(doubled).decision.comparisons[0].speedup.value == pytest.approx(1.0, abs=0.03)
+
+
+def test_sound_counts_are_left_as_they_are() -> None:
+    run = run_of(1.5)
+    assert count_soundly(run).run is run
+    assert count_soundly(run).findings == ()

@@ -1,0 +1,85 @@
+# ruff: noqa: E501 -- a file a row
+"""The first switch-on: servers that have no arguments yet, one of several, shared by an alias, or written with tabs."""
+
+import pytest
+import yaml
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.deploying.edit import edit
+from draftwise.setups.read import SourceText, read_setups
+
+MODEL, IMAGE = "meta-llama/Llama-3.1-8B-Instruct", "vllm/vllm-openai:v0.26.0"
+NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
+POD = "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - name: {name}-server\n    image: {image}\n{args}"
+WORDS = f'    args: ["--model", "{MODEL}"]\n'
+CHART = (
+    f"servingEngineSpec:\n  modelSpec:\n  - name: llama\n    repository: vllm/vllm-openai\n    tag: v0.26.0\n    modelURL: {MODEL}\n"
+    "    requestGPU: 1\n"
+)
+
+
+def pod(name: str = "llama", args: str = WORDS, image: str = IMAGE) -> str:
+    return POD.format(name=name, args=args, image=image)
+
+
+FIRST = {
+    "the command alone": pod(args=f'    command: ["vllm", "serve", "{MODEL}"]\n'),
+    "a shell's text": pod(args=f'    command: ["sh", "-c", "exec vllm serve {MODEL} --seed 1"]\n'),
+    "a shell's text in single quotes": pod(args=f"    command: [sh, -c, 'vllm serve {MODEL}']\n"),
+    "a shell's plain text": pod(args=f"    command: [sh, -c]\n    args:\n    - vllm serve {MODEL} --seed 1\n"),
+    "a chart without a config": CHART,
+    "a chart without arguments": f"{CHART}    vllmConfig:\n      maxModelLen: 8192\n",
+    "a predictor": "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata: {name: llama}\nspec:\n"
+    f"  predictor:\n    model:\n      modelFormat: {{name: vLLM}}\n      image: {IMAGE}\n      storageUri: hf://{MODEL}\n",
+    "a predictor in one line": "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata: {name: llama}\n"
+    f"spec: {{predictor: {{model: {{modelFormat: {{name: vLLM}}, image: '{IMAGE}', storageUri: 'hf://{MODEL}'}}}}}}\n",
+    "a runtime's arguments": "apiVersion: serving.kserve.io/v1alpha1\nkind: ServingRuntime\nmetadata: {name: own}\nspec:\n"
+    f"  containers:\n  - name: kserve-container\n    image: {IMAGE}\n    command: [vllm, serve, /mnt/models]\n---\n"
+    "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata: {name: llama}\nspec:\n  predictor:\n    model:\n"
+    f"      modelFormat: {{name: vLLM}}\n      runtime: own\n      storageUri: hf://{MODEL}\n",
+    "llm-d's service": "apiVersion: serving.kserve.io/v1alpha2\nkind: LLMInferenceService\nmetadata: {name: llama}\nspec:\n"
+    f"  model: {{uri: 'hf://{MODEL}', name: llama}}\n  template:\n    containers:\n    - name: main\n      image: {IMAGE}\n",
+    "a tab behind a list": pod(args=f'    args: ["--model", "{MODEL}"]\t\n'),
+    "a tab before a comment": pod(args=f'    args: ["--model", "{MODEL}"]\t# own\n'),
+}
+
+
+def source_of(text: str) -> SourceText:
+    return SourceText(text=text, name="server.yaml")
+
+
+@pytest.mark.parametrize("text", FIRST.values(), ids=FIRST)
+def test_a_server_speculates_for_the_first_time_and_every_other_line_stays(text: str) -> None:
+    (before,) = read_setups(source_of(text))
+    changed = edit(source_of(text), NGRAM, engine_version="0.26.0")
+    (after,) = read_setups(source_of(changed.text))
+    assert after.setup.spec == NGRAM
+    assert (after.setup.target, after.setup.engine_version) == (before.setup.target, before.setup.engine_version)
+    gone = [line for line in changed.difference.splitlines() if line.startswith("-") and not line.startswith("---")]
+    assert len(gone) <= 1
+
+
+@pytest.mark.parametrize("name", ["other", "other-server"])
+def test_one_of_several_is_chosen_by_any_of_its_names(name: str) -> None:
+    text = f"{pod()}---\n{pod('other')}"
+    with pytest.raises(InvalidSetup, match=r"llama.*other") as raised:
+        edit(source_of(text), NGRAM, engine_version="0.26.0")
+    assert "--select" in raised.value.findings[0].fix
+    changed = edit(source_of(text), NGRAM, engine_version="0.26.0", select=name)
+    assert [each.setup.spec for each in read_setups(source_of(changed.text))] == [None, NGRAM]
+    with pytest.raises(InvalidSetup, match="is called 'nobody'"):
+        edit(source_of(text), NGRAM, engine_version="0.26.0", select="nobody")
+
+
+def test_who_shares_a_list_by_an_alias_keeps_it() -> None:
+    shared = f'&words ["--model", "{MODEL}"]'
+    text = pod(args="    args: *words\n").replace(
+        "  containers:", f"  initContainers:\n  - {{name: first, image: busybox, args: {shared}}}\n  containers:"
+    )
+    changed = edit(source_of(text), NGRAM, engine_version="0.26.0").text
+    before, after = (yaml.safe_load(each)["spec"] for each in (text, changed))
+    assert after["initContainers"] == before["initContainers"]
+    assert len(after["containers"][0]["args"]) == 3
+    merged = text.replace("*words", "*all").replace(shared, '["x"]') + "x-all: &all [a]\n"
+    with pytest.raises(InvalidSetup):
+        edit(source_of(merged), NGRAM, engine_version="0.26.0")

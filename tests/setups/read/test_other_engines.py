@@ -1,0 +1,73 @@
+"""Commands of other engines are named as such, with their speculation in vLLM's terms."""
+
+import pytest
+
+from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.stored import read_data
+from draftwise.setups.read import read_setups
+from draftwise.setups.read.other_engines import find_other_engine
+from draftwise.setups.read.setup_reading import NoServer
+
+SGLANG = (
+    "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 "
+    "--speculative-draft-model-path org/head --speculative-num-steps 3 --speculative-eagle-topk {width} "
+    "--speculative-num-draft-tokens {tokens}"
+)
+TRTLLM = "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 3\n  speculative_model_dir: /models/head\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SGLANG.format(width=1, tokens=4), ("SGLang", "eagle3", 3, None, "org/head")),
+        (SGLANG.format(width=4, tokens=16), ("SGLang", "eagle3", 3, 16, "org/head")),
+        ("sglang serve --model m --speculative-algo NEXTN --speculative-num-steps 3", ("SGLang", "mtp", 3, None, "")),
+        ("python3 -m sglang.launch_server --model-path m --speculative-algorithm EAGLE --speculative-num-steps=2",
+         ("SGLang", "mtp", 2, None, "")),
+        ("python3 -m sglang.launch_server --model-path m --speculative-algorithm DFLASH "
+         "--speculative-draft-model-path d --speculative-num-draft-tokens 16", ("SGLang", "dflash", 15, None, "d")),
+        ("sglang serve --model m", ("SGLang", "", None, None, "")),
+        (TRTLLM, ("TensorRT-LLM", "eagle3", 3, None, "/models/head")),
+        ("trtllm-serve serve m --backend pytorch", ("TensorRT-LLM", "", None, None, "")),
+        ("speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}", ("TensorRT-LLM", "mtp", 2, None, "")),
+        ("llama-server -m a.gguf --model-draft b --draft-max 16", ("llama.cpp", "draft_model", 16, None, "b")),
+        ("services:\n  a:\n    image: lmsysorg/sglang:v0.5.9\n    command: [python3, -m, sglang.launch_server, "
+         "--model-path, m, --speculative-algorithm, EAGLE3, --speculative-num-steps, '3']",
+         ("SGLang", "eagle3", 3, None, "")),
+    ],
+)  # fmt: skip
+def test_speculation_in_terms_of_vllm(text: str, expected: tuple[str, str, int | None, int | None, str]):
+    found = find_other_engine(text)
+    assert found is not None
+    assert (found.name, found.method, found.num_drafts, found.num_verified, found.drafter) == expected
+    with pytest.raises(NoServer) as error:
+        read_setups(text)
+    assert [each.code for each in error.value.findings] == ["other-engine"]
+    assert expected[0] in error.value.findings[0].message
+
+
+def test_the_line_for_vllm_can_be_read():
+    found = find_other_engine(SGLANG.format(width=1, tokens=4))
+    assert found is not None
+    line = found.to_vllm().removeprefix("For vLLM: ").removesuffix(".")
+    (reading,) = read_setups(line)
+    assert (reading.setup.target, reading.setup.spec.to_dict()) == (
+        "meta-llama/Llama-3.1-8B-Instruct", {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3},
+    )  # fmt: skip
+
+
+def test_what_is_not_said_has_no_line():
+    found = find_other_engine("sglang serve --model m --speculative-algorithm EAGLE3")
+    assert found is not None
+    assert (found.num_drafts, found.to_vllm()) == (None, "")
+
+
+def test_vllm_next_to_it_is_read():
+    (reading,) = read_setups("# sglang serve was slower\nvllm serve m --seed 1")
+    assert dict(reading.setup.args) == {"seed": 1}
+
+
+def test_every_method_is_one_of_vllm():
+    for row in read_data("engines")["engines"]:
+        assert row["source"]
+        assert all(find_method(method) for method in row["methods"].values())

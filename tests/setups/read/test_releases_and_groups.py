@@ -1,0 +1,119 @@
+"""Whose release a tag is, what a group of pods starts, and which mapping is a config."""
+
+from pathlib import Path
+
+import pytest
+from catalogue.images import SOURCES
+
+from draftwise.core import CheckOutcome
+from draftwise.knowledge.images import carries_own_tags, find_release
+from draftwise.knowledge.stored import read_data
+from draftwise.plan.check import judge
+from draftwise.setups.read import SetupReading, read_setups
+from draftwise.setups.read.setup_reading import NoServer
+
+FOREIGN = (
+    "ghcr.io/llm-d/llm-d-cuda:v0.9.0",
+    "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.2",
+    "intel/vllm:0.10.2-xpu",
+    "rocm/vllm:latest",
+    "lmcache/vllm-openai:v0.3.9",
+    "registry.local/team/vllm:v0.20.0",
+)
+
+
+def read_pod(image: str, *words: str) -> SetupReading:
+    (reading,) = read_setups(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
+        f"  - {{name: a, image: '{image}', command: [vllm, serve, Qwen/Qwen3-8B, {', '.join(words)}]}}\n"
+    )
+    return reading
+
+
+@pytest.mark.parametrize("image", FOREIGN)
+def test_another_products_tag_is_no_release(image: str):
+    reading = read_pod(image, "--seed", "'1'")
+    assert (find_release(image), reading.setup.engine_version) == ("", "")
+    assert judge(reading).outcome is CheckOutcome.NOT_JUDGED
+    assert [each.code for each in reading.findings] == ["image-release-unknown"]
+
+
+def test_nothing_of_the_newest_release_is_said_of_it():
+    reading = read_pod(FOREIGN[0], "--swap-space", "'4'")
+    assert [each.code for each in reading.findings] == ["image-release-unknown"]
+
+
+def test_every_row_has_its_product_and_its_source():
+    data = read_data("images")
+    names = {image for source in SOURCES for image in source.images}
+    assert {row["image"] for row in data["rows"]} == names
+    assert all(find_release(f"{row['image']}:{row['tag']}") == row["vllm"] for row in data["rows"])
+    assert not any(carries_own_tags(f"{row['image']}:{row['tag']}") for row in data["rows"])
+    assert all(row["source"] for row in (*data["rows"], *data["own_tags"]))
+
+
+GROUP = """apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {{name: vllm}}
+spec:
+  leaderWorkerTemplate:
+    size: {size}
+    leaderTemplate:
+      spec:
+        containers:
+        - name: leader
+          image: vllm/vllm-openai:v0.10.2
+          command: [sh, -c, 'bash multi-node-serving.sh leader --ray_cluster_size=$(LWS_GROUP_SIZE);
+            vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 8 --pipeline_parallel_size 2']
+          resources: {{limits: {{nvidia.com/gpu: '8'}}}}
+    workerTemplate: {{spec: {{containers: []}}}}
+"""
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, []), (1, ["fewer-gpus-than-ranks"])])
+def test_ranks_are_counted_over_the_group(size: int, expected: list[str]):
+    (reading,) = read_setups(GROUP.format(size=size))
+    assert [each.code for each in reading.findings] == expected
+
+
+SERVICE = """apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {{name: q}}
+spec:
+  model: {{uri: hf://Qwen/Qwen3-8B, name: q}}
+  template:
+    containers:
+    - name: main
+      image: vllm/vllm-openai:v0.20.0
+      {container}
+"""
+
+
+def test_the_command_of_an_llm_service_counts():
+    text = "command: [bash, -c]\n      args: ['export A=b; exec vllm serve /mnt/models --max-model-len 8192']"
+    (reading,) = read_setups(SERVICE.format(container=text))
+    assert (reading.setup.target, dict(reading.setup.args), reading.findings) == (
+        "Qwen/Qwen3-8B", {"max_model_len": 8192}, (),
+    )  # fmt: skip
+    (reading,) = read_setups(SERVICE.format(container="args: [--seed, '1']"))
+    assert (reading.setup.target, dict(reading.setup.args)) == ("Qwen/Qwen3-8B", {"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_config"),
+    [
+        ("a.yaml", "model: m\nseed: 1\n", True),
+        ("a.yaml", "model: m\ntitle: A recipe\nhardware: H100\nseed: 1\n", False),
+        ("a.yaml", "model: m\nvariants: [{dtype: auto}]\n", False),
+        ("vllm-config.yaml", "model: m\nseed: 1\nlog-level: x\n", True),
+        ("config.yaml", "model: m\ntitle: x\nguide: y\nlinks: []\n", False),
+    ],
+)
+def test_which_mapping_is_a_config(name: str, text: str, is_config: bool, tmp_path: Path):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    if is_config:
+        assert read_setups(path)[0].setup.target == "m"
+    else:
+        with pytest.raises(NoServer):
+            read_setups(path)

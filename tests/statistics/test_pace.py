@@ -1,0 +1,73 @@
+"""A server that was slow for a while is told from the machine's drift and from chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwise.statistics import find_drift_apart, find_pace_change, has_moved
+
+
+def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
+    return scale * np.random.default_rng(seed).standard_normal(size)
+
+
+@pytest.mark.parametrize("size", [8, 12, 20, 60])
+@pytest.mark.parametrize(("factor", "share"), [(2.0, 0.5), (1.5, 0.5), (0.5, 0.5), (2.0, 0.75)])
+def test_a_state_that_lasts_for_a_part_of_the_run_is_seen(size: int, factor: float, share: float) -> None:
+    own_T, place = noise(1, size), round(share * size)
+    if min(place, size - place) < 4:
+        place = size - 4
+    own_T[:place] += np.log(factor)
+    change = find_pace_change(own_T, noise(2, size))
+    assert change is not None
+    assert change.place == place
+    assert change.ratio == pytest.approx(1 / factor, rel=0.12)
+
+
+def test_what_both_arms_share_is_the_machines() -> None:
+    shared_T = np.where(np.arange(60) < 30, np.log(2), 0.0)
+    assert find_pace_change(shared_T + noise(1, 60), shared_T + noise(2, 60)) is None
+    drift_T = np.linspace(0, 1, 60)
+    assert find_pace_change(drift_T + noise(1, 60), drift_T + noise(2, 60)) is None
+    assert find_drift_apart(drift_T + noise(1, 60), drift_T + noise(2, 60), np.arange(60.0)) is None
+
+
+def test_less_than_15_percent_is_no_doubt_however_sure_it_is() -> None:
+    own_T = np.where(np.arange(60) < 30, np.log(1.12), 0.0)
+    assert find_pace_change(own_T + noise(1, 60, 0.001), np.zeros(60)) is None
+    assert find_pace_change(2 * own_T + noise(1, 60, 0.001), np.zeros(60)) is not None
+
+
+@pytest.mark.parametrize("size", [8, 20, 60, 300])
+def test_steady_servers_seem_to_change_hardly_ever_and_not_more_often_with_more_turns(size: int) -> None:
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(400):
+        own_T, other_T = 0.15 * rng.standard_normal((2, size))
+        found += find_pace_change(own_T, other_T) is not None
+        found += find_drift_apart(own_T, other_T, np.arange(float(size))) is not None
+    assert found <= 8, "2 %"
+
+
+def test_arms_that_drift_apart_are_seen() -> None:
+    drift_T = np.linspace(0, np.log(1.4), 40)
+    change = find_drift_apart(drift_T + noise(1, 40), noise(2, 40), np.arange(40.0))
+    assert change is not None
+    assert change.ratio == pytest.approx(1.4, rel=0.1)
+    assert find_drift_apart(0.2 * drift_T + noise(1, 40), noise(2, 40), np.arange(40.0)) is None
+    assert find_drift_apart(drift_T, noise(2, 40, 0.5), np.arange(40.0)) is None, "a slope that may be chance"
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_too_few_turns_tell_nothing(size: int) -> None:
+    own_T = np.where(np.arange(size) < 3, 5.0, 0.0)
+    assert find_pace_change(own_T, np.zeros(size)) is None
+    assert find_drift_apart(own_T, np.zeros(size), np.arange(float(size))) is None
+
+
+def test_anchors_that_moved_together_are_told_from_those_that_scatter() -> None:
+    assert has_moved([0.6, 0.7, 0.65, 0.75, 0.6, 0.7])
+    assert not has_moved([0.6, -0.7, 0.65, -0.75, 0.6, -0.7])
+    assert not has_moved([0.1, 0.11, 0.1, 0.11, 0.1, 0.11]), "less than 15 %"
+    assert not has_moved([0.6, 0.7, 0.65])
