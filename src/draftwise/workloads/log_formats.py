@@ -1,4 +1,4 @@
-"""What the logs of gateways, observers and engines look like: each known by a few keys, as a row of one table."""
+"""The table of the logs that gateways, observers and engines write: each known by a few keys, a row each."""
 
 from __future__ import annotations
 
