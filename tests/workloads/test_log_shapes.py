@@ -126,6 +126,12 @@ SHAPES: dict[str, Any] = {
     "pair with lines without gaps": {"request": BODY, "response": sse([*chunks(SAID), "[DONE]"], gap=1)},
     "pair with CRLF and comments": {"request": BODY, "response": ": ping\r\n\r\n" + sse(chunks(SAID), "\r\n")},
     "pair with chunks": {"request": BODY, "response": chunks(SAID)},
+    "pair with lines": {"request": BODY, "response": STREAM.split("\n")},
+    "pair with a quoted stream": {"request": BODY, "response": json.dumps(STREAM)},
+    "pair with bytes": {"request": BODY, "response": repr(STREAM.encode())},
+    "pair with a chunk a line": {"request": BODY, "response": "\n".join(map(json.dumps, chunks(SAID)))},
+    "langfuse messages": {**LANGFUSE, "output": [{"role": "assistant", "content": SAID}]},
+    "anthropic request": {"request": {**BODY, "system": "Be short.", "messages": MESSAGES[1:]}, "response": ANSWER},
     "pair with chunks as text": {"request": BODY, "response": json.dumps(chunks(SAID))},
     "helicone with a stream": {"request_body": BODY, "response_body": STREAM, "response_status": 200},
     "batch": {"custom_id": "1", "url": "/v1/chat/completions", "body": BODY,
@@ -357,6 +363,21 @@ def test_vllms_log_without_prompts_or_with_cut_ones_is_refused() -> None:
         load("\n".join(lines), "vllm.log")
     with pytest.raises(InvalidSetup, match="1 row cut by --max-log-len"):
         load("INFO 02-13 11:33:30 args: {'max_log_len': 4}\n" + engine_log("0.33", "What", "s"), "vllm.log")
+
+
+@pytest.mark.parametrize("text", ['{"attributes":' + '{"a":' * 900 + "1" + "}" * 901,
+                                  json.dumps({"request": BODY, "response": "[" * 99_999})])  # fmt: skip
+def test_deep_rows_are_no_traceback(text: str) -> None:
+    try:
+        assert load(text).prompts
+    except InvalidSetup as error:
+        assert "log.jsonl" in str(error)  # noqa: PT017
+
+
+def test_a_csv_file_with_semicolons_is_read_and_one_with_a_column_twice_refused() -> None:
+    assert load("prompt;response\na;b, c\n", "own.csv").prompts[0].recorded.answer == "b, c"
+    with pytest.raises(InvalidSetup, match="the column 'prompt' more than once"):
+        load("prompt,prompt\na,b\n", "own.csv")
 
 
 SMALL = st.recursive(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["assemble", "is_stream"]
+__all__ = ["assemble", "find_stream"]
 
 _BEGIN = re.compile(r"\s*(?:(?::|event:|id:|retry:)[^\r\n]*[\r\n]\s*)*data:\s*(?:\{|\[DONE\])")
 _MIDDLE = re.compile(r"\s*data: ?\{.*^data: ?\[DONE\]\s*\Z", re.MULTILINE | re.DOTALL)
 """A stream of which the first event is cut."""
+_QUOTED = re.compile(r"""b?["'](?:data: ?[{\[]|event: ?\w)""")
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 """Line ends of server-sent events; `splitlines` also cuts at U+2028, which JSON may hold as it is."""
 _DONE = "[DONE]"
@@ -23,11 +25,28 @@ _LISTS = ("token_ids", "prompt_token_ids")
 Chunk = Mapping[str, Any]
 
 
-def is_stream(value: Any) -> bool:
-    """Whether a logged answer is a stream rather than its text or body."""
-    if isinstance(value, str):
-        return bool(_BEGIN.match(value) or _MIDDLE.match(value.partition("\n")[2]))
-    return isinstance(value, Sequence) and bool(value) and _is_chunk(value[0])
+def find_stream(value: Any) -> str | Sequence[Any] | None:
+    """Return a logged answer where it is a stream, its text or its chunks; None where it is text or a body.
+
+    Loggers also keep streams as lists of lines, quoted as JSON or as Python's bytes, and as a chunk a line.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        if all(isinstance(each, str) for each in value):
+            return find_stream("\n".join(value))
+        return value if _is_chunk(value[0]) else None
+    if not isinstance(value, str):
+        return None
+    if _QUOTED.match(value):
+        try:
+            read = ast.literal_eval(value) if value.startswith("b") else json.loads(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return "data: {"  # cut
+        return find_stream(read.decode(errors="replace") if isinstance(read, bytes) else read)
+    if _BEGIN.match(value) or _MIDDLE.match(value.partition("\n")[2]):
+        return value
+    if value.startswith("{") and _is_chunk(_parse(_NEWLINE.split(value, maxsplit=1)[0])):
+        return [_parse(line) for line in _NEWLINE.split(value) if line.strip()]
+    return None
 
 
 def assemble(value: Any) -> Chunk:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.workloads.answer_streams import assemble, is_stream
+from draftwise.workloads.answer_streams import assemble, find_stream
 from draftwise.workloads.conversation import from_json_text, to_messages
 from draftwise.workloads.logged_spans import read_span
 
@@ -239,6 +239,13 @@ SHAPES = (
 
 def find_logged(row: Line) -> Logged | None:
     """Return the request in a line of a log; None in a shape that is not known."""
+    try:
+        return _find(row)
+    except RecursionError:
+        return None
+
+
+def _find(row: Line) -> Logged | None:
     for each in FORMATS:
         line = each.convert(row) if each.convert else row
         if line is not None and (logged := _read(line, each)) is not None:
@@ -368,12 +375,20 @@ def _response(value: Any) -> Any:
     """Return an answer with streams put together and bodies that are kept as text read; other text as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         read = from_json_text(value)
-        value = read if not read or _is_body(read) or is_stream(read) else value
-    if is_stream(value):
-        return assemble(value)
+        value = read if not read or _is_body(read) or (isinstance(read, list) and _is_said(read)) else value
+    if (stream := find_stream(value)) is not None:
+        return assemble(stream)
+    if isinstance(value, list) and _is_said(value) and find_stream(value) is None:
+        return value[-1]
     if isinstance(value, Mapping) and "body" in value:
         return {**value, "body": _response(value["body"])}
     return value
+
+
+def _is_said(values: list[Any]) -> bool:
+    """Whether a list is of chunks of a stream, or of messages."""
+    is_messages = all(isinstance(each, Mapping) and "role" in each for each in values)
+    return bool(values) and (is_messages or find_stream(values) is not None)
 
 
 def _is_body(value: Any) -> bool:

@@ -76,8 +76,9 @@ def _answer_text(response: Any) -> str:
         return response
     body = _body_of(response)
     choice = _first_choice(body)
-    if choice is not None:
-        return _answer_text(choice.get("message") or choice.get("text"))
+    said = choice.get("message") or choice.get("text") if choice is not None else body.get("message")
+    if choice is not None or isinstance(said, Mapping):
+        return said if isinstance(said, str) else plain_text(_mapping(said).get("content"))
     texts = (plain_text(body.get(key)) for key in ("content", "output_text", "generated_text"))
     return next(filter(None, texts), "") or _output_text(_output_items(body))
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Origin, Prompt
-from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
+from draftwise.workloads.conversation import Turns, as_chat, plain_text, split_turns, to_messages
 from draftwise.workloads.log_formats import SHAPES, Logged, find_logged, join_batches
 from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_recorded, token_ids_of
 from draftwise.workloads.text_lengths import Tokens
@@ -59,7 +59,7 @@ class LogReader:
         """
         values = join_batches([row.value for row in rows])
         joined = [replace(row, value=value) for row, value in zip(rows, values, strict=True) if value is not None]
-        drafts = [draft for row in joined for draft in self._drafts(row)]
+        drafts = [draft for row in joined for draft in self._drafts_of(row)]
         if not drafts and self._bodiless is not None:
             where, logged = self._bodiless
             self._faults.add("no-request", f"{where} {logged.lacks}", where, logged.fix)
@@ -86,6 +86,13 @@ class LogReader:
             others = f" (and {len(twice) - 1} others)." if twice[1:] else "."
             text = f"{file} has the id {twice[0]!r} more than once" + others
             self._faults.add("duplicate-id", text, file, "Give every prompt an id of its own.")
+
+    def _drafts_of(self, row: FileRow) -> list[_Draft]:
+        try:
+            return list(self._drafts(row))
+        except RecursionError:
+            self._faults.add("not-json", f"{row.where} is nested too deeply.", row.where, _EXAMPLE)
+            return []
 
     def _drafts(self, row: FileRow) -> Iterator[_Draft]:
         logged = find_logged(row.value) if isinstance(row.value, Mapping) else None
@@ -141,7 +148,9 @@ class LogReader:
 def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
     """Return the chat of a request; None where it is a text to continue. Responses API: `instructions` go first."""
     if body.get("messages") is not None:
-        return to_messages(body["messages"])
+        messages = to_messages(body["messages"])
+        above = plain_text(body.get("system"))  # of Anthropic's Messages API
+        return ({"role": "system", "content": above}, *messages) if messages and above else messages
     given = body.get("input")
     if given is None:
         return None

@@ -34,7 +34,7 @@ def read_span(row: Row) -> Row | None:
     for event in _list(row.get("events")):
         if str(event.get("name")).startswith(("gen_ai.client.inference", "gen_ai.content.")):
             attributes = {**attributes, **(_attributes_of(event) or {})}
-    tree = _nest(attributes)
+    tree = _lists(_nest(attributes))
     context = row.get("context")
     row = {**(context if isinstance(context, Mapping) else {}), **row}
     body, output = _genai(tree, row) if "gen_ai" in tree else _openinference(tree)
@@ -89,7 +89,7 @@ def _any_value(value: Any, depth: int = 0) -> Any:
 
 
 def _nest(value: Any, depth: int = 0) -> Any:
-    """Return attributes as a tree: `a.0.b` becomes `{"a": [{"b": ...}]}`, and trees stay what they are."""
+    """Return attributes as a tree: `a.0.b` becomes `{"a": {"0": {"b": ...}}}`, and trees stay what they are."""
     if depth > _DEEPEST:
         return value
     if isinstance(value, list):
@@ -110,13 +110,16 @@ def _nest(value: Any, depth: int = 0) -> Any:
             node[last] |= leaf
         elif not isinstance(node.get(last), dict):
             node[last] = leaf
-    return _lists(tree)
+    return tree
 
 
-def _lists(tree: Any) -> Any:
-    if not isinstance(tree, dict):
+def _lists(tree: Any, depth: int = 0) -> Any:
+    """Return a tree with lists where keys are numbers."""
+    if isinstance(tree, list) and depth <= _DEEPEST:
+        return [_lists(each, depth + 1) for each in tree]
+    if not isinstance(tree, dict) or depth > _DEEPEST:
         return tree
-    tree = {key: _lists(value) for key, value in tree.items()}
+    tree = {key: _lists(value, depth + 1) for key, value in tree.items()}
     if tree and all(key.isdecimal() and len(key) < 9 for key in tree):
         return [tree[key] for key in sorted(tree, key=int)]
     return tree
@@ -184,7 +187,7 @@ def _genai(tree: Row, row: Row) -> tuple[Row | None, Any]:
 def _from_events(events: Sequence[Row]) -> tuple[Any, Any]:
     asked, said = [], []
     for event in events:
-        own, name = _nest(_attributes_of(event) or {}), str(event.get("name"))
+        own, name = _lists(_nest(_attributes_of(event) or {})), str(event.get("name"))
         if not isinstance(own, Mapping):
             continue
         if name in _EVENTS:

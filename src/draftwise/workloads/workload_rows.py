@@ -186,7 +186,8 @@ def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
 def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
     begin = stream.peek(_PEEKED).removeprefix(codecs.BOM_UTF8).lstrip()
     if name.removesuffix(".gz").endswith(".csv"):
-        yield from _csv_rows(stream, name, faults)
+        header = begin.partition(b"\n")[0].decode(errors="replace")
+        yield from _csv_rows(stream, name, faults, "," if "," in header else max(",;\t", key=header.count))
     elif begin[:1] == b"[" and not _is_text_log(begin):
         yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults))
     elif begin[:1] == b"{" and _is_spread(begin):
@@ -250,16 +251,20 @@ def _parse_line(line: bytes, where: str, faults: Faults) -> FileRow | None:
     return None
 
 
-def _csv_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
+def _csv_rows(stream: IO[bytes], name: str, faults: Faults, delimiter: str = ",") -> Iterator[_Raw]:
     csv.field_size_limit(_LONGEST_FIELD)
     text = TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
-    reader = csv.reader(text, strict=True)
+    reader = csv.reader(text, strict=True, delimiter=delimiter)
     columns: list[str] | None = None
     for cells in reader:
         if not cells:
             continue
         if columns is None:
             columns = cells
+            if twice := [each for each in columns if columns.count(each) > 1]:
+                message = f"{name} has the column {twice[0]!r} more than once."
+                faults.add("bad-cells", message, name, "Give every column a name of its own.")
+                return
             continue
         where = f"{name}:{reader.line_num}"
         if len(cells) == len(columns):
