@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from draftwise.cli.explain_command import explain
+from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.server_metrics import CACHE_CONFIG
@@ -41,7 +42,7 @@ def test_a_row_names_only_what_exists(fact: FindingFact) -> None:
     assert told.source
     assert {each for need in told.needs for each in need.split(" or ")} <= READINGS
     assert {*told.consequences, *filter(None, [told.parent])} <= {each.code for each in DIAGNOSED}
-    assert set(told.confirmed_by) <= {*all_rules(), *all_findings()}
+    assert set(told.confirmed_by) <= {*all_rules(), *all_findings(), *all_defects()}
     assert fact.code not in {told.parent, *told.consequences}
 
 

@@ -71,8 +71,6 @@ def explain(name: str) -> tuple[Explanation, ...]:
         found = (*_find_messages(name),)
         if not found:
             raise _unknown_message(name)
-    if not found and (method := find_method(name.strip())) is not None:  # of the embedded engine alone
-        found = (_explain_method(name.strip(), method, ()),)
     if not found:
         near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
         raise InvalidSetup.because(
@@ -85,9 +83,11 @@ def explain(name: str) -> tuple[Explanation, ...]:
 
 def _find(name: str) -> Iterator[Explanation]:
     yield from _find_codes(name)
-    yield from _find_terms(name)
-    if spans := history("methods", name):
-        yield _explain_method(name, find_method(name), spans)
+    method, spans = find_method(name), history("methods", name)
+    if method is not None or spans:
+        yield _explain_method(name, method, spans)
+    if method is None or spans:  # a method of somebody's own may be a word of the field
+        yield from _find_terms(name)
     yield from _find_settings(name)
     if spans := history("architectures", name):
         yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
