@@ -380,6 +380,16 @@ def test_a_csv_file_with_semicolons_is_read_and_one_with_a_column_twice_refused(
         load("prompt,prompt\na,b\n", "own.csv")
 
 
+def test_prompts_about_logs_do_not_make_a_file_a_log() -> None:
+    text = "INFO 02-13 11:33:33 [x] Received request a: prompt: 'x', params: S(), lora_request: None.\n" * 3
+    for rows in (
+        json.dumps([{"prompt": text}]),
+        json.dumps([{"prompt": text}], indent=1),
+        json.dumps({"prompt": text}),
+    ):
+        assert [prompt.text for prompt in load(rows).prompts] == [text]
+
+
 SMALL = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "{}", "[", "data: {", "²", "x"]),
     lambda inner: (

@@ -104,7 +104,7 @@ FORMATS: tuple[LogFormat, ...] = (
         kinds=("completion",),
         lacks="is a request in vLLM's log, which holds no prompts.",
         fix="Start vLLM with --enable-log-requests --enable-log-outputs, and from 0.12 on with "
-        "VLLM_LOGGING_LEVEL=DEBUG; or log at your gateway.",
+        "VLLM_LOGGING_LEVEL=DEBUG (from 0.31 also --log-level DEBUG); or log at your gateway.",
     ),
     LogFormat(
         name="ShareGPT",

@@ -188,7 +188,7 @@ def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw
     if name.removesuffix(".gz").endswith(".csv"):
         header = begin.partition(b"\n")[0].decode(errors="replace")
         yield from _csv_rows(stream, name, faults, "," if "," in header else max(",;\t", key=header.count))
-    elif begin[:1] == b"[" and not _is_text_log(begin):
+    elif _ARRAY.match(begin) or (begin[:1] == b"[" and not _is_text_log(begin)):
         yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults))
     elif begin[:1] == b"{" and _is_spread(begin):
         yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults, bare=True))
@@ -203,6 +203,7 @@ def _is_text_log(begin: bytes) -> bool:
     return is_engine_log(begin.decode(errors="replace"))
 
 
+_ARRAY = re.compile(rb"\[\s*\{")
 _SPREAD = re.compile(rb'\{[ \t]*\r?\n\s*(?:"|\})')
 
 
