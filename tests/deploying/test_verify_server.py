@@ -16,7 +16,7 @@ LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 EAGLE3 = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3}
-PLAIN = FakeScript(first_token_s=0.001, step_s=0.0002, model=MODEL, version={"version": "0.26.0"})
+PLAIN = FakeScript(first_token_s=0.001, step_s=0.0002, model=MODEL, version={"version": "0.26.0"}, gap=2.0)
 SPEC = replace(PLAIN, k=3, accepted=(3, 1, 0))
 
 
@@ -132,7 +132,7 @@ def test_a_baseline_without_a_probe_says_nothing(tmp_path: Path) -> None:
 
 
 def test_one_changed_token_is_found_and_a_tie_is_excused(tmp_path: Path) -> None:
-    changed = compare(tmp_path, replace(SPEC, differs_at=20))
+    changed = compare(tmp_path, replace(SPEC, differs_at=20, gap=2.5))
     assert set(found(changed)) == {"other-outputs"}
     assert "at output token 20" in found(changed)["other-outputs"]
     assert changed.exit_code == 1

@@ -164,6 +164,6 @@ def test_a_long_recording_keeps_its_rate_in_stretches_and_says_so(tmp_path: Path
 
 
 def test_faults_among_rows_that_are_not_drawn_stop_nothing(tmp_path: Path) -> None:
-    path = Path(numbered(tmp_path, 10_000, time=0))
+    path = Path(numbered(tmp_path, 30_000, time=0))
     path.write_text(path.read_text() + "\n" + "}\n" * 5)
     assert len(load_workload(str(path)).prompts) == 10_000

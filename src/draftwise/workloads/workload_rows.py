@@ -145,13 +145,13 @@ def _keep_stretches(rows: Iterator[_Raw], total: int, most: int, seed: int) -> T
     rng, size, part = random.Random(seed), most // _STRETCHES, total / _STRETCHES
     begins = [int(number * part + rng.random() * (part - size)) for number in range(_STRETCHES)]
     parsed: list[FileRow] = []
-    place, last = 0, -1
+    place = 0
     for number, begin in enumerate(begins):
-        begin = max(begin, last + 1)
+        begin = max(begin, place)
         for _ in range(begin - place):
             next(rows)
         kept = list(islice(rows, size))
-        place = last = begin + len(kept)
+        place = begin + len(kept)
         parsed += [replace(row, stretch=number) for row in _parse_all(kept)]
     note = f"{_STRETCHES} stretches of {size} rows each of {total}, drawn with seed {seed}"
     return TextTable(rows=tuple(parsed), total=total, note=note)
