@@ -92,7 +92,12 @@ def _join(order: ServiceOrder) -> Iterator[str]:
 
 def list_env(order: ServiceOrder) -> list[dict[str, str]] | None:
     """Return the variables as a container's field `env` has them; None where there are no variables."""
-    return [{"name": name, "value": value} for name, value in order.setup.env.items()] or None
+    return [{"name": name, "value": _as_it_stands(value)} for name, value in order.setup.env.items()] or None
+
+
+def _as_it_stands(text: str) -> str:
+    """Return a text of a container in which Kubernetes fills in nothing: it reads `$(NAME)`, and `$$` as one `$`."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def to_gib(num_bytes: int) -> str:
@@ -117,7 +122,7 @@ VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
     "image": lambda order: order.image,
     "target": lambda order: order.setup.target,
     "program": lambda _: PROGRAM,
-    "args": list_args,
+    "args": lambda order: [_as_it_stands(word) for word in list_args(order)],
     "env": list_env,
     "labels": lambda order: dict(order.labels),
     "selector": lambda order: dict(order.selector),
