@@ -102,7 +102,10 @@ class Tokenizer:
 
         Raises:
             InvalidSetup: the tokenizer fails on the text.
+            TypeError: it is no text.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r:.60} is no text")
         with _failing_as("tokenizer-failed", "The model's tokenizer fails on this text", "prompt"):
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
