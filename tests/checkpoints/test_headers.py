@@ -104,8 +104,11 @@ class TestWhatIsWrong:
         assert fault(tmp_path) == "no-weights"
         (tmp_path / "pytorch_model.bin").write_bytes(b"x")
         assert fault(tmp_path) == "not-safetensors"
-        index = {"weight_map": {"w": "model-00001-of-00002.safetensors"}}
+        shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+        index = {"weight_map": {"v": shards[0], "w": shards[1]}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert fault(tmp_path) == "not-safetensors"
+        write_safetensors(tmp_path / shards[0], {"v": ("I64", (2,))})
         assert fault(tmp_path) == "shards-missing"
 
     @pytest.mark.parametrize(

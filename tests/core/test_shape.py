@@ -49,7 +49,7 @@ def test_every_gpu_keeps_at_least_one_head(heads: int, size: int) -> None:
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, 4),
         ({"model_type": "qwen3", "sliding_window": 4096, "use_sliding_window": False}, 0),
         ({"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 128}, 16),
-        ({"layer_types": ["chunked_attention", "full_attention"] * 16}, 0),
+        ({"layer_types": ["chunked_attention", "full_attention"] * 16}, 16),
         ({"layer_types": ["sliding_attention"]}, 0),  # too short to say anything
     ],
 )  # fmt: skip

@@ -65,6 +65,11 @@ def _describe(release: Release, name: str, row: Mapping[str, Any]) -> Iterator[t
         choices = [*choices, *map(str.lower, choices), "auto"]
     bounds = {_BOUNDS[key]: row[key] for key in _BOUNDS if key in row}
     kinds = [dict(_kind(node, choices, bounds)) for node in _members(ast.parse(row["type"], mode="eval").body)]
+    fields = [
+        field.removeprefix("LoadConfig.") for field in release.table("config_fields") if field.startswith("LoadConfig.")
+    ]
+    if "LoadConfig" in row["type"] and fields:
+        kinds = [kind | ({"propertyNames": {"enum": fields}} if kind == {"type": "object"} else {}) for kind in kinds]
     yield from kinds[0].items() if len(kinds) == 1 else {"anyOf": kinds}.items()
     default = row.get("default")
     if default is not None or {"type": "null"} in kinds:

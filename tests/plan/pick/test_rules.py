@@ -157,7 +157,7 @@ def head_without_weights(folder: Path) -> MethodRanking:
 
 
 def renamed(folder: Path) -> MethodRanking:
-    small = write(folder / "eagle-8b", copy_of("meta-llama/Llama-3.2-1B-Instruct"))
+    small = write(folder / "eagle-8b", copy_of("meta-llama/Llama-3.1-8B-Instruct"))
     return advise(version="0.33.0", drafters=(small,))
 
 

@@ -197,7 +197,11 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("kv-connector-unset")
     name, known = given.get("kv_connector"), context.release.table("kv_connectors") if asked else {}
     has_graphs = context.platform == "cuda" and not context.runs_eagerly and not context.lacks_full_graphs
+    has_plugin = "vllm-ascend" in (context.installed or ()) or any(
+        each.startswith("VLLM_ASCEND_") for each in context.env
+    )
     is_own = isinstance(name, str) and given.get("kv_role") and not given.get("kv_connector_module_path")
+    is_own = is_own and not has_plugin  # which registers connectors of its own
     if is_own and has_graphs and name not in known:
         yield from context.rules.ruling("kv-connector-unknown", name=name, known=sorted(known))
 
