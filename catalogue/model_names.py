@@ -6,7 +6,7 @@ FOLDER holds what the table `SOURCES` names, each in a folder of its own: the un
 release, the installed transformers, and checkouts of the repositories, at the commits whose hashes the table names.
 
 A name is written with the architecture that its sources agree on, else with the one that vLLM tests or documents; where
-there is none, the name is left out. Names of copies (`model_copies.json`) are left out too: their base counts.
+no source gives one, the name is left out. So are names of copies (`model_copies.json`): their base counts.
 
 `CONFIGS` names the copies of config.json files that repositories hold; their rows (`model_configs.json`) are whole.
 """

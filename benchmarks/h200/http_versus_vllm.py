@@ -1,4 +1,4 @@
-"""`draftwise serve` beside `vllm serve` on one GPU: the same streams from both, and the first load of each.
+"""`draftwise serve` and `vllm serve` on one GPU: the same streams from both, and the first load of each.
 
     python benchmarks/h200/http_versus_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
     python benchmarks/h200/http_versus_vllm.py table OUT/http_versus_vllm.json
@@ -160,7 +160,7 @@ class Session:
         self.servers.pop((engine, case)).__exit__()
 
     def _command(self, engine: str, case: str) -> list[str]:
-        """Return what a server is started with: beside these flags everything is its default."""
+        """Return what a server is started with: all other flags keep their defaults."""
         args, scale, most = self.args, self.scale, max(*self.args.concurrency, self.args.first_at_once)
         flags: dict[str, Any] = {
             "load-format": "dummy" if engine == OURS else "dummy_without_files",

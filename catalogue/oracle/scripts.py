@@ -322,7 +322,7 @@ def get_ways(run: ScriptRun, depth: int = 0) -> Iterator[tuple[Way, bool]]:
                 inside = get_ways(
                     run_script(inner.source or inner.text, env=get_exported(way), arguments=arguments), depth + 1
                 )
-                # words that are none where nothing is set do not reach the shell inside
+                # words that expand to nothing do not reach the inner shell
                 yield from ((each, partial or bool(way.assumed)) for each, partial in inside)
 
 

@@ -253,7 +253,7 @@ def _list_versions(run: Run) -> Iterator[str]:
 def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
     """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
-    Where the time decided how many prompts are asked, those of which nothing was measured.
+    If the time budget decides the number of prompts, yield only the cells without any measurement.
 
     A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
     where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.

@@ -107,7 +107,7 @@ def _find_density(run: Run) -> float:
 
 
 def _spread(timing: Timing, total: int) -> Timing:
-    """Return the timing of an answer of so many tokens, spread evenly over what arrived."""
+    """Return the timing of an answer with this number of tokens, spread evenly over the chunks that arrived."""
     times: Sequence[float] = [time for time, _ in timing.chunks]
     if not times:
         return timing

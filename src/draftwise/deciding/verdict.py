@@ -47,8 +47,7 @@ VOIDING = (
     *("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic"),
     *("roles-unknown", "other-model", "unit-unsound"),
 )
-"""Errors with which two arms are not the baseline and the candidate that they are said to be, or a ratio is of two
-different things."""
+"""Errors that make a comparison meaningless: an arm is not what its name claims, or the ratio compares unlike units."""
 _EARLIER, _FAR_LATER = 0.87, 1.35
 """Times the baseline's time to the first token: over all eleven methods (`benchmarks/cpu/results/decide_demo.json`) it
 came 0.87 to 1.22 times as late, and a larger drafter that reads the prompt takes somewhat longer."""
@@ -241,7 +240,7 @@ def _weigh(
 def find_signature(comparison: Comparison, thresholds: Thresholds) -> Reason | None:
     """Return the signature of a mixed workload: half of the requests clearly faster, and more of them slow than were.
 
-    None where there is none.
+    None if the workload shows no such signature.
     """
     half, tail = comparison.percentiles.get("tpot", {}).get(50), _get_harm(comparison, "tail")
     if tail is not None and half is not None and half.high < 1 and half.value <= 1 - thresholds.margin:

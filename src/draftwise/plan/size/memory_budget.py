@@ -248,7 +248,7 @@ def _min_blocks(request: SizeRequest) -> int:
 
 
 def in_flight(request: SizeRequest) -> int:
-    """Return the tokens that may be scheduled and not yet settled: of each batch that is under way."""
+    """Return the tokens that may be in flight: those of every batch that is scheduled and not finished."""
     stages_filled = request.pipeline_parallel_size
     if not request.rules.holds("size-in-flight-tokens"):
         return request.max_num_batched_tokens

@@ -113,7 +113,7 @@ class _TextFiller:
 
 
 def _find_brace(text: str, begin: int) -> int:
-    """Return where the brace is closed that a reference opens; -1 for nowhere."""
+    """Return the position of the brace that closes a reference, or -1."""
     depth = 0
     for found in _BRACE.finditer(text, begin):
         depth += 1 if found[0] == "${" else -1
