@@ -34,7 +34,7 @@ In a measurement an error also acts on the verdict. `draftwise decide` adopts no
 comparison (one workload, one load level, one candidate) that has an error, however large the speed-up: the verdict is
 *blocked*, with the code as its reason. An error about the whole run blocks every adoption. A rejection is blocked by
 errors that make the comparison meaningless ({voiding}).
-Two warnings make a verdict *inconclusive*, as the numbers may be wrong either way: {unsettling}.
+These warnings make a verdict *inconclusive*, because the numbers may be wrong either way: {unsettling}.
 Other warnings and notes stand beside the verdict in the terminal, the report and `summary.json`, and do not change it.
 Thresholds are shown with their defaults; those of a run are kept in its manifest.
 
