@@ -51,8 +51,11 @@ def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_siz
 _FAMILIES = {
     "qwen3_moe": {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "granite": {
-        **{"embedding_multiplier": 12.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1},
-        **{"logits_scaling": 3.0, "tie_word_embeddings": True},
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+        "tie_word_embeddings": True,
     },
 }
 FAMILIES = tuple(_FAMILIES)
