@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_siz
     return folder
 
 
-_FAMILIES = {
+_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "granite": {
         "embedding_multiplier": 12.0,
