@@ -465,7 +465,7 @@ def find_several(where: str) -> Finding:
         f"Several servers answer in turns at {where}: the start of the process and its counters go back and forth. "
         "Nothing is computed from them.",
         where=where,
-        fix="Give the address of each pod, or --prometheus, which scrapes each of them.",
+        fix="Give the address of each pod, or use --prometheus, which scrapes each of them.",
     )
 
 
