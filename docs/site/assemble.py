@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from os.path import relpath
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def assemble(into: Path) -> None:
         if page.exists():
             raise ValueError(f"{path} is written twice")
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(_LINK.sub(lambda link, path=path: _link(link, path, into), text), encoding="utf-8")
+        page.write_text(_LINK.sub(partial(_link, path=path, into=into), text), encoding="utf-8")
 
 
 def read_pages() -> Iterator[tuple[str, str]]:
