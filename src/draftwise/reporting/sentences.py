@@ -275,8 +275,8 @@ def _describe_no_gain(decision: Decision) -> str:
     where = f"{best.workload} at {best.condition.label}" if several else best.workload
     return (
         f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
-        f"adoption{_count_shown(single)}, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
+        f"adoption{_count_shown(single)}, the fastest was {best.candidate} on {where} with "
+        f"{format_ratio(best.deciding)} on {count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
     )
 
 
