@@ -61,8 +61,8 @@ class ReasonCode(StrEnum):
     """Equal within `margin`."""
     OPEN = "open"
     """The interval does not clear 1 + `margin`. `detectable`, where it is known: the gain that would have been found;
-    `prompts` more and `repetitions` instead of `done` would settle it; `can_repeat`: further repetitions count. `left`: who
-    was ahead when it left the race because the time was short, else None."""
+    `prompts` more and `repetitions` instead of `done` would settle it; `can_repeat`: further repetitions count. `left`:
+    who was ahead when it left the race because the time was short, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
