@@ -38,7 +38,7 @@ def judged(run: Run) -> Comparison:
 
 
 def test_what_is_slower_without_being_rejected_is_shown_as_no_gain_everywhere() -> None:
-    run = run_of(0.65, other=0.9, spread=0.35)
+    run = run_of(0.65, other=0.9, spread=0.39)
     each = judged(run)
     assert each.deciding.high < 1
     assert (each.verdict, each.reason.code) == (Verdict.NO_GAIN, "no-gain")
