@@ -63,8 +63,9 @@ def attend_by_kernel(
     spans, pages, scale = plan.spans, kv.layers[layer], scale or q_NAD.shape[-1] ** -0.5
     if not spans.parts:
         of_seqs = plan.page_table_BP, spans.first_row_B, spans.starts_B, spans.lengths_B
-        form = {"causal": plan.causal, "window": window}
-        return decode_attention(q_NAD, pages, *of_seqs, width=spans.width, scale=scale, **form)
+        return decode_attention(
+            q_NAD, pages, *of_seqs, width=spans.width, causal=plan.causal, scale=scale, window=window
+        )
     out_NE = torch.empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2], dtype=q_NAD.dtype, device=q_NAD.device)
     for part in spans.parts:
         seqs, rows = slice(part.first_seq, part.first_seq + part.num_seqs), slice(None)

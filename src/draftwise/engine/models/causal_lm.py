@@ -218,8 +218,10 @@ class CausalLM:
                 states[i] = x_NH
             is_last = i == len(weights.layers) - 1
             (own, window), turns = self._kinds[layer.kind], rotations[layer.kind]
-            how = {"scale": self.multipliers.attention, "window": window}
-            x_NH, delta_NH = decoder_layer(own, layer, i, x_NH, normed_NH, turns, kv, plan, is_last=is_last, **how)
+            x_NH, delta_NH = decoder_layer(
+                own, layer, i, x_NH, normed_NH, turns, kv, plan,
+                is_last=is_last, scale=self.multipliers.attention, window=window,
+            )  # fmt: skip
             delta_norm = layer.output_norms[1]
         states[last], states[last + 1] = kernels.add_norm(
             x_NH, delta_NH, weights.norm, places.get(last), delta_weight_H=delta_norm

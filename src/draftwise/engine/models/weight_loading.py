@@ -233,7 +233,8 @@ class WeightReader:
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         qkv, how = ["q_proj", "k_proj", "v_proj"], self._quantization
         after_attention = self.norm(prefix + "post_attention_layernorm.weight", hidden)
-        post_norm, output_norms = after_attention, (None, None)
+        output_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+        post_norm = after_attention
         if self._is_gemma:
             post_norm = self.norm(prefix + "pre_feedforward_layernorm.weight", hidden)
             output_norms = after_attention, self.norm(prefix + "post_feedforward_layernorm.weight", hidden)
