@@ -42,9 +42,9 @@ class Multipliers:
 
     embedding: float = 1.0
     residual: float = 1.0
-    """On what each layer's attention and MLP add."""
+    """Factor on what each layer's attention and MLP add."""
     attention: float | None = None
-    """On the scores; None: one over the root of the head dimension."""
+    """Factor on attention scores; None: one over the root of the head dimension."""
     logits: float = 1.0
 
     @classmethod

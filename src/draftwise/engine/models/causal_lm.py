@@ -53,7 +53,7 @@ class Layer:
     mlp: Callable[[Kernels, Tensor], Tensor]
     """`GatedMlp` or `ExpertsMlp`."""
     output_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
-    """Over what attention and the MLP add to the residual stream."""
+    """Weights of norms over what attention and the MLP add to the residual stream."""
     kind: int = 0
     """Which of the model's kinds of attention it has."""
 
