@@ -13,9 +13,7 @@ from functools import cache
 from draftwise.core import Severity
 from draftwise.knowledge.stored import read_folder
 
-__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "find_fix", "get_finding", "page_of", "read_finding_rooms"]
-
-_PAGES = "https://draftwise.dev/findings"
+__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "find_fix", "get_finding", "read_finding_rooms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +66,6 @@ def find_fix(code: str) -> str:
     """Return what to do in general about the findings of a code; empty for a code of another registry."""
     fact = all_findings().get(code)
     return "" if fact is None else fact.fix
-
-
-def page_of(name: str) -> str:
-    """Return the address of a code's page: of a finding, a rule, an advice or a known defect."""
-    return f"{_PAGES}/{name}/"
 
 
 @cache

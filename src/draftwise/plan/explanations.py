@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
+from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import Defect, all_defects, find_said
-from draftwise.knowledge.findings import FindingFact, all_findings, page_of
+from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
@@ -52,7 +53,7 @@ class Explanation:
     finding: FindingFact | None = None
     defect: Defect | None = None
     link: str = ""
-    """Link to a finding's code in the documentation."""
+    """Address of the page of a code."""
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
     see: tuple[str, ...] = ()
@@ -94,7 +95,7 @@ def _find(name: str) -> Iterator[Explanation]:
 
 
 def _find_codes(name: str) -> Iterator[Explanation]:
-    link = page_of(name)
+    link = f"{SITE}findings/{name}/"
     if finding := all_findings().get(name):
         yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
     if rule := all_rules().get(name):
@@ -145,7 +146,7 @@ def _find_metrics(name: str) -> Iterator[Explanation]:
     if gone in OLD_METRICS:
         instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
         text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
-        yield Explanation(kind="metric", name=gone, text=text, link=page_of("metrics-v0"))
+        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_values(name: str) -> Iterator[Explanation]:

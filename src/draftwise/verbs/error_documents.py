@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from draftwise.core import DraftwiseError, Finding, InvalidSetup, StorageError
 from draftwise.core.documents import json_form, to_json
 from draftwise.core.exit_codes import ExitCode, exit_code_of
-from draftwise.knowledge.findings import find_fix, page_of
+from draftwise.knowledge.findings import find_fix
 
 __all__ = ["ErrorDocument", "ErrorEntry", "ExitCode", "describe_error", "exit_code_of", "list_findings"]
 
@@ -37,7 +37,7 @@ class ErrorEntry:
             code=finding.code,
             message=str(Finding.error(finding.code, finding.message, where=finding.where)),
             fix=finding.fix or find_fix(finding.code) or f"Run `draftwise explain {finding.code}`.",
-            url=page_of(finding.code),
+            url=finding.url,
         )
 
 
