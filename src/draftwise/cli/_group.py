@@ -58,13 +58,12 @@ class VerbGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run the command line and end the process; without `standalone_mode` errors are raised instead."""
         _settle_streams()
+        run: Any = super().main
         if not standalone_mode:
-            return super().main(args, *more, standalone_mode=False, **options)
+            return run(args, *more, standalone_mode=False, **options)
         as_json = _wants_json(sys.argv[1:] if args is None else args)
         try:
-            code = super().main(args, *more, standalone_mode=False, **options)
-        except click.exceptions.Exit as end:
-            code = end.exit_code
+            code = run(args, *more, standalone_mode=False, **options)
         except Exception as error:
             code = _report(error, as_json=as_json)
         sys.exit(code if isinstance(code, int) else ExitCode.GOOD)
@@ -138,15 +137,15 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 def _report(error: Exception, *, as_json: bool) -> int:
     """Say why there is no answer, as text on stderr and as JSON on stdout; return the exit code."""
+    cause: BaseException = error
     if isinstance(error, click.Abort):
-        code, cause = ExitCode.INTERRUPTED, error.__cause__ or KeyboardInterrupt()
-        cause = cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()
+        code, cause = ExitCode.INTERRUPTED, KeyboardInterrupt()
         click.echo("interrupted", err=True)
     elif isinstance(error, click.ClickException):
         code, cause = ExitCode.USAGE, InvalidSetup(_describe_usage(error))
         error.show()
     else:
-        code, cause = exit_code_of(error), error
+        code = exit_code_of(error)
         if isinstance(error, InvalidSetup):
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
