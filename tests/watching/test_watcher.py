@@ -225,6 +225,32 @@ def test_all_connections_are_closed_in_the_end() -> None:
     assert [page.closed for page in kept] == [True, True]
 
 
+def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None:
+    class Alias:
+        """Another address of a server, in another pool."""
+
+        pool, instance = "plain", "http://127.0.0.1:8000"
+
+        def __init__(self, page: SimulatedPage) -> None:
+            self.page = page
+
+        async def look(self) -> Any:
+            seen = await self.page.look()
+            return replace(seen, pool=self.pool, instance=self.instance)
+
+        def close(self) -> None:
+            pass
+
+    def pages() -> list[Any]:
+        own = spec_pages(2)
+        return [*own, Alias(own[0])]
+
+    seen, _ = observe(pages, 3)
+    assert [each.code for each in seen[-1].findings] == ["same-server-twice"]
+    assert "http://a:8000 and http://127.0.0.1:8000 are one server" in seen[-1].findings[0].message
+    assert observe(lambda: spec_pages(3), 3)[0][-1].findings == ()
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["starts are told", "no start is told"])
 def test_several_servers_behind_one_address_are_no_reading(told: bool) -> None:
     """A balancer in front of two replicas: their pages come in turns."""
