@@ -52,7 +52,7 @@ class Illness:
         windows = [self.change(i, window) for i, window in enumerate(windows)]
         if self.engines:
             windows = [replace(window, instance="s", engine=str(i)) for i, window in enumerate(windows)]
-        plain = ()
+        plain: tuple[Window, ...] = ()
         if self.plain is not None:
             server = change(good, **{"speculates": 0.0, **self.plain})
             plain = (watch(server, pool="plain", instance="p", seed=100 * seed + 50, seconds=self.seconds),)

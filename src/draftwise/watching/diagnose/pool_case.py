@@ -162,7 +162,7 @@ class PoolCase:
     @cached_property
     def gains(self) -> bool:
         """Whether a token takes less time than in a plain pool of like requests and load."""
-        mine, plain = self.window.seconds_per_token, self.in_plain
+        mine, plain = self.window.seconds_per_token, self.comparable
         theirs = None if plain is None else plain.seconds_per_token
         if mine is None or theirs is None or plain is None or not is_same_load(self.window, plain):
             return False
