@@ -21,7 +21,7 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize(
     ("config", "code"),
     [
-        ({"architectures": ["GraniteForCausalLM"]}, "unsupported-architecture"),
+        ({"architectures": ["FalconForCausalLM"]}, "unsupported-architecture"),
         ({"model_type": "gemma3_text"}, "unsupported-architecture"),
         ({}, "unsupported-architecture"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantized"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["FAMILIES", "Family", "get_family"]
+__all__ = ["FAMILIES", "Family", "Multipliers", "get_family"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,37 @@ class Family:
     """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
     has_experts: bool = False
     """Whether layers have a mixture of experts (`MixtureShape`)."""
+    has_multipliers: bool = False
+    """Whether config.json scales embeddings, residuals, attention scores and logits (`Multipliers`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Factors between the parts of a model; source: transformers' `modeling_granite.py`."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    """On what each layer's attention and MLP add."""
+    attention: float | None = None
+    """On the scores; None: one over the root of the head dimension."""
+    logits: float = 1.0
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any], family: Family) -> Multipliers:
+        """Return the multipliers of a config.json: ones where the family has none."""
+        if not family.has_multipliers:
+            return cls()
+        return cls(
+            embedding=float(config.get("embedding_multiplier") or 1.0),
+            residual=float(config.get("residual_multiplier") or 1.0),
+            attention=float(config.get("attention_multiplier") or 1.0),
+            logits=1.0 / float(config.get("logits_scaling") or 1.0),
+        )
 
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
+    "granite": Family(architecture="GraniteForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias", has_multipliers=True),
     "mistral": Family(architecture="MistralForCausalLM"),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
     "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),

@@ -97,17 +97,18 @@ def test_add_norm_of_rows_that_lie_apart(has_delta, dtype, device):
     assert torch.equal(normed, expected)
 
 
-@pytest.mark.parametrize("hidden", [64, 96])
-def test_embed(hidden, dtype, device):
+@pytest.mark.parametrize(("hidden", "factor"), [(64, 1.0), (96, 1.0), (96, 12 / 0.22)])
+def test_embed(hidden, factor, dtype, device):
     ours, _ = make_kernels(make_shape(hidden), dtype, device)
     table, weight = (torch.randn(*size, device=device).to(dtype) for size in ((VOCAB, hidden), (hidden,)))
     tokens = torch.tensor([3, VOCAB - 1, 0, 3], device=device)
     place = torch.zeros(4, 2 * hidden, device=device, dtype=dtype)
     for total_NH in (None, place[:, hidden:]):
-        x, normed = ours.embed(tokens, table, weight, total_NH)
-        assert torch.equal(x, table[tokens])
-        assert torch.equal(normed, ours.add_norm(table[tokens], None, weight)[1])
-    assert torch.equal(place, torch.nn.functional.pad(table[tokens], (hidden, 0)))
+        x, normed = ours.embed(tokens, table, weight, total_NH, factor=factor)
+        torch.testing.assert_close(x, table[tokens] * factor)
+        assert factor != 1.0 or torch.equal(x, table[tokens])
+        assert torch.equal(normed, ours.add_norm(x, None, weight)[1])
+    assert torch.equal(place, torch.nn.functional.pad(x, (hidden, 0)))
 
 
 @pytest.mark.parametrize("normed", [True, False])

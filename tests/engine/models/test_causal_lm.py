@@ -26,8 +26,16 @@ ROPES = {
     "yarn-fixed": {"rope_type": "yarn", "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2} | YARN,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.015625,
+    "logits_scaling": 10.0,
+}
 FAMILIES = {
     "llama": {},
+    "granite": MULTIPLIERS | {"rms_norm_eps": 1e-2},
+    "granite-tied": MULTIPLIERS | {"tie_word_embeddings": True, "attention_bias": True},
     "llama-biased": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2},
     "llama-tied": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": None},
@@ -93,8 +101,9 @@ def test_rope_scalings_are_told_apart(save_tiny, run_paged):
     assert min((a - b).abs().max() for i, a in enumerate(logits) for b in logits[:i]) > 1e-3
 
 
-def test_aux_layers_are_the_residual_stream(save_tiny, run_paged):
-    path, theirs = save_tiny("qwen3")
+@pytest.mark.parametrize("name", ["qwen3", "granite"])
+def test_aux_layers_are_the_residual_stream(name, save_tiny, run_paged):
+    path, theirs = save_tiny(name, **FAMILIES[name])
     _, states = reference(theirs.double(), TOKENS)
     ours = load_model(path, dtype="float64", device="cpu")
     [(hidden, last, embedded, second)] = run_paged(ours, [TOKENS], [[40, 10]], aux_layers=(3, 0, 2))
@@ -118,8 +127,9 @@ def test_ragged_mixed_batch_equals_each_sequence_alone(dtype, save_tiny, run_pag
         torch.testing.assert_close(hidden, alone, rtol=tolerance, atol=tolerance)
 
 
-def test_bfloat16_stays_close_to_transformers(save_tiny, run_paged):
-    path, theirs = save_tiny("llama")
+@pytest.mark.parametrize("name", ["llama", "granite"])
+def test_bfloat16_stays_close_to_transformers(name, save_tiny, run_paged):
+    path, theirs = save_tiny(name, **FAMILIES[name])
     expected, _ = reference(theirs.double(), TOKENS)
     ours = load_model(path, dtype="bfloat16", device="cpu")
     [(hidden,)] = run_paged(ours, [TOKENS], [[40, 4, 1, 5]])

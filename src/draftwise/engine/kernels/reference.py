@@ -49,10 +49,17 @@ class Kernels:
         """Compile what the first call would compile otherwise."""
 
     def embed(
-        self, tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None = None
+        self,
+        tokens_N: Tensor,
+        embedding_VH: Tensor,
+        weight_H: Tensor,
+        total_NH: Tensor | None = None,
+        *,
+        factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the tokens, put into `total_NH` where given, and their RMS norm."""
-        return self.add_norm(F.embedding(tokens_N, embedding_VH), None, weight_H, total_NH)
+        """Return the embeddings of the tokens times a factor, put into `total_NH` where given, and their RMS norm."""
+        x_NH = F.embedding(tokens_N, embedding_VH)
+        return self.add_norm(x_NH if factor == 1.0 else x_NH * factor, None, weight_H, total_NH)
 
     def embed_beside(
         self,

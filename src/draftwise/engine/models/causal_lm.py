@@ -1,4 +1,4 @@
-"""The decoder of the Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE families over paged keys and values.
+"""The decoder of the Llama, Granite, Mistral, Qwen2, Qwen3 and Qwen3-MoE families over paged keys and values.
 
 Shape letters: N new tokens of the step, R rows that need logits, H hidden size, A query heads, G key-value
 heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabulary.
@@ -16,6 +16,7 @@ from torch import Tensor
 from draftwise.core import ModelShape
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
+from draftwise.engine.families import Multipliers
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
@@ -72,6 +73,7 @@ def decoder_layer(
     plan: AttentionPlan,
     *,
     is_last: bool = False,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one decoder layer and store its keys and values.
 
@@ -85,6 +87,7 @@ def decoder_layer(
         kv: the pages.
         plan: where the rows go and what they look at.
         is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
+        scale: of the scores of attention; None: one over the root of D.
 
     Returns:
         the residual stream after attention, and what the MLP adds to it; of a last layer, of the wanted rows.
@@ -94,7 +97,7 @@ def decoder_layer(
     if is_last and plan.wanted is not None:
         rows_R, plan = plan.wanted.rows_R, plan.wanted.plan
         x_NH, q_NAD = x_NH.index_select(0, rows_R), q_NAD.index_select(0, rows_R)
-    x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan)), layer.post_norm)
+    x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan, scale=scale)), layer.post_norm)
     return x_NH, layer.mlp(kernels, normed_NH)
 
 
@@ -105,6 +108,7 @@ class CausalLM:
         shape: its dimensions; max_position_embeddings is the longest context it can compute.
         config: config.json as read.
         mixture: its experts; None: every layer has an MLP.
+        multipliers: its family's.
     """
 
     def __init__(
@@ -114,9 +118,13 @@ class CausalLM:
         rope: Rope,
         weights: Weights,
         mixture: MixtureShape | None = None,
+        multipliers: Multipliers = Multipliers(),  # noqa: B008 (frozen)
     ) -> None:
         self.config, self.shape, self.weights, self.mixture = config, shape, weights, mixture
-        eps = float(config.get("rms_norm_eps") or 1e-6)
+        # The residual stream is kept divided by the residual's multiplier: what a layer adds then needs no factor, and
+        # a norm differs in nothing but its epsilon.
+        self.multipliers = multipliers
+        eps = float(config.get("rms_norm_eps") or 1e-6) / multipliers.residual**2
         self._kernels = make_kernels(shape, rope, eps=eps, dtype=self.dtype, device=self.device)
 
     @property
@@ -173,7 +181,8 @@ class CausalLM:
             else {}
         )
         states: dict[int, Tensor] = {}
-        x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, _input_norm(weights.layers[0]), places.get(0))
+        first_norm, factor = _input_norm(weights.layers[0]), self.multipliers.embedding / self.multipliers.residual
+        x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, first_norm, places.get(0), factor=factor)
         delta_NH: Tensor | None = None
         for i, layer in enumerate(weights.layers):
             if i > 0:
@@ -181,19 +190,27 @@ class CausalLM:
             if i in aux_layers:
                 states[i] = x_NH
             is_last = i == len(weights.layers) - 1
-            x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan, is_last=is_last)
+            args = kernels, layer, i, x_NH, normed_NH, rotations, kv, plan
+            x_NH, delta_NH = decoder_layer(*args, is_last=is_last, scale=self.multipliers.attention)
         states[last], states[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
         if last + 1 in places:
             places[last + 1].copy_(states[last + 1])
         for i in places.keys() - states.keys():  # of layers that a rehearsal leaves out
             states[i] = places[i].zero_()
-        return states[last + 1], [states[i] for i in aux_layers]
+        features = [states[i] for i in aux_layers]
+        if self.multipliers.residual != 1.0:  # readers of the stream know nothing of how it is kept
+            features = [
+                torch.mul(state, self.multipliers.residual, out=places.get(i)) if i <= last else state
+                for i, state in zip(aux_layers, features, strict=True)
+            ]
+        return states[last + 1], features
 
     __call__ = forward
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return logits_RV, in the model's dtype, of hidden states after the final norm."""
-        return self.weights.head(hidden_RH)
+        factor = self.multipliers.logits
+        return self.weights.head(hidden_RH if factor == 1.0 else hidden_RH * factor)
 
 
 def _input_norm(layer: Layer) -> Tensor:

@@ -131,7 +131,10 @@ _SIZES = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "target_hidden_size"),
 )
-_NUMBERS = ("rms_norm_eps", "rope_theta", "partial_rotary_factor")
+_NUMBERS = (
+    *("rms_norm_eps", "rope_theta", "partial_rotary_factor"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+)
 _LARGEST_SIZE = 2**31
 _LARGEST_NUMBER = 1e30
 

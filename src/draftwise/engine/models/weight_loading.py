@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.families import Family, get_family
+from draftwise.engine.families import Family, Multipliers, get_family
 from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
@@ -50,7 +50,7 @@ def load_model(
         quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel.
 
     Raises:
-        InvalidSetup: the checkpoint is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE, is incomplete, or the
+        InvalidSetup: the checkpoint's family is not in `engine.families`, it is incomplete, or the
             dtype or device cannot be had.
     """
     checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
@@ -61,6 +61,7 @@ def load_model(
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
+    multipliers = Multipliers.from_hf_config(config, family)
     kind, place = _resolve_dtype(dtype, config), find_device(device)
     as_stored = checkpoint.files and quantization is None
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
@@ -69,7 +70,7 @@ def load_model(
         weights = _read_weights(reader, shape, mixture)
         checkpoint.check_complete()
     rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
-    return CausalLM(config, shape, rope, weights, mixture)
+    return CausalLM(config, shape, rope, weights, mixture, multipliers)
 
 
 def _window(config: Mapping[str, Any], family: Family) -> int | None:

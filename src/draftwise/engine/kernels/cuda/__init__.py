@@ -27,10 +27,16 @@ class CudaKernels(Kernels):
         self._table_TD = rope.table()
 
     def embed(
-        self, tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None = None
+        self,
+        tokens_N: Tensor,
+        embedding_VH: Tensor,
+        weight_H: Tensor,
+        total_NH: Tensor | None = None,
+        *,
+        factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Gather and norm in one launch."""
-        return code.embed(tokens_N, embedding_VH, weight_H, total_NH, self.eps)
+        return code.embed(tokens_N, embedding_VH, weight_H, total_NH, self.eps, factor)
 
     def embed_beside(
         self,

@@ -43,12 +43,12 @@ def add_norm(
 
 
 def embed(
-    tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None, eps: float
+    tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None, eps: float, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the embeddings of the tokens and their RMS norm; see `Kernels.embed`."""
+    """Return the embeddings of the tokens times a factor and their RMS norm; see `Kernels.embed`."""
     normed_NH = embedding_VH.new_empty(len(tokens_N), embedding_VH.shape[1])
     total_NH = torch.empty_like(normed_NH) if total_NH is None else total_NH
-    _run_add_norm(embedding_VH, None, weight_H, total_NH, normed_NH, tokens_N=tokens_N, eps=eps)
+    _run_add_norm(embedding_VH, None, weight_H, total_NH, normed_NH, tokens_N=tokens_N, eps=eps, factor=factor)
     return total_NH, normed_NH
 
 
@@ -61,6 +61,7 @@ def _run_add_norm(
     *,
     tokens_N: Tensor | None,
     eps: float,
+    factor: float = 1.0,
 ) -> None:
     """Launch `_add_norm`; what is None is not read or not written, and row n of x is row tokens_N[n] if there are."""
     width = x_NH.shape[1]
@@ -80,6 +81,7 @@ def _run_add_norm(
         eps,
         H=width,
         BLOCK=block,
+        FACTOR=factor,
         KEEP="evict_last" if rows <= _FEW_ROWS else "",
         num_warps=_num_warps(block),
     )
@@ -99,6 +101,7 @@ def _add_norm(
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr,
     KEEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -111,6 +114,8 @@ def _add_norm(
     wait(PDL)
     source = row if tokens is None else tl.load(tokens + row)
     value = tl.load(x + source * x_stride + columns, mask=inside, other=0.0, eviction_policy=KEEP)
+    if FACTOR != 1.0:
+        value = (value.to(tl.float32) * FACTOR).to(value.dtype)
     if delta is not None:
         added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
         value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
