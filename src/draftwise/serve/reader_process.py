@@ -44,7 +44,7 @@ _LOAD_S = 120
 _MEMORY = 2**31
 """Bytes that reading a body may take."""
 _FIRST = 255
-"""In place of a signal's number: the reader is a lane's first of this process."""
+"""Says that a reader is the first of its lane, in place of a signal's number."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from draftwise.serve.reader_process import main; main(int(sys.argv[1]))"
