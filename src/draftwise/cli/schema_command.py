@@ -21,12 +21,12 @@ _WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema")
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
 @click.argument("verb", required=False, type=click.Choice(sorted(VERBS.keys() - _WITHOUT_JSON)))
-@click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
 @nearest_option
 def schema(**given: Any) -> None:
-    """Print the JSON Schema of --speculative-config in a vLLM release, by which editors complete and check it.
+    """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it.
 
-    With VERB, print the schema of what `draftwise VERB --json` prints.
+    With VERB, print the schema of the output of `draftwise VERB --json`.
 
     \b
     Examples:
