@@ -25,8 +25,8 @@ __all__ = ["render", "schema"]
 def schema(**given: Any) -> None:
     """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it.
 
-    With VERB, print the schema of the output of `draftwise VERB --json`; with `error`, that of the error that every verb
-    prints if it has no answer.
+    With VERB, print the schema of the output of `draftwise VERB --json`; with `error`, that of the error that every
+    verb prints if it has no answer.
 
     \b
     Examples:
