@@ -108,5 +108,5 @@ def test_in_a_narrow_terminal_no_number_is_cut(arguments, monkeypatch) -> None:
     result = CliRunner().invoke(main, list(arguments))
     assert result.exit_code == 0, result.output
     assert "…" not in result.output
-    shown = {"size": ("1,024", "KV tokens", "454,576"), "pick": ("method dflash", "k 7", "speed-up")}[arguments[0]]
+    shown = {"size": ("1,024", "KV tokens", "454,576"), "pick": ("dflash", " 7 ", "speed-up")}[arguments[0]]
     assert [each for each in shown if each not in result.output] == []
