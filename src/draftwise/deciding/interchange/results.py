@@ -80,6 +80,8 @@ class Results:
     cells: tuple[ArmResults, ...]
     notes: tuple[str, ...] = ()
     """How readings were converted, and what could not be."""
+    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By workload, what tells each prompt that was asked from others; empty where the tool keeps no prompts."""
 
 
 def make_timing(
