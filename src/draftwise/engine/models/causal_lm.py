@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.core import ModelShape
+from draftwise.core import Finding, ModelShape
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
+from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mixture import MixtureShape
@@ -55,7 +56,7 @@ class Layer:
 class Weights:
     """All weights of a model."""
 
-    embedding_VH: Tensor
+    embedding_VH: Table
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
@@ -105,6 +106,8 @@ class CausalLM:
         shape: its dimensions; max_position_embeddings is the longest context it can compute.
         config: config.json as read.
         mixture: its experts; None: every layer has an MLP.
+        is_quantized: whether matrices of four to eight bits are multiplied as they are; all else is float32.
+        notes: remarks for the operator on how it was loaded.
     """
 
     def __init__(
@@ -114,8 +117,12 @@ class CausalLM:
         rope: Rope,
         weights: Weights,
         mixture: MixtureShape | None = None,
+        *,
+        is_quantized: bool = False,
+        notes: tuple[Finding, ...] = (),
     ) -> None:
         self.config, self.shape, self.weights, self.mixture = config, shape, weights, mixture
+        self.is_quantized, self.notes = is_quantized, notes
         eps = float(config.get("rms_norm_eps") or 1e-6)
         self._kernels = make_kernels(shape, rope, eps=eps, dtype=self.dtype, device=self.device)
 
