@@ -14,7 +14,7 @@ BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps -
 PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage docs format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -96,6 +96,9 @@ coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the s
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
 	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES) --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
+
+docs: $(VENV)/.installed ## Build the documentation site in build/docs/site
+	$(BIN)/python -m docs.site
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended
 	$(BIN)/ruff format .

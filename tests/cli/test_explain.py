@@ -173,7 +173,7 @@ def test_every_code_that_is_printed_can_be_explained() -> None:
         for code in registry:
             found = next(each for each in explain(code) if each.kind == kind)
             assert found.text, code
-            assert found.link == f"docs/findings.md#{code}"
+            assert found.link == f"https://draftwise.dev/findings/{code}/"
 
 
 def test_a_finding_is_shown_with_its_fix_its_threshold_and_the_page() -> None:
@@ -181,7 +181,7 @@ def test_a_finding_is_shown_with_its_fix_its_threshold_and_the_page() -> None:
     assert "The load generator sent requests late" in text
     assert "Use more client processes" in text
     assert "error or warning, beyond the threshold client_late, from: measurement validity" in text
-    assert "more: docs/findings.md#client-sends-late" in text
+    assert "more: https://draftwise.dev/findings/client-sends-late/" in text
     (told,) = explained("client-sends-late")
     assert told["finding"]["severities"] == ["error", "warning"]
     assert told["finding"]["room"] == "Measurement validity"

@@ -21,8 +21,9 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize(
     ("config", "code"),
     [
-        ({"architectures": ["GraniteForCausalLM"]}, "unsupported-architecture"),
-        ({"model_type": "gemma3_text"}, "unsupported-architecture"),
+        ({"architectures": ["FalconForCausalLM"]}, "unsupported-architecture"),
+        ({"model_type": "gemma2"}, "unsupported-architecture"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30}, "unsupported-architecture"),
         ({}, "unsupported-architecture"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"model_type": "llama"}, ""),

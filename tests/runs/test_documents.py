@@ -24,6 +24,7 @@ from draftwise.core import (
     UnreadableSource,
 )
 from draftwise.core.documents import from_json, to_json
+from draftwise.core.finding import SITE
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.summary import summarise
 from draftwise.runs import RunDirectory
@@ -60,9 +61,10 @@ def holds(written: Any, row: Any) -> bool:
     return bool(written == row)
 
 
-def with_sources(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a forecast whose findings have all keys, as they have today."""
-    return row | {"findings": [{**each, "source": ""} for each in row.get("findings", ())]}
+def with_pages(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a document whose findings have all keys, as they have today."""
+    found = [{"source": "", "url": f"{SITE}findings/{each['code']}/", **each} for each in row.get("findings", ())]
+    return row | ({"findings": found} if "findings" in row else {})
 
 
 @pytest.mark.parametrize(("kind", "name"), DOCUMENTS, ids=lambda each: str(each))
@@ -70,7 +72,7 @@ def test_a_document_is_written_back_as_it_was(kind: type[Any], name: str, tmp_pa
     value = read_file(kind, FOLDER / name)
     write_document(tmp_path / name, value)
     row = json.loads((FOLDER / name).read_text())
-    assert json.loads((tmp_path / name).read_text()) == (with_sources(row) if kind is Forecast else row)
+    assert json.loads((tmp_path / name).read_text()) == with_pages(row)
     assert read_file(kind, tmp_path / name) == value
 
 
@@ -112,4 +114,5 @@ def test_a_summary_is_what_it_was() -> None:
         for finding in findings:
             assert finding.pop("where") is not None
             assert finding.pop("source") is not None
+            assert finding.pop("url").startswith(SITE)
     assert made == row

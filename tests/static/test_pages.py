@@ -1,4 +1,4 @@
-"""Pages that are written from the code say what the code says."""
+"""Pages are written from the code and say what it says; the site is built from them, and every link leads somewhere."""
 
 import importlib.util
 import re
@@ -6,8 +6,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from docs.site.__main__ import build
+from docs.site.assemble import assemble, read_pages, render, slug
 
+from draftwise.core import Finding
+from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
+from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import all_rules
 
@@ -24,7 +29,7 @@ def load(name: str) -> ModuleType:
     return script
 
 
-@pytest.mark.parametrize("name", ["findings", "structure"])
+@pytest.mark.parametrize("name", ["structure"])
 def test_the_page_is_up_to_date(name: str) -> None:
     assert (DOCS / f"{name}.md").read_text() == load(name).render(), f"run: python docs/{name}.py"
 
@@ -33,20 +38,57 @@ def test_the_page_of_modules_starts_with_a_map() -> None:
     assert load("structure").render().splitlines().index("# Outside the package") <= 50
 
 
-def test_every_code_has_one_anchor() -> None:
-    anchors = re.findall(r'<a id="([^"]+)"></a>', load("findings").render())
-    assert sorted(anchors) == sorted({*all_findings(), *all_rules(), *all_advice()})
+@pytest.fixture(scope="module")
+def site() -> dict[str, str]:
+    """Path -> text of each page of the site."""
+    return dict(read_pages())
 
 
-def test_every_line_of_a_table_has_as_many_cells_as_its_head() -> None:
-    width = 0
-    for line in load("findings").render().splitlines():
-        if line.startswith("|"):
-            cells = line.count("|")
-            width = width or cells
-            assert cells == width, line
-        else:
-            width = 0
+def test_every_code_has_a_page_at_its_address_and_a_line_of_the_index(site: dict[str, str]) -> None:
+    codes = {*all_findings(), *all_rules(), *all_advice(), *all_defects()}
+    pages = {path for path in site if path.startswith("findings/")}
+    assert pages == {"findings/index.md"} | {f"findings/{code}.md" for code in codes}
+    assert {
+        f"findings/{code}.md" for code in re.findall(r"\]\(([\w.-]+)\.md\)", site["findings/index.md"])
+    } == pages - {"findings/index.md"}
+    assert Finding.info("unknown-key", "").url == f"{SITE}findings/unknown-key/"
+
+
+def test_every_line_of_a_table_has_as_many_cells_as_its_head(site: dict[str, str]) -> None:
+    for path, text in site.items():
+        width = 0
+        for line in text.splitlines():
+            if line.startswith("|"):
+                cells = len(re.findall(r"(?<!\\)\|", line))
+                width = width or cells
+                assert cells == width, f"{path}: {line}"
+            else:
+                width = 0
+
+
+def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="zensical is not installed")
+    folder = build(tmp_path / "docs")
+    asks = re.compile(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(https?://[^\s\">]+)")
+    for page in ("index.html", "findings/unknown-key/index.html"):
+        html = (folder / page).read_text(encoding="utf-8")
+        assert "<h1" in html
+        assert [each for each in asks.findall(html) if not each.startswith(SITE)] == []
+
+
+def test_a_link_to_a_file_that_is_not_there_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("docs.site.assemble.read_pages", lambda: iter([("a.md", "[x](../benchmarks/gone.md)")]))
+    with pytest.raises(FileNotFoundError, match=r"gone\.md"):
+        assemble(tmp_path)
+
+
+def test_headings_get_the_anchors_of_code_hosts() -> None:
+    assert slug("A `name`, and more") == "a-name-and-more"
+    assert render("# A\n\n<!-- runs -->\n```\n# not one\n```\n") == "# A {: #a }\n\n```\n# not one\n```\n"
+
+
+GENERATED = {DOCS / "findings", DOCS / "releases"}
+"""Folders of pages that only the site has; its strict build looks at links to them."""
 
 
 def find_anchors(page: Path) -> set[str]:
@@ -63,7 +105,7 @@ def find_broken_links(page: Path) -> list[str]:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        outside = re.match(r"[a-z]+:", link)
+        outside = re.match(r"[a-z]+:", link) or target.resolve().parent in GENERATED
         if not outside and not (target.exists() and (not anchor or anchor in find_anchors(target))):
             broken.append(link)
     return broken
@@ -71,7 +113,7 @@ def find_broken_links(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("folder", [".", "docs", "benchmarks", "bundle", "catalogue"])
 def test_links_between_pages_lead_somewhere(folder: str) -> None:
-    pages = (ROOT / folder).glob("*.md") if folder in (".", "docs") else (ROOT / folder).rglob("*.md")
+    pages = (ROOT / folder).glob("*.md") if folder == "." else (ROOT / folder).rglob("*.md")
     broken = {page.relative_to(ROOT).as_posix(): found for page in sorted(pages) if (found := find_broken_links(page))}
     assert not broken
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,22 +49,34 @@ def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_siz
     return folder
 
 
-def write_mixture(folder: Path) -> Path:
-    """Write a random Qwen3-MoE of the same tokenizer: two layers, two of eight experts a token."""
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "gemma3_text": {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+        "tie_word_embeddings": True,
+    },
+}
+FAMILIES = tuple(_FAMILIES)
+"""Families that `write_family` knows: a mixture of two of eight experts, windows and further norms, and multipliers."""
+
+
+def write_family(folder: Path, family: str) -> Path:
+    """Write a random two-layer model of another family, with the same tokenizer."""
     import torch
     import transformers
 
     folder.mkdir()
     vocab_size = write_tokenizer(folder)
     torch.manual_seed(3)
-    config = transformers.Qwen3MoeConfig(
+    config = transformers.AutoConfig.for_model(
+        family,
         vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
-        moe_intermediate_size=32,
-        num_experts=8,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -71,8 +84,9 @@ def write_mixture(folder: Path) -> Path:
         max_position_embeddings=256,
         initializer_range=0.3,
         eos_token_id=256,
+        **_FAMILIES[family],
     )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -31,7 +31,7 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
     "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON", help="A speculative config; repeat for more."
 )
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
-              help="code, prose, rewrite, a log or trace, synthetic:...; see docs/measuring.md.")  # fmt: skip
+              help="code, prose, rewrite, a log or trace, synthetic:...; see docs/reference/measuring.md.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Prompts per workload.")

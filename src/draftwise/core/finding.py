@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
+    "SITE",
     "BackendError",
     "DraftwiseError",
     "Finding",
@@ -27,6 +28,10 @@ __all__ = [
     "UnreadableSource",
     "join_names",
 ]
+
+
+SITE = "https://draftwise.dev/"
+"""Address of the documentation site, which has a page for each code."""
 
 
 class Severity(StrEnum):
@@ -41,6 +46,7 @@ class Severity(StrEnum):
 class Finding:
     """One thing that is wrong, risky or worth knowing, and what to do about it."""
 
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("url",)
     code: str
     """Stable, kebab-case name of the rule, e.g. `unknown-key`."""
     severity: Severity
@@ -51,6 +57,11 @@ class Finding:
     fix: str = ""
     source: str = ""
     """Paper, wheel file or measurement that the rule rests on."""
+
+    @property
+    def url(self) -> str:
+        """Address of the code's page."""
+        return f"{SITE}findings/{self.code}/"
 
     @staticmethod
     def error(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
@@ -75,7 +86,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON, empty fields left out."""
-        return {key: value for key, value in asdict(self).items() if value not in ("", ())}
+        return {key: value for key, value in asdict(self).items() if value not in ("", ())} | {"url": self.url}
 
 
 def _names(text: str, where: str) -> bool:

@@ -7,7 +7,7 @@ gives the general meaning of the code. A test compares the rows with the codes a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from draftwise.core import Severity
@@ -34,6 +34,10 @@ class DiagnosisFact:
     """What vLLM writes into its start-up log where this is so."""
     consequences: tuple[str, ...] = ()
     """Codes of findings that follow from this one, and say nothing beside it."""
+    methods: tuple[str, ...] = ()
+    """Drafting methods that can be ill of it; empty for all."""
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """What to do first where a reading is not at hand, by reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

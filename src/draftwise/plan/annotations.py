@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from draftwise.core import Finding, Ruling, Severity
+from draftwise.core.finding import SITE
 from draftwise.knowledge.rules import all_rules
 from draftwise.plan.check.check_report import Report
 
@@ -45,7 +46,14 @@ def to_sarif(reports: Sequence[Report], *, places: Sequence[str] = ()) -> dict[s
     ]
     codes = sorted({finding.code for _, _, finding in pairs})
     rules = [_rule(code, next(finding for _, _, finding in pairs if finding.code == code)) for code in codes]
-    driver = {"name": "draftwise", "semanticVersion": version("draftwise"), "rules": rules}
+    number = version("draftwise")
+    driver = {
+        "name": "draftwise",
+        "version": number,
+        "semanticVersion": number,
+        "informationUri": SITE,
+        "rules": rules,
+    }
     results = [_result(finding, report, place, codes.index(finding.code)) for report, place, finding in pairs]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -65,6 +73,7 @@ def _rule(code: str, example: Finding) -> dict[str, Any]:
         "shortDescription": {"text": _sentence(title)},
         "fullDescription": {"text": _sentence(text)},
         "help": {"text": _sentence(text) + (f" Source: {source}." if source else "")},
+        "helpUri": example.url,
         "defaultConfiguration": {"level": level},
     }
     return described | ({"properties": {"source": source}} if source else {})

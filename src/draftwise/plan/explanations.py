@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
+from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import Defect, all_defects, find_said
 from draftwise.knowledge.findings import FindingFact, all_findings
@@ -22,7 +23,6 @@ from draftwise.knowledge.vllm_messages import find_messages
 
 __all__ = ["Explanation", "explain", "list_names"]
 
-_PAGE = "docs/findings.md"
 _OLD_FLAG = "flag-from-before-0.9"
 _FIELD = re.compile(r"\{(\w+)\}")
 """A value in the text of a rule."""
@@ -53,7 +53,7 @@ class Explanation:
     finding: FindingFact | None = None
     defect: Defect | None = None
     link: str = ""
-    """Link to a finding's code in the documentation."""
+    """Address of the page of a code."""
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
     see: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def _find(name: str) -> Iterator[Explanation]:
 
 
 def _find_codes(name: str) -> Iterator[Explanation]:
-    link = f"{_PAGE}#{name}"
+    link = f"{SITE}findings/{name}/"
     if finding := all_findings().get(name):
         yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
     if rule := all_rules().get(name):
@@ -104,7 +104,7 @@ def _find_codes(name: str) -> Iterator[Explanation]:
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if defect := all_defects().get(name):
-        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect)
+        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect, link=link)
 
 
 def _find_terms(name: str) -> Iterator[Explanation]:
@@ -146,7 +146,7 @@ def _find_metrics(name: str) -> Iterator[Explanation]:
     if gone in OLD_METRICS:
         instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
         text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
-        yield Explanation(kind="metric", name=gone, text=text, link=f"{_PAGE}#metrics-v0")
+        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_values(name: str) -> Iterator[Explanation]:

@@ -87,7 +87,7 @@ class FrozenTarget:
             num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.
 
         Raises:
-            InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
+            InvalidSetup: there is no such checkpoint, or its family is not in `engine.families`.
         """
         checkpoint = CheckpointReader(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))

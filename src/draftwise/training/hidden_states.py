@@ -300,7 +300,7 @@ def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
     if not isinstance(path, str):
         raise BackendError(
             f"{server.url} names no file of hidden states: start vLLM with the method extract_hidden_states and a "
-            "connector that writes them (docs/training.md)."
+            "connector that writes them (docs/reference/training.md)."
         )
     tensors = _take(Path(path))
     states, ids = tensors.get("hidden_states"), tensors.get("token_ids")

@@ -164,7 +164,11 @@ def _read(request: WatchRequest) -> _Service:
         asked=_read_asked(request, step),
         step=step,
         yardstick=yardstick,
-        unanswered=tuple(yardstick.list_unanswered(has_plain=has_plain, has_probe=request.probe)),
+        unanswered=tuple(
+            yardstick.list_unanswered(
+                has_plain=has_plain, has_probe=request.probe, has_earlier=request.since_rollout is not None
+            )
+        ),
     )
     owner = request.setup_before or request.setup
     if baseline is not None and owner is not None:

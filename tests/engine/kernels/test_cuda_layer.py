@@ -83,6 +83,17 @@ def test_add_norm(num_rows, hidden, has_delta, dtype, device):
     assert_rounded(ours.add(x, delta), x.double() + delta.double(), dtype)
 
 
+def test_norms_in_float32_also_over_what_is_added(dtype, device):
+    ours, exact = make_kernels(make_shape(96), dtype, device)
+    x, delta = (torch.randn(3, 96, device=device).to(dtype) for _ in range(2))
+    weight, of_delta = torch.randn(2, 96, device=device)
+    total, normed = ours.add_norm(x, delta, weight, delta_weight_H=of_delta)
+    added = ours.add_norm(delta, None, of_delta)[1]
+    assert_rounded(added, exact.add_norm(delta.double(), None, of_delta.double())[1], dtype)
+    assert torch.equal(total, ours.add(x, added))
+    assert_rounded(normed, exact.add_norm(total.double(), None, weight.double())[1], dtype)
+
+
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_add_norm_of_rows_that_lie_apart(has_delta, dtype, device):
     ours, _ = make_kernels(make_shape(), dtype, device)
@@ -97,17 +108,18 @@ def test_add_norm_of_rows_that_lie_apart(has_delta, dtype, device):
     assert torch.equal(normed, expected)
 
 
-@pytest.mark.parametrize("hidden", [64, 96])
-def test_embed(hidden, dtype, device):
+@pytest.mark.parametrize(("hidden", "factor"), [(64, 1.0), (96, 1.0), (96, 12 / 0.22)])
+def test_embed(hidden, factor, dtype, device):
     ours, _ = make_kernels(make_shape(hidden), dtype, device)
     table, weight = (torch.randn(*size, device=device).to(dtype) for size in ((VOCAB, hidden), (hidden,)))
     tokens = torch.tensor([3, VOCAB - 1, 0, 3], device=device)
     place = torch.zeros(4, 2 * hidden, device=device, dtype=dtype)
     for total_NH in (None, place[:, hidden:]):
-        x, normed = ours.embed(tokens, table, weight, total_NH)
-        assert torch.equal(x, table[tokens])
-        assert torch.equal(normed, ours.add_norm(table[tokens], None, weight)[1])
-    assert torch.equal(place, torch.nn.functional.pad(table[tokens], (hidden, 0)))
+        x, normed = ours.embed(tokens, table, weight, total_NH, factor=factor)
+        torch.testing.assert_close(x, table[tokens] * factor)
+        assert factor != 1.0 or torch.equal(x, table[tokens])
+        assert torch.equal(normed, ours.add_norm(x, None, weight)[1])
+    assert torch.equal(place, torch.nn.functional.pad(x, (hidden, 0)))
 
 
 @pytest.mark.parametrize("normed", [True, False])
@@ -140,6 +152,7 @@ def test_silu_mul(num_rows, width, dtype, device):
     x = (torch.randn(num_rows, 2 * width, device=device) * 4).to(dtype)
     x[0, :8] = torch.tensor([-300.0, -90, -88, -80, 80, 88, 90, 300])  # where the exponential must not overflow
     assert_rounded(ours.silu_mul(x), exact.silu_mul(x.double()), dtype)
+    assert_rounded(ours.gelu_mul(x), exact.gelu_mul(x.double()), dtype)
 
 
 def test_gated_is_left_to_a_product_that_can(dtype, device):

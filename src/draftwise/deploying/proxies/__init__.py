@@ -1,7 +1,7 @@
 """Proxies in front of both twins: what the speculative pool must not get, a canary's share, draining, a way out.
 
 They do not route by load: with the same servers, two equal pools were better than a split at every load
-(docs/deploying.md has the numbers).
+(docs/reference/deploying.md has the numbers).
 """
 
 from __future__ import annotations

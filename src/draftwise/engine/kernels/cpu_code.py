@@ -309,7 +309,7 @@ CODE = {
 
 
 MULTIPLY = {"q4": _multiply_q4, "q5": _multiply_q5, "q6": _multiply_q6, "q8": _multiply_q8}
-"""By kind of `cpu_layouts`: puts the products of a chunk, some groups of a matrix, with all rows into out.
+"""Kind of `cpu_layouts` -> what puts the products of a chunk, some groups of a matrix, with all rows into out.
 
 A chunk is eight int64: the function's address, the first group, bytes from one to the next, groups, their place in a
 row of out in bytes, biases or zeros, bytes from one group's to the next one's, blocks.

@@ -1,4 +1,4 @@
-"""Where matrices of four to eight bits have what, as the CPU kernels read them.
+"""The layout of matrices of four to eight bits, as the CPU kernels read them.
 
 They lie in *groups* of 16 outputs, a group as *blocks* of 32 inputs. In a 64-byte vector of a block each output has 4
 consecutive inputs: vector j of the first four has inputs 4j to 4j + 3 in the low halves of its bytes and those 16 later
@@ -15,20 +15,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "GROUP", "LAYOUTS", "Layout", "PackedMatrix", "QuantizedTable", "Table"]
+__all__ = ["BLOCK", "GROUP", "LAYOUTS", "BlockLayout", "PackedMatrix", "QuantizedTable", "Table"]
 
 GROUP, BLOCK = 16, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BlockLayout:
     """Weights (stored - offset) * scale + minimum."""
 
     bits: int
     offset: int = 0
     block_bytes: int
     scale_at: int
-    """Of the scales in a block; -1: they follow all blocks of the group, whose weights are bytes."""
+    """Place of the scales in a block; -1: they follow all blocks of the group, whose weights are bytes."""
     minimum_at: int = -1
     halves: int = 1
     """Parts of a block that have scales of their own, one after the other."""
@@ -44,12 +44,12 @@ class Layout:
 
 
 LAYOUTS = {
-    "q4": Layout(bits=4, block_bytes=320, scale_at=256, minimum_at=288),
-    "q5": Layout(bits=5, block_bytes=384, scale_at=320, minimum_at=352),
-    "q6": Layout(bits=6, offset=32, block_bytes=448, scale_at=384, halves=2),
-    "q8": Layout(bits=8, offset=128, block_bytes=512, scale_at=-1),
+    "q4": BlockLayout(bits=4, block_bytes=320, scale_at=256, minimum_at=288),
+    "q5": BlockLayout(bits=5, block_bytes=384, scale_at=320, minimum_at=352),
+    "q6": BlockLayout(bits=6, offset=32, block_bytes=448, scale_at=384, halves=2),
+    "q8": BlockLayout(bits=8, offset=128, block_bytes=512, scale_at=-1),
 }
-"""By kind: five, six, seven and 8.5 bits a weight."""
+"""Kinds: five, six, seven and 8.5 bits a weight."""
 
 
 class PackedMatrix(NamedTuple):

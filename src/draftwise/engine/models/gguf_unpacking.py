@@ -42,7 +42,7 @@ _SAMPLES, _SAMPLE = 64, 65536
 """Stretches of the weights that tell one file from another of the same header, and their bytes."""
 _SHARD_BYTES = 2 * 2**30
 _SOURCE = "source.gguf"
-"""In a checkpoint folder, the file that it was unpacked from."""
+"""Link in a checkpoint folder to the file that it was unpacked from."""
 _ROOM = 1.05
 """Of a checkpoint's weights: what it takes on disk."""
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4

@@ -138,7 +138,7 @@ def _bits(data: np.ndarray) -> np.ndarray:
 
 
 _Read = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Of blocks of 32 (of 256 for K-quants, with 8 or 16 scales): stored weights, scales, minima."""
+"""Stored weights, scales and minima, of blocks of 32 or 256 weights."""
 
 
 def _read_q4(data: np.ndarray, *, has_minimum: bool) -> _Read:
