@@ -29,9 +29,9 @@ from draftwise.core import BackendError, Counters, ServerLoad
 __all__ = ["UrlBackend"]
 
 _KEPT_S = 1.0
-"""For which a connection is kept that nothing is asked on: shorter than servers keep theirs (uvicorn 5 s, others 2)."""
+"""Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
 _GET_PATIENCE_S = 5.0
-"""For which a small answer is asked for again when the connection breaks or the server has no time."""
+"""Pauses together before small answers are asked for again, when a connection breaks or a server has no time."""
 _UNAVAILABLE = 503
 _SMALL_ANSWER_S = 30.0
 """In which a server tells its model or its counters, however busy it is."""

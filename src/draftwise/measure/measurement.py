@@ -279,8 +279,8 @@ class _Waits:
             self._doing.pop(arm, None)
         if self._doing:
             (first, what), *others = self._doing.items()
-            beside = f", beside {join_names([name for name, _ in others], most=3)}" if others else ""
-            self._status(f"{first} is starting: {what}{beside}")
+            more = f"; {join_names([name for name, _ in others], most=3)} too" if others else ""
+            self._status(f"{first} is starting: {what}{more}")
 
 
 def _must_start_in_turn(setup: Setup, placements: Sequence[GpuPlacement | None]) -> bool:

@@ -40,9 +40,9 @@ _SPARED_OF = 20
 _TOGETHER = 16
 """Prompts that the baseline answers at once."""
 _FEW_TOKENS, _CUT = 64, 1.5
-"""Of an answer, which tell roughly how fast a machine is; how many times as long one that they cut is taken to be."""
+"""Tokens that tell roughly how fast a machine is; how many times as long an answer that they cut is taken to be."""
 _PATIENCE_S = 5.0
-"""For which these answers are waited for when the time of the look is over."""
+"""Wait for these answers when the time of the look is over."""
 _STEP = (5**0.5 - 1) / 2
 """Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
 

@@ -60,7 +60,7 @@ _TIMES = 4
 WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
 """Characters of a warm-up prompt."""
 _PAUSES_S = (0.5, 2.0)
-"""Before a warm-up request that failed is sent again."""
+"""Pauses before a warm-up request that failed is sent again."""
 _LOOK_S = 0.5
 """For which servers that are asked nothing are watched."""
 _IDLE = 0.10

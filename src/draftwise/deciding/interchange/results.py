@@ -81,7 +81,7 @@ class Results:
     notes: tuple[str, ...] = ()
     """How readings were converted, and what could not be."""
     asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By workload, what tells each prompt that was asked from others; empty where the tool keeps no prompts."""
+    """The prompts that were asked, as JSON, by workload; empty where the tool keeps none."""
 
 
 def make_timing(
