@@ -86,8 +86,10 @@ class Outcome:
 
     @property
     def is_false(self) -> bool:
-        """Whether any load was adopted or rejected against the truth."""
+        """Whether any load was adopted or rejected against the truth, or a gain called none."""
         wrong = {Verdict.ADOPT, Verdict.REJECT} - {EFFECTS.get(self.trial.truth)}
+        if self.trial.truth > 1 and self.trial.truth in EFFECTS:
+            wrong.add(Verdict.NO_GAIN)
         return any(verdict in wrong for verdict in self.verdicts)
 
     @property

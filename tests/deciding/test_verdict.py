@@ -218,9 +218,9 @@ def verdicts(
 
 
 @pytest.mark.parametrize(("num_prompts", "streams"), [(8, 1), (16, 4)])
-def test_a_against_a_is_inconclusive_at_least_19_times_in_20(num_prompts: int, streams: int) -> None:
+def test_a_against_a_is_called_different_once_in_20_at_most(num_prompts: int, streams: int) -> None:
     found = verdicts(1.0, num_prompts, streams=streams)
-    assert found.count(Verdict.INCONCLUSIVE) >= 0.95 * len(found)
+    assert sum(each in (Verdict.INCONCLUSIVE, Verdict.NO_GAIN) for each in found) >= 0.95 * len(found)
 
 
 @pytest.mark.parametrize("streams", [1, 4])

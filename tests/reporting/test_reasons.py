@@ -22,7 +22,7 @@ GIVEN = {
     ),
     ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts asked again at the end gained 0.70x as much as before"),
     ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind with up to 39% of the traffic"),
-    ReasonCode.NO_GAIN: ({"margin": 0.03, "ratio": 0.97}, "no gain of 3% or more is left: 0.97x"),
+    ReasonCode.NO_GAIN: ({"margin": 0.03, "ratio": 0.97, "slower": True}, "slower: no gain of 3% or more is left"),
     ReasonCode.BEHIND: ({"better": "eagle", "ratio": 1.22, "count": 8}, "eagle is 1.22x as fast on the same 8 prompts"),
     ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
     ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "taken together p is 0.2;"),

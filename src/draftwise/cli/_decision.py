@@ -32,6 +32,8 @@ _COLOURS = {
     Verdict.ADOPT: "bold green",
     Verdict.REJECT: "bold red",
     Verdict.MIXED: "bold yellow",
+    Verdict.NO_GAIN: "red",
+    Verdict.NOT_BEST: "cyan",
     Verdict.INCONCLUSIVE: "dim",
     Verdict.BLOCKED: "bold magenta",
 }

@@ -50,9 +50,18 @@ class Verdict(StrEnum):
     REJECT = "reject"
     MIXED = "mixed"
     """Better on the whole, worse for the slowest requests or for the first token: P50 better, P99 worse."""
+    NO_GAIN = "no-gain"
+    """Slower, equal, or faster by less than the margin: no gain worth a change is left."""
+    NOT_BEST = "not-best"
+    """Another candidate is faster on the same prompts; whether this one gains was left open."""
     INCONCLUSIVE = "inconclusive"
     BLOCKED = "blocked"
     """Faster, but a validity check found that the gain is not what it seems."""
+
+    @property
+    def stays_plain(self) -> bool:
+        """Whether it says that the baseline serves as well or better."""
+        return self in (Verdict.REJECT, Verdict.NO_GAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class ReasonCode(StrEnum):
     """A kind of prompt of up to a `share` of the traffic may not have been drawn, so that the interval has to clear
     `bar`."""
     NO_GAIN = "no-gain"
-    """No gain beyond `margin` is left (0.5 %, one-sided): `ratio`."""
+    """No gain beyond `margin` is left (0.5 %, one-sided): `ratio`; `slower`: not even equality is in its interval."""
     BEHIND = "behind"
     """`better` is `ratio` times as fast, prompt by prompt, over `count` of them."""
     MEASURES_DISAGREE = "measures-disagree"
@@ -61,7 +61,8 @@ class ReasonCode(StrEnum):
     """Equal within `margin`."""
     OPEN = "open"
     """The interval does not clear 1 + `margin`. `detectable`, where it is known: the gain that would have been found;
-    `prompts` more and `repetitions` instead of `done` would settle it; `can_repeat`: further repetitions count."""
+    `prompts` more and `repetitions` instead of `done` would settle it; `can_repeat`: further repetitions count. `left`:
+    who was ahead when it left the race because the time was short, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

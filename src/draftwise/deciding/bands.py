@@ -217,7 +217,7 @@ def _fill(settings: Sequence[str], points: Sequence[Point], baseline: str) -> li
 
 
 def _may_gain(comparison: Comparison) -> bool:
-    return comparison.verdict is Verdict.INCONCLUSIVE and comparison.deciding.value >= 1
+    return comparison.verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_BEST) and comparison.deciding.value >= 1
 
 
 def _merge(
@@ -321,7 +321,7 @@ def propose_schedules(run: Run, bands: Sequence[Band], comparisons: Sequence[Com
         for each in comparisons
         for band in bands
         if (band.workload, band.temperature, band.setting) == (each.workload, each.condition.temperature, baseline)
-        and each.verdict in (Verdict.BLOCKED, Verdict.INCONCLUSIVE)
+        and each.verdict in (Verdict.BLOCKED, Verdict.INCONCLUSIVE, Verdict.NOT_BEST)
         and each.deciding.value > 1
         and (place := each.condition.place) is not None
         and place[0] == band.axis

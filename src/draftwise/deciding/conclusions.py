@@ -40,7 +40,16 @@ from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
 from draftwise.runs.turn_order import count_needed, list_planned
 
-__all__ = ["Conclusions", "GatheredEvidence", "Reach", "conclude_run", "find_missing", "find_reach", "gather_evidence"]
+__all__ = [
+    "Conclusions",
+    "GatheredEvidence",
+    "Reach",
+    "conclude_run",
+    "find_early_end",
+    "find_missing",
+    "find_reach",
+    "gather_evidence",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +151,7 @@ def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decis
         baseline=baseline,
         comparisons=comparisons,
         recommendations=advice.recommendations,
-        findings=(*evidence.findings, *sweeps.findings, *reach.failures),
+        findings=(*evidence.findings, *sweeps.findings, *reach.failures, *find_early_end(run)),
         missing_context=reach.missing_context,
         scope=reach.scope,
         rollback=advice.rollback,
@@ -193,6 +202,24 @@ def _describe_failures(run: Run) -> Iterator[Finding]:
             yield Finding.error(
                 "server-failed", text, where=each.candidate, fix="Mend it, then go on with --resume: it is tried again."
             )
+
+
+_USED = 0.9
+"""Share of the time from which on a run has used it."""
+
+
+def find_early_end(run: Run) -> Iterator[Finding]:
+    """Yield that a run ended before its time, and why nothing was left to measure."""
+    last, minutes = max(run.estimates, key=lambda each: each.at_s, default=None), run.plan.minutes
+    if last is None or minutes is None or last.ahead or last.at_s >= _USED * 60 * minutes:
+        return
+    asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
+    if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
+        text = (
+            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes: every prompt was asked as often as planned. "
+            "More prompts would narrow the intervals; more time would not."
+        )
+        yield Finding.info("ended-early", text, fix="Give more prompts, or more --repeats.")
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:

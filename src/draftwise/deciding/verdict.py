@@ -55,6 +55,8 @@ _SLOWER_STEP = 1.1
 """Times a candidate's decoding step, which drafting makes no shorter, from which the baseline's server is slow."""
 _NO_GAIN = 0.005
 """One-sided error of saying that no gain worth a change is left."""
+_LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
+"""Reasons beside which a comparison may say something else."""
 _MOST_REPETITIONS = 20
 """More repetitions than these over the same prompts are no advice."""
 
@@ -78,13 +80,10 @@ def judge_cell(
         repetitions_needed=found.outlook.repetitions,
         losers=name_losers(found.estimates.cell, found.estimates.ratios.speedup),
     )
-    if (
-        verdict is Verdict.INCONCLUSIVE
-        and reason.code is ReasonCode.OPEN
-        and (answer := _find_answer(found, thresholds))
-    ):
-        reason = replace(answer, num_prompts=found.comparison.num_prompts)
-    is_final = verdict is not Verdict.INCONCLUSIVE or found.conclusion is Conclusion.EQUAL
+    if verdict is Verdict.INCONCLUSIVE and reason.code in _LEAVES_OPEN:
+        verdict, reason = _find_answer(found, reason, findings, thresholds)
+        reason = replace(reason, num_prompts=found.comparison.num_prompts)
+    is_final = verdict is not Verdict.INCONCLUSIVE
     return replace(
         found.comparison,
         verdict=verdict,
@@ -94,14 +93,37 @@ def judge_cell(
     )
 
 
-def _find_answer(found: ComparisonNumbers, thresholds: Thresholds) -> Reason | None:
-    """Return what a comparison without a verdict shows all the same; None for nothing."""
-    deciding = found.estimates.ratios.deciding
-    if deciding.interval(1 - 2 * _NO_GAIN).high < 1 + thresholds.margin:
-        return _reason(ReasonCode.NO_GAIN, margin=thresholds.margin, ratio=deciding.value)
-    if (better := found.behind) is not None:
-        return _reason(ReasonCode.BEHIND, better=better.candidate, ratio=better.ratio, count=better.count)
-    return None
+def _find_answer(
+    found: ComparisonNumbers, reason: Reason, findings: Sequence[Finding], thresholds: Thresholds
+) -> tuple[Verdict, Reason]:
+    """Return what a comparison shows that is neither a gain nor a loss, each with the error that is allowed for it.
+
+    What the race has shown stays shown, as long as what came later agrees.
+
+    Args:
+        reason: why it is open.
+    """
+    deciding, margin = found.estimates.ratios.deciding, thresholds.margin
+    interval = deciding.interval(1 - 2 * _NO_GAIN)
+    no_gain = interval.high < 1 + margin or (found.left == "no-gain" and deciding.value < 1 + margin)
+    if thresholds.has_slo or not (no_gain or found.behind or reason.code is ReasonCode.EQUAL):
+        left = found.leader if found.left == "no-time" and found.leader != found.comparison.candidate else None
+        values = {**reason.values, "left": left}
+        return Verdict.INCONCLUSIVE, replace(reason, values=values) if reason.code is ReasonCode.OPEN else reason
+    if voids := _list_voiding(findings):
+        return Verdict.BLOCKED, _reason(ReasonCode.NOT_TRUSTED, gains=False, promise=False, code=voids[0].code)
+    if reason.code is ReasonCode.EQUAL:
+        return Verdict.NO_GAIN, reason
+    if no_gain:
+        slower = found.comparison.deciding.high < 1
+        return Verdict.NO_GAIN, _reason(ReasonCode.NO_GAIN, margin=margin, ratio=deciding.value, slower=slower)
+    assert found.behind is not None
+    better = found.behind
+    return Verdict.NOT_BEST, _reason(ReasonCode.BEHIND, better=better.candidate, ratio=better.ratio, count=better.count)
+
+
+def _list_voiding(findings: Sequence[Finding]) -> list[Finding]:
+    return [each for each in findings if each.severity is Severity.ERROR and each.code in VOIDING]
 
 
 def judge(
@@ -280,7 +302,7 @@ def _inverse(ratio: Interval) -> Interval:
 
 
 def _judge_loss(findings: Sequence[Finding], thresholds: Thresholds, *, promise: bool) -> tuple[Verdict, Reason]:
-    if voids := [finding for finding in findings if finding.severity is Severity.ERROR and finding.code in VOIDING]:
+    if voids := _list_voiding(findings):
         return Verdict.BLOCKED, _reason(ReasonCode.NOT_TRUSTED, gains=False, promise=promise, code=voids[0].code)
     return Verdict.REJECT, _reason(ReasonCode.LOSS, promise=promise, margin=thresholds.margin)
 

@@ -29,6 +29,7 @@ from draftwise.core import (
 )
 from draftwise.core.documents import to_json
 from draftwise.deciding.comparison.cell import OutputDifference
+from draftwise.deciding.conclusions import find_early_end
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.server_checks import find_differences
@@ -183,6 +184,8 @@ class Session:
             await sweep.run()
         finally:
             sweep.experiment.close()
+        for finding in find_early_end(self.directory.read()):
+            self.progress.notice(finding)
         await self._examine_differences(roster.clients, budget)
 
     def _make_roster(self) -> Roster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,7 +112,8 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
     parts = [f"{candidate} answers {join_names(gains)}" for candidate, gains in by_candidate.items()]
     open_ones = {each.workload for each in recommendation.comparisons if _is_open(each)}
     if lost := [name for name in names if name not in won and name not in open_ones]:
-        parts.append(f"leave {join_names(lost)} plain")
+        there = [each for each in recommendation.comparisons if each.workload in lost]
+        parts.append(f"leave {join_names(lost)} plain{_count_shown(there)}")
     if undecided := [name for name in names if name not in won and name in open_ones]:
         stay = "is not decided yet and stays" if len(undecided) == 1 else "are not decided yet and stay"
         parts.append(f"{join_names(undecided)} {stay} plain")
@@ -121,6 +122,12 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
         whole = "" if best is None else f"one setting for all of it: {best.candidate}, {format_ratio(best.deciding)}"
         parts.append(whole or _SPLIT)
     return parts
+
+
+def _count_shown(comparisons: Sequence[Comparison]) -> str:
+    """Return in how many comparisons it is shown that nothing is gained."""
+    shown = sum(each.verdict.stays_plain for each in comparisons)
+    return f" (no gain in {shown} of {len(comparisons)} comparisons)" if shown and len(comparisons) > 1 else ""
 
 
 def _is_open(each: Comparison) -> bool:
@@ -268,8 +275,8 @@ def _describe_no_gain(decision: Decision) -> str:
     where = f"{best.workload} at {best.condition.label}" if several else best.workload
     return (
         f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
-        f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
+        f"adoption{_count_shown(single)}, the fastest was {best.candidate} on {where} with "
+        f"{format_ratio(best.deciding)} on {count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
     )
 
 
@@ -335,6 +342,8 @@ def _say_loss(found: _Values) -> str:
 
 def _say_open(found: _Values) -> str:
     text, detectable = f"the interval does not clear {1 + found['margin']:.2f}", found["detectable"]
+    if better := found.get("left"):
+        text = f"left out when the time was short, as {better} was ahead: {text}"
     if detectable is None:
         return f"{text}; more prompts{' or repetitions' if found['can_repeat'] else ''} would narrow it"
     if detectable > _BLIND:
@@ -367,7 +376,9 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.UNSEEN: (
         "so few prompts may miss a kind with up to {share:.0%} of the traffic, so the interval has to clear {bar:.2f}"
     ).format_map,
-    ReasonCode.NO_GAIN: "no gain of {margin:.0%} or more is left: {ratio:.2f}x".format_map,
+    ReasonCode.NO_GAIN: lambda found: (
+        f"{'slower' if found.get('slower') else 'not faster'}: no gain of {found['margin']:.0%} or more is left"
+    ),
     ReasonCode.BEHIND: "{better} is {ratio:.2f}x as fast on the same {count} prompts".format_map,
     ReasonCode.MEASURES_DISAGREE: lambda found: (
         f"{' and '.join(found['better'])} better, {' and '.join(found['worse'])} worse"

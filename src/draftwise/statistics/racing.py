@@ -93,16 +93,22 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) 
     return found
 
 
-def find_lead(best: Mapping[Hashable, float], mine: Mapping[Hashable, float]) -> tuple[float, int] | None:
+def find_lead(
+    best: Mapping[Hashable, float], mine: Mapping[Hashable, float], *, is_shown: bool = False
+) -> tuple[float, int] | None:
     """Return how many times as fast another candidate is, and on how many prompts of both; None where that is chance.
 
     Two candidates gain on the same prompts, so that their difference is known better than either.
+
+    Args:
+        is_shown: whether an earlier look has shown that there is a lead: what has come since need only agree.
     """
     common = [best[prompt] - mine[prompt] for prompt in mine if prompt in best]
     if len(common) < _FEWEST:
         return None
     lead, error, degrees = _summarise(common)
-    return (math.exp(lead), len(common)) if lead > upper_student_quantile(_BEHIND, degrees) * error else None
+    least = 0.0 if is_shown else upper_student_quantile(_BEHIND, degrees) * error
+    return (math.exp(lead), len(common)) if lead > least else None
 
 
 def leads_surely(logs: Mapping[Hashable, float], *, margin: float, family: int) -> bool:

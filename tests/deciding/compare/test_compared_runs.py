@@ -63,7 +63,7 @@ class TestStillTrue:
         assert describe_comparison(compared).startswith("The answer is no longer true")
 
     def test_what_neither_run_could_tell_is_no_answer(self) -> None:
-        compared = compare(measured(1.0), measured(1.0, seed=1))
+        compared = compare(measured(1.06), measured(1.06, seed=1))
         assert [each.kept for each in compared.verdicts] == [VerdictOutcome.NEITHER]
         assert compared.is_still_true is None
         assert describe_comparison(compared).startswith("It cannot be told")

@@ -216,7 +216,7 @@ def divide_ratios(before: Interval, after: Interval) -> Interval:
 def _judge(before: Verdict, after: Verdict) -> VerdictOutcome:
     if before is after is Verdict.INCONCLUSIVE:
         return VerdictOutcome.NEITHER
-    if before is after:
+    if before is after or (before.stays_plain and after.stays_plain):
         return VerdictOutcome.STILL
     if after is Verdict.INCONCLUSIVE:
         return VerdictOutcome.OPEN

@@ -153,6 +153,10 @@ class ComparisonNumbers:
     """None where every pair counts."""
     behind: Better | None = None
     """None where no other candidate is shown to be faster."""
+    left: str = ""
+    """Why it left the race (`Settled.reason`); empty where it did not."""
+    leader: str = ""
+    """Who is fastest on its workload under its load."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     conclusion: Conclusion | None = None
@@ -389,6 +393,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         outlook=outlook,
         pace=_find_doubt_of_pace(run, cell),
         lost=_sum_up(lost, run, estimates.whole),
+        left=next((each.reason for each in reversed(run.settled) if each.key == comparison.key), ""),
     )
 
 
@@ -552,13 +557,15 @@ def _correct_for_number(found: Sequence[ComparisonNumbers], thresholds: Threshol
         ]
         for number, place in enumerate(places):
             comparison, estimates, family = found[place].comparison, found[place].estimates, len(places)
+            leader = _find_leader(found[place], [found[each] for each in places])
             ratios, looks, done = estimates.ratios, estimates.looks, estimates.done
             corrected[place] = replace(
                 found[place],
                 comparison=replace(comparison, adjusted_p=sides[comparison.deciding.value < 1][number]),
                 promise=_estimate_goodput(ratios, thresholds, 1 - estimates.level / family)[1],
                 conclusion=settle(ratios.deciding, looks, done, margin=thresholds.margin, family=family),
-                behind=_find_better(found[place], [found[each] for each in places]),
+                behind=_find_better(found[place], leader),
+                leader=leader.comparison.candidate,
             )
     return corrected
 
@@ -570,12 +577,17 @@ def _test(estimates: Estimates, ratio: float, *, gains: bool) -> float:
     return estimates.looks.adjust(two_sided, estimates.done, is_end=estimates.is_end)
 
 
-def _find_better(mine: ComparisonNumbers, others: Sequence[ComparisonNumbers]) -> Better | None:
-    """Return the candidate that is ahead of this one on the same prompts, beyond chance; None where none is."""
+def _find_leader(mine: ComparisonNumbers, others: Sequence[ComparisonNumbers]) -> ComparisonNumbers:
     place = (mine.comparison.workload, mine.comparison.condition)
     here = [each for each in others if (each.comparison.workload, each.comparison.condition) == place]
-    best = max(here, key=lambda each: each.comparison.deciding.value)
-    if best is mine or best.comparison.deciding.value <= mine.comparison.deciding.value:
+    return max(here, key=lambda each: each.comparison.deciding.value)
+
+
+def _find_better(mine: ComparisonNumbers, best: ComparisonNumbers) -> Better | None:
+    """Return the candidate that is ahead of this one on the same prompts; None where that may be chance, and the race
+    did not show it either."""
+    if best.comparison.deciding.value <= mine.comparison.deciding.value:
         return None
-    lead = find_lead(best.estimates.ratios.deciding.log_by_prompt, mine.estimates.ratios.deciding.log_by_prompt)
+    logs = (each.estimates.ratios.deciding.log_by_prompt for each in (best, mine))
+    lead = find_lead(*logs, is_shown=mine.left == "behind")
     return None if lead is None else Better(candidate=best.comparison.candidate, ratio=lead[0], count=lead[1])

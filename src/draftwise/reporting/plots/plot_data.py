@@ -142,6 +142,8 @@ VERDICT_COLOURS = {
     Verdict.ADOPT: "#15803d",
     Verdict.REJECT: "#dc2626",
     Verdict.MIXED: "#b45309",
+    Verdict.NO_GAIN: "#b04a4a",
+    Verdict.NOT_BEST: "#0e7490",
     Verdict.INCONCLUSIVE: "#6b7280",
     Verdict.BLOCKED: "#9333ea",
 }
