@@ -129,6 +129,33 @@ _EXPERTS: Config = {
 }
 """Qwen3-30B-A3B's."""
 
+_GRANITE: Config = {
+    "architectures": ["GraniteForCausalLM"],
+    "model_type": "granite",
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0078125,
+    "logits_scaling": 16.0,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+}
+"""Granite-3.3-8B's."""
+
+_GEMMA: Config = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "tie_word_embeddings": True,
+}
+"""Gemma-3-12B's."""
+
 _8B = Scale(
     target=_llama(4096, 32, 32, 8, 128, 14336, 128256),
     draft_model=_llama(2048, 16, 32, 8, 64, 8192, 128256, tie_word_embeddings=True),
@@ -217,6 +244,18 @@ SCALES = {
         large_batches=(128,),
         max_model_len=4096,
         noise=0.02,
+    ),
+    "granite-8b": replace(
+        _8B, target=_llama(4096, 40, 32, 8, 128, 12800, 49159, **_GRANITE), batches=(1, 8, 64), large_batches=()
+    ),
+    "gemma3-12b": replace(  # prompts of two windows; the drafter has Gemma-3-1B's sizes
+        _8B,
+        target=_llama(3840, 48, 16, 8, 256, 15360, 262208, **_GEMMA),
+        draft_model=_llama(1152, 26, 4, 1, 256, 6912, 262208, **_GEMMA | {"sliding_window": 512}),
+        prompt_tokens=2048,
+        output_tokens=128,
+        batches=(1, 8, 32),
+        large_batches=(),
     ),
     "tiny": _TINY,
     "tiny-fp8": replace(_TINY, engine=_FP8),

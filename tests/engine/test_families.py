@@ -22,7 +22,8 @@ assert "torch" not in sys.modules
     ("config", "code"),
     [
         ({"architectures": ["FalconForCausalLM"]}, "unsupported-architecture"),
-        ({"model_type": "gemma3_text"}, "unsupported-architecture"),
+        ({"model_type": "gemma2"}, "unsupported-architecture"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30}, "unsupported-architecture"),
         ({}, "unsupported-architecture"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"model_type": "llama"}, ""),

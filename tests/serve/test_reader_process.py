@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from draftwise.core import InvalidSetup
 from draftwise.serve.calls import Defaults
-from draftwise.serve.reader_process import ReaderPool, ReaderSetup, start_readers
+from draftwise.serve.reader_process import ReaderPool, ReaderSetup, ReadingProcess
 from draftwise.serve.reading import PlannedCall, ReadError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -30,7 +32,7 @@ TEMPLATES = {
 
 @contextlib.asynccontextmanager
 async def reading(directory, *, max_model_len=64, cpu_s=0.5):
-    started = start_readers(ReaderSetup(str(directory), False, "m", Defaults(), None))
+    started = ReadingProcess(ReaderSetup(str(directory), False, "m", Defaults(), None))
     try:
         started.wait_until_loaded()
         pool = ReaderPool(started, max_model_len=max_model_len, most_sequences=8, cpu_s=cpu_s)
@@ -113,6 +115,35 @@ def test_short_bodies_do_not_wait_for_long_ones(templated):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("with_readers", [False, True])
+def test_the_process_that_forks_readers_is_started_again(templated, with_readers):
+    """A reader that lives answers the body it has; the others get an answer of a new one."""
+    template = "{% if messages | length > 9 %}" + HANGS + "{% endif %}{{ messages[0].content }}"
+
+    async def run():
+        async with reading(templated(template), cpu_s=3600) as pool:
+            assert isinstance(await pool.read(COMPLETIONS, ask("a")), PlannedCall)
+            message = {"role": "user", "content": "x"}
+            long = asyncio.ensure_future(pool.read(CHAT, json.dumps({"messages": [message] * 9000}).encode()))
+            await asyncio.sleep(0)
+            parent = pool._started._process.pid
+            children = list_children(parent)
+            assert len(children) == 2
+            for pid in (parent, *(children if with_readers else ())):
+                os.kill(pid, signal.SIGKILL)
+            assert isinstance(await pool.read(COMPLETIONS, ask("b")), PlannedCall | ReadError)
+            while pool._started._process.pid == parent or not list_children(pool._started._process.pid):
+                await asyncio.sleep(0.01)
+            assert isinstance(await pool.read(COMPLETIONS, ask("c")), PlannedCall)
+            if with_readers:
+                assert "stopped by the system" in (await long).message
+            else:
+                long.cancel()
+                os.kill(max(children), signal.SIGKILL)
+
+    asyncio.run(run())
+
+
 def test_a_client_that_leaves_does_not_mix_up_the_answers(checkpoint):
     async def run():
         async with reading(checkpoint) as pool:
@@ -139,7 +170,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(checkpoint):
 
 def test_a_tokenizer_that_cannot_be_loaded_is_a_finding(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
-    started = start_readers(ReaderSetup(str(tmp_path), False, "m", Defaults(), None))
+    started = ReadingProcess(ReaderSetup(str(tmp_path), False, "m", Defaults(), None))
     with pytest.raises(InvalidSetup, match="cannot be read"):
         started.wait_until_loaded()
     started.stop()

@@ -51,6 +51,7 @@ def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_siz
 
 _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "gemma3_text": {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     "granite": {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.3,
@@ -60,7 +61,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 FAMILIES = tuple(_FAMILIES)
-"""Families that `write_family` knows: a mixture of two of eight experts, and one with multipliers."""
+"""Families that `write_family` knows: a mixture of two of eight experts, windows and further norms, and multipliers."""
 
 
 def write_family(folder: Path, family: str) -> Path:

@@ -10,6 +10,8 @@ from draftwise.core import InvalidSetup
 
 __all__ = ["FAMILIES", "Family", "Multipliers", "get_family"]
 
+_GELU = "gelu_pytorch_tanh"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -23,10 +25,15 @@ class Family:
     """RMS norm over each head of q and k before the rotation."""
     window_switch: str | None = None
     """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    window_period: int | None = None
+    """Where config.json lists no `layer_types`: every so many layers, one looks at all tokens."""
     has_experts: bool = False
     """Whether layers have a mixture of experts (`MixtureShape`)."""
     has_multipliers: bool = False
     """Whether config.json scales embeddings, residuals, attention scores and logits (`Multipliers`)."""
+    is_gemma: bool = False
+    """Whether norms have weights around 0 and are also over what a layer adds, the MLP's activation is GELU, and
+    embeddings are scaled by the root of the hidden size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +42,19 @@ class Multipliers:
 
     embedding: float = 1.0
     residual: float = 1.0
-    """On what each layer's attention and MLP add."""
+    """Factor on what each layer's attention and MLP add."""
     attention: float | None = None
-    """On the scores; None: one over the root of the head dimension."""
+    """Factor on attention scores; None: one over the root of the head dimension."""
     logits: float = 1.0
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], family: Family) -> Multipliers:
         """Return the multipliers of a config.json: ones where the family has none."""
+        if family.is_gemma:
+            return cls(
+                embedding=float(config["hidden_size"]) ** 0.5,
+                attention=float(config.get("query_pre_attn_scalar") or 256) ** -0.5,
+            )
         if not family.has_multipliers:
             return cls()
         return cls(
@@ -56,6 +68,7 @@ class Multipliers:
 FAMILIES: dict[str, Family] = {
     "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
     "granite": Family(architecture="GraniteForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias", has_multipliers=True),
+    "gemma3_text": Family(architecture="Gemma3ForCausalLM", qk_norm=True, is_gemma=True, window_period=6),
     "mistral": Family(architecture="MistralForCausalLM"),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
     "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
@@ -86,6 +99,7 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
                     where=where,
                     fix="Use the bfloat16 checkpoint of the model.",
                 )
+            _check_gemma(config, family, where)
             return family
     raise InvalidSetup.because(
         "unsupported-architecture",
@@ -93,3 +107,21 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
         where=where,
         fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
     )
+
+
+def _check_gemma(config: Mapping[str, Any], family: Family, where: str) -> None:
+    """Raise InvalidSetup where a config.json asks of Gemma's layers what later and earlier ones of them have."""
+    if not family.is_gemma:
+        return
+    unknown = [
+        *(key for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+          if config.get(key)),
+        *(["hidden_activation"] if config.get("hidden_activation", _GELU) != _GELU else []),
+    ]  # fmt: skip
+    if unknown:
+        raise InvalidSetup.because(
+            "unsupported-architecture",
+            f"{family.architecture} with {unknown[0]} {config[unknown[0]]!r} is not supported.",
+            where=where,
+            fix="Use a checkpoint of Gemma 3, or vLLM.",
+        )

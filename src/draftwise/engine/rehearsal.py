@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -76,7 +76,7 @@ class Rehearsal:
         # Nobody looks at what comes out, and later layers launch what the first ones do.
         layers, num_layers = runner.model.weights.layers, runner.model.shape.num_layers
         first_aux = min((i for i in runner.confirmations.aux_layers if i < num_layers), default=0)
-        first = {type(layer.mlp): layer for layer in reversed(layers)}
+        first = {(type(layer.mlp), layer.kind): layer for layer in reversed(layers)}
         some = {id(layer): layer for layer in (*layers[: max(2, first_aux + 1)], *first.values())}
         self._some_layers = replace(runner.model.weights, layers=tuple(some.values()))
 
@@ -97,8 +97,8 @@ class Rehearsal:
             runner.graphs = Graphs(enabled=False)
         try:
             with torch.inference_mode():  # first, as these take longest to compile
-                for kv in self._kvs:
-                    self._attend(kv)
+                for kv, window in product(self._kvs, self._runner.model.windows):
+                    self._attend(kv, window)
             sizes, times = self.sizes, 2 if runner.graphs.enabled else 1
             for before, size in pairwise((0, *sizes)):
                 some = size in (*sizes[:2], 16, sizes[-1])
@@ -234,7 +234,7 @@ class Rehearsal:
         whole, rest = divmod(rows, longest)
         return [longest] * whole + [rest] * (rest > 0)
 
-    def _attend(self, kv: PagedKV) -> None:
+    def _attend(self, kv: PagedKV, window: int | None) -> None:
         """Attend with prompts of all lengths for which the kernels differ; these do not depend on anything else."""
         model, shape = self._runner.model, kv.shape
         if not kv.layers[0].is_cuda:
@@ -248,7 +248,7 @@ class Rehearsal:
             itemsize=model.dtype.itemsize,
             kv_itemsize=kv.layers[0].itemsize,
             device=model.device,
-            copies=can_copy(kv.layers[0], model.dtype),
+            copies=window is None and can_copy(kv.layers[0], model.dtype),
             most_seqs=self._most_seqs,
             most_tokens=self._most_tokens,
             longest=self._longest,
@@ -259,7 +259,7 @@ class Rehearsal:
             plan = plan_attention(spans, pages_BP, block_size=kv.block_size)
             heads = shape.num_heads + 2 * shape.num_kv_heads
             qkv_NSD = torch.zeros(spans.num_rows, heads, shape.head_dim, dtype=model.dtype, device=model.device)
-            attend(qkv_NSD[:, : shape.num_heads], kv, 0, plan)
+            attend(qkv_NSD[:, : shape.num_heads], kv, 0, plan, window=window)
 
 
 def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bool:

@@ -205,13 +205,18 @@ class ChannelProtocol(asyncio.Protocol):
             del self._received[:end]
             self._on_message(pickle.loads(content))
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether nothing can be sent any more."""
+        return self._transport.is_closing()
+
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Call `on_end`."""
         self._on_end()
 
     def send(self, message: Any) -> None:
         """Send a message without waiting; does nothing once the other end is gone."""
-        if not self._transport.is_closing():
+        if not self.is_closed:
             self._transport.write(_frame(message))
 
     def close(self) -> None:

@@ -106,7 +106,10 @@ def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) 
             threading.Thread(target=_prepare_kernels, daemon=True).start()
         kernels = _open_kernels(config)
         engine = Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+        loading = threading.Thread(target=engine.grammars.prepare, daemon=True)
+        loading.start()  # while kernels are compiled
         is_warm = warm_up(engine, compilers, startup)
+        loading.join()
     if kernels is not None and is_warm:
         kernels.add(setup)
     return engine

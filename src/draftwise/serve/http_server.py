@@ -26,7 +26,7 @@ from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules, check_origins
 from draftwise.serve.in_flight import InFlight
-from draftwise.serve.reader_process import ReaderPool, ReaderSetup, start_readers
+from draftwise.serve.reader_process import ReaderPool, ReaderSetup, ReadingProcess
 from draftwise.version import __version__
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def serve(
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     spec_json = None if spec is None else spec.to_json()
     environment = make_environment(options.kernel_cache) if options.kernel_cache else None
-    readers = start_readers(
+    readers = ReadingProcess(
         ReaderSetup(config.model, config.skip_tokenizer_init, name, defaults, options.tool_call_parser)
     )
     process = start_process(partial(build, config, spec_json), environment=environment)

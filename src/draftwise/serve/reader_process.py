@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body
 
-__all__ = ["ReaderPool", "ReaderSetup", "ReadingProcess", "main", "start_readers"]
+__all__ = ["ReaderPool", "ReaderSetup", "ReadingProcess", "main"]
 
 logger = logging.getLogger("draftwise.serve")
 
@@ -42,6 +43,8 @@ _LOAD_S = 120
 """Processor time for the tokenizer and the chat template to load."""
 _MEMORY = 2**31
 """Bytes that reading a body may take."""
+_FIRST = 255
+"""Says that a reader is the first of its lane, in place of a signal's number."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from draftwise.serve.reader_process import main; main(int(sys.argv[1]))"
@@ -73,10 +76,38 @@ class _Job(NamedTuple):
 
 
 class ReadingProcess:
-    """The process that forks readers, while the engine is being built."""
+    """The process that forks readers; it starts while the engine is being built."""
 
-    def __init__(self, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        self.control, self._process = control, process
+    def __init__(self, setup: ReaderSetup) -> None:
+        self._setup, self._is_stopped, self._lock = setup, False, threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+            variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables
+            )
+        with suppress(ConnectionError):
+            Channel(self.control).send(self._setup)
+
+    def restart(self) -> int:
+        """Replace the process, which has ended, by one that has loaded the tokenizer; return its exit status.
+
+        Raises:
+            InvalidSetup, BackendError: there is none.
+        """
+        with self._lock:
+            if self._is_stopped:
+                raise BackendError("The server has ended.")
+            self.control.close()
+            self._process.kill()
+            status = self._process.wait()
+            self._start()
+        self.wait_until_loaded()
+        return status
 
     def wait_until_loaded(self) -> None:
         """Return once the tokenizer is loaded.
@@ -103,23 +134,13 @@ class ReadingProcess:
 
     def stop(self) -> None:
         """End the process and its readers."""
-        self.control.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
-        self._process.kill()
-        self._process.wait()
-
-
-def start_readers(setup: ReaderSetup) -> ReadingProcess:
-    """Start the process that forks readers."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
-    with suppress(ConnectionError):
-        Channel(ours).send(setup)
-    return ReadingProcess(ours, process)
+        with self._lock:
+            self._is_stopped = True
+            self.control.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(2)
+            self._process.kill()
+            self._process.wait()
 
 
 class ReaderPool:
@@ -128,9 +149,10 @@ class ReaderPool:
     def __init__(
         self, started: ReadingProcess, *, max_model_len: int, most_sequences: int, cpu_s: float = _CPU_S
     ) -> None:
-        self._control = started.control
+        self._started = started
         self._limits = _Limits(max_model_len, most_sequences, cpu_s)
         self._lanes: list[_Lane] = []
+        self._restarting: asyncio.Task[None] | None = None
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
         """Called when there will be no readers any more."""
@@ -138,19 +160,25 @@ class ReaderPool:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:
         """Take readers as they are forked, on the running event loop."""
-        Channel(self._control).send(self._limits)
         self._lanes = [_Lane() for _ in range(_LANES)]
-        loop = asyncio.get_running_loop()
-        self._control.setblocking(False)
-        loop.add_reader(self._control, self._take_reader)
+        self._listen()
         try:
             yield
         finally:
-            loop.remove_reader(self._control)
-            self._control.close()  # first, so that no readers are forked any more
+            if self._restarting is not None:
+                self._restarting.cancel()
+            asyncio.get_running_loop().remove_reader(self._started.control)
+            self._started.control.close()  # first, so that no readers are forked any more
             for lane in self._lanes:
                 lane.close()
             await asyncio.sleep(0)  # in which the loop closes the connections
+
+    def _listen(self) -> None:
+        control = self._started.control
+        with suppress(ConnectionError):  # it has ended already, which is seen at once
+            Channel(control).send(self._limits)
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control, self._take_reader)
 
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
         """Return what a body asks for."""
@@ -160,19 +188,29 @@ class ReaderPool:
     def _take_reader(self) -> None:
         """Connect a reader: a message has its lane and how the last one there ended, and comes with the connection."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._control, 2, 1)
+            message, descriptors, _, _ = socket.recv_fds(self._started.control, 2, 1)
         except BlockingIOError:
             return
         except OSError:
             message, descriptors = b"", []
         if not message:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self.failure = "the process that reads requests has ended"
-            logger.error("The server fails (%s) and ends.", self.failure)
-            self.on_failure()
+            asyncio.get_running_loop().remove_reader(self._started.control)
+            self._restarting = asyncio.ensure_future(self._restart())
             return
         lane, end = self._lanes[message[0]], socket.socket(fileno=descriptors[0])
         self._connecting = asyncio.ensure_future(lane.connect(end, message[1]))
+
+    async def _restart(self) -> None:
+        """Start the process that forks readers again; those that it forked go on until new ones are there."""
+        try:
+            status = await asyncio.to_thread(self._started.restart)
+        except (InvalidSetup, BackendError, OSError) as error:
+            self.failure = f"the process that reads requests has ended, and another one does not start: {error}"
+            logger.error("The server fails (%s) and ends.", self.failure)
+            self.on_failure()
+            return
+        logger.error("The process that reads requests ended with status %s; another one has started.", status)
+        self._listen()
 
 
 class _Lane:
@@ -187,11 +225,14 @@ class _Lane:
         self._task = asyncio.ensure_future(self._work())
 
     async def connect(self, end: socket.socket, signal_number: int) -> None:
-        """Use a reader; the body that the one before had is refused."""
+        """Use a reader; the body that the one before had is refused, if that one has ended."""
         create = asyncio.get_running_loop().create_unix_connection
         _, protocol = await create(lambda: ChannelProtocol(self._take, lambda: None), sock=end)
         self._protocols.put_nowait(protocol)
-        self._take(_describe_end(signal_number))
+        if signal_number != _FIRST:
+            self._take(_describe_end(signal_number))
+        elif self._current is not None and self._current.is_closed:
+            self._take(_describe_end(signal.SIGKILL))
 
     async def read(self, job: _Job) -> Outcome:
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -204,8 +245,9 @@ class _Lane:
             job, answer = await self._waiting.get()
             if answer.cancelled():
                 continue  # its client left before its turn
-            while not self._protocols.empty():
-                self._current = self._protocols.get_nowait()
+            while self._current.is_closed or not self._protocols.empty():
+                self._current.close()
+                self._current = await self._protocols.get()
             self._told = asyncio.get_running_loop().create_future()
             self._current.send(job)
             outcome = await self._told  # also where the client leaves: the reader goes on
@@ -268,7 +310,7 @@ def main(descriptor: int) -> None:
 def _fork_readers(control: socket.socket, model: ServedModel, cpu_s: float) -> None:
     lanes: dict[int, int] = {}
     for lane in range(_LANES):
-        lanes[_fork(lane, 0, control, model, cpu_s)] = lane
+        lanes[_fork(lane, _FIRST, control, model, cpu_s)] = lane
     while lanes:
         pid, status = os.wait()
         lane = lanes.pop(pid)

@@ -202,6 +202,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
         "its output projections have biases": family.qkv_bias is None and bool(config.get("attention_bias")),
         "its MLP has biases": bool(family.mlp_bias_key and config.get(family.mlp_bias_key)),
         "it attends in a sliding window": window,
+        "it scales embeddings or what layers add": family.has_multipliers or family.is_gemma,
         f"head_dim is {shape.head_dim}, not hidden_size / num_attention_heads": (
             shape.head_dim * shape.num_heads != shape.hidden_size
         ),

@@ -93,7 +93,9 @@ def test_paged_equals_dense(sizes: list[tuple[int, int]], seed: int) -> None:
 def test_the_oracle_notices_a_query_that_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     from draftwise.engine import attention
 
-    monkeypatch.setattr(attention, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
+    monkeypatch.setattr(
+        attention, "_bias", lambda last, length, dtype, _: torch.zeros(*last.shape, length, dtype=dtype)
+    )
     with pytest.raises(AssertionError):
         torch.testing.assert_close(*run([(5, 3), (9, 2)], 0))
 

@@ -48,6 +48,7 @@ class Case:
     width: int
     ragged: bool = False
     causal: bool = True
+    window: int | None = None
     heads: int = 4
     groups: int = 2
     dim: int = 32
@@ -110,6 +111,7 @@ def run(case: Case, arguments: Arguments, tiling: Tiling | None, uniform: bool |
         width=case.width,
         causal=case.causal,
         scale=case.dim**-0.5,
+        window=case.window,
         uniform=uniform,
         out=out,
         tiling=tiling,
@@ -123,7 +125,10 @@ def dense(case: Case, arguments: Arguments, seq: int) -> Tensor:
     first = int(arguments.first_row_B[seq])
     q_QAD = arguments.q_NAD[first : first + length].double()
     tokens = arguments.pages[arguments.table_BP[seq].long()].flatten(0, 1)[: start + length].double()
-    hidden = torch.arange(start + length) > torch.arange(start, start + length).unsqueeze(1)
+    own = torch.arange(start, start + length).unsqueeze(1)
+    hidden = torch.arange(start + length) > own
+    if case.window is not None:
+        hidden |= torch.arange(start + length) <= own - case.window
     outs = []
     for head in range(case.heads):
         k_TD, v_TD = tokens[:, :, head * case.groups // case.heads].unbind(1)
@@ -155,12 +160,14 @@ def cases(draw: st.DrawFn) -> Case:
     ragged = draw(st.booleans())
     if not any(length for _, length in spans):
         spans[0] = (spans[0][0], 1)
+    causal = draw(st.booleans())
     groups, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 4), (2, 3), (1, 8)]))
     return Case(
         spans=spans,
         width=width,
         ragged=ragged,
-        causal=draw(st.booleans()),
+        causal=causal,
+        window=draw(st.sampled_from([None, 1, 5, 16, 40])) if causal else None,
         heads=groups * share,
         groups=groups,
         dim=draw(st.sampled_from([16, 24, 32])),
@@ -180,6 +187,9 @@ def cases(draw: st.DrawFn) -> Case:
 @example(Case(spans=[(16 * 16, 1)], width=1, heads=1, groups=1), replace(TILING, splits=17))  # joined in two turns
 @example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[4])
 @example(Case(spans=[(31, 9), (0, 12)], width=12, ragged=True), TILINGS[1])
+@example(Case(spans=[(31, 9), (0, 12), (47, 1), (15, 2)], width=12, ragged=True, window=7), TILINGS[2])
+@example(Case(spans=[(31, 9), (0, 40), (100, 3)], width=40, ragged=True, window=16), TILINGS[4])
+@example(Case(spans=[(90, 1)], width=1, window=33), None)
 def test_it_is_dense_attention(device: torch.device, case: Case, tiling: Tiling | None):
     verify(case, device, tiling)
 

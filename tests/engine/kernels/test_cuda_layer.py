@@ -83,6 +83,17 @@ def test_add_norm(num_rows, hidden, has_delta, dtype, device):
     assert_rounded(ours.add(x, delta), x.double() + delta.double(), dtype)
 
 
+def test_norms_in_float32_also_over_what_is_added(dtype, device):
+    ours, exact = make_kernels(make_shape(96), dtype, device)
+    x, delta = (torch.randn(3, 96, device=device).to(dtype) for _ in range(2))
+    weight, of_delta = torch.randn(2, 96, device=device)
+    total, normed = ours.add_norm(x, delta, weight, delta_weight_H=of_delta)
+    added = ours.add_norm(delta, None, of_delta)[1]
+    assert_rounded(added, exact.add_norm(delta.double(), None, of_delta.double())[1], dtype)
+    assert torch.equal(total, ours.add(x, added))
+    assert_rounded(normed, exact.add_norm(total.double(), None, weight.double())[1], dtype)
+
+
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_add_norm_of_rows_that_lie_apart(has_delta, dtype, device):
     ours, _ = make_kernels(make_shape(), dtype, device)
@@ -141,6 +152,7 @@ def test_silu_mul(num_rows, width, dtype, device):
     x = (torch.randn(num_rows, 2 * width, device=device) * 4).to(dtype)
     x[0, :8] = torch.tensor([-300.0, -90, -88, -80, 80, 88, 90, 300])  # where the exponential must not overflow
     assert_rounded(ours.silu_mul(x), exact.silu_mul(x.double()), dtype)
+    assert_rounded(ours.gelu_mul(x), exact.gelu_mul(x.double()), dtype)
 
 
 def test_gated_is_left_to_a_product_that_can(dtype, device):

@@ -56,6 +56,16 @@ def test_add_norm(num_rows, fast, exact, dtype):
         torch.testing.assert_close(normed.double(), expected, **TOLERANCE[dtype])
 
 
+def test_norms_in_float32_also_over_what_is_added(fast, exact, dtype):
+    x, delta = torch.randn(2, 7, 96, dtype=dtype)
+    weight, of_delta = torch.randn(2, 96)
+    total, normed = fast.add_norm(x, delta, weight, delta_weight_H=of_delta)
+    added = exact.add_norm(delta.double(), None, of_delta.double())[1].to(dtype)
+    torch.testing.assert_close(total.double(), x.double() + added.double(), **TOLERANCE[dtype])
+    expected = exact.add_norm(total.double(), None, weight.double())[1]
+    torch.testing.assert_close(normed.double(), expected, **TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("num_rows", [1, 7, 50])
 def test_silu_mul(num_rows, fast, exact, dtype):
     x = torch.randn(num_rows, 144, dtype=dtype) * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -121,11 +120,7 @@ def test_unknown_dtypes_and_devices_are_refused(save_tiny):
     ("family", "settings", "longest"),
     [
         ("llama", {}, 64),
-        ("mistral", {"sliding_window": 24}, 24),
-        ("mistral", {"sliding_window": None}, 64),
-        ("qwen2", {"sliding_window": 24}, 64),
-        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}, 24),
-        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 3}, 64),
+        ("mistral", {"sliding_window": 24}, 64),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, 64),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, 256),
         (
@@ -147,8 +142,37 @@ def test_the_longest_context_is_what_is_computed_exactly(family, settings, longe
     assert load_model(path, dtype="float32", device="cpu").shape.max_position_embeddings == longest
 
 
-def test_window_of_older_configs_without_layer_types(save_tiny, edit_config):
-    path, _ = save_tiny("qwen2", sliding_window=24, use_sliding_window=True, max_window_layers=1)
-    edit_config(path, layer_types=None)
-    assert "layer_types" not in json.loads((path / "config.json").read_text())
-    assert load_model(path, dtype="float32", device="cpu").shape.max_position_embeddings == 24
+@pytest.mark.parametrize(
+    ("family", "settings", "windows"),
+    [
+        ("llama", {}, {None}),
+        ("mistral", {"sliding_window": 24}, {24}),
+        ("mistral", {"sliding_window": None}, {None}),
+        ("qwen2", {"sliding_window": 24}, {None}),
+        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}, {None, 24}),
+        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 3}, {None}),
+        ("gemma3_text", {"sliding_window": 24, "sliding_window_pattern": 3}, {None, 24}),
+        ("gemma3_text", {"sliding_window": 24, "sliding_window_pattern": 4}, {24}),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_windows(family, settings, windows, listed, save_tiny, edit_config):
+    path, _ = save_tiny(family, **settings)
+    if not listed:  # as older configs
+        edit_config(path, layer_types=None)
+    edit_config(path, **settings)
+    assert load_model(path, dtype="float32", device="cpu").windows == windows
+
+
+@pytest.mark.parametrize("types", [["sliding_attention"], ["full_attention", "linear_attention", "full_attention"]])
+def test_unknown_kinds_of_layers_are_refused(types, save_tiny, edit_config):
+    path, _ = save_tiny("gemma3_text")
+    edit_config(path, layer_types=types)
+    assert "layer_types" in refusal(path)
+
+
+@pytest.mark.parametrize("setting", [{"final_logit_softcapping": 30.0}, {"hidden_activation": "silu"}])
+def test_what_other_generations_of_gemma_have_is_refused(setting, save_tiny, edit_config):
+    path, _ = save_tiny("gemma3_text")
+    edit_config(path, **setting)
+    assert next(iter(setting)) in refusal(path)

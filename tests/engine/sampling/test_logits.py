@@ -217,6 +217,12 @@ def test_bad_words_are_encoded_as_vllm_does() -> None:
         encode_bad_words(["x"], lambda _: [])
 
 
+def test_many_unknown_ids_make_a_short_message() -> None:
+    (finding,) = check_params(SamplingParams(stop_token_ids=[*range(VOCAB, VOCAB + 10_000), 10**5000]), VOCAB)
+    assert "and 9993 more are not token ids" in finding.message
+    assert len(finding.message) < 200
+
+
 def test_unknown_ids_are_found_at_once() -> None:
     params = SamplingParams(logit_bias={5: 1.0, 12: 1.0, -1: 2.0}, stop_token_ids=[11, 40])
     findings = check_params(params, VOCAB)

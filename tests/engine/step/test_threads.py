@@ -80,6 +80,25 @@ def test_while_the_core_stays_busy_one_more_thread_is_hardly_ever_tried(cores: F
     assert seen.count(2) > 30  # but it is: what runs there may have lower priority
 
 
+def test_where_one_thread_waits_already_no_other_is_tried(cores: FairCores) -> None:
+    """With many busy processes a step of two threads takes seconds, which outlast the time for a trial."""
+    governor, cores.others = Governor(2, cores, cores.clock), 8.0
+    seen = []
+    while cores.now_s < 160:
+        seen.append(governor.update())
+        cores.run(seen[-1], 2.0 if seen[-1] == 2 else 0.05)
+    assert seen.count(2) <= 2
+
+
+def test_a_trial_whose_first_step_is_slow_was_in_vain(cores: FairCores) -> None:
+    governor, cores.others = Governor(2, cores, cores.clock), 1.0
+    seen = []
+    while cores.now_s < 220:
+        seen.append(governor.update())
+        cores.run(seen[-1], 2.0 if seen[-1] == 2 else 0.05)
+    assert seen.count(2) <= 16  # every 8 s in the end
+
+
 def test_background_work_that_gives_way_does_not_cost_a_thread_for_long(cores: FairCores) -> None:
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
     drive(governor, cores, 0.2)

@@ -22,7 +22,15 @@ def has_kernel(dtype: torch.dtype) -> bool:
     return dtype != torch.float64
 
 
-def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, *, scale: float | None = None) -> Tensor:
+def attend(
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already.
 
     Args:
@@ -31,14 +39,23 @@ def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, *, scale
         layer: which layer's.
         plan: where the rows are and what they look at.
         scale: of the scores; None: one over the root of D.
+        window: tokens up to its own that a token looks at; None: all. Only in a causal pass.
     """
+    if window is not None and window >= plan.most_tokens:
+        window = None
     if q_NAD.is_cuda and has_kernel(q_NAD.dtype):
-        return attend_by_kernel(q_NAD, kv, layer, plan, scale=scale)
-    return attend_by_torch(q_NAD, kv, layer, plan, scale=scale)
+        return attend_by_kernel(q_NAD, kv, layer, plan, scale=scale, window=window)
+    return attend_by_torch(q_NAD, kv, layer, plan, scale=scale, window=window)
 
 
 def attend_by_kernel(
-    q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, *, scale: float | None = None
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Return what `attend` does."""
     from draftwise.engine.kernels.cuda.paged_attention import decode_attention  # Triton is there where CUDA is
@@ -46,7 +63,9 @@ def attend_by_kernel(
     spans, pages, scale = plan.spans, kv.layers[layer], scale or q_NAD.shape[-1] ** -0.5
     if not spans.parts:
         of_seqs = plan.page_table_BP, spans.first_row_B, spans.starts_B, spans.lengths_B
-        return decode_attention(q_NAD, pages, *of_seqs, width=spans.width, causal=plan.causal, scale=scale)
+        return decode_attention(
+            q_NAD, pages, *of_seqs, width=spans.width, causal=plan.causal, scale=scale, window=window
+        )
     out_NE = torch.empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2], dtype=q_NAD.dtype, device=q_NAD.device)
     for part in spans.parts:
         seqs, rows = slice(part.first_seq, part.first_seq + part.num_seqs), slice(None)
@@ -64,6 +83,7 @@ def attend_by_kernel(
             width=part.width,
             causal=plan.causal,
             scale=scale,
+            window=window,
             uniform=part.first_row is not None,
             out=out_NE[rows],
         )
@@ -71,18 +91,25 @@ def attend_by_kernel(
 
 
 def attend_by_torch(
-    q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, *, scale: float | None = None
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Return what `attend` does: on a CPU, in float64, and as the contract of the kernel."""
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
+    how = plan.biases.setdefault(window, {}), scale, window
     for group in plan.decodes:
         if group.padding is None:
-            return _decode(q_NAD, kv, layer, group, plan.biases, scale)
-        out_XE = _decode(q_NAD.index_select(0, group.padding.rows_X), kv, layer, group, plan.biases, scale)
+            return _decode(q_NAD, kv, layer, group, *how)
+        out_XE = _decode(q_NAD.index_select(0, group.padding.rows_X), kv, layer, group, *how)
         out_NE.index_copy_(0, group.padding.rows_M, out_XE.index_select(0, group.padding.padded_M))
     for chunk in plan.prefills:
         rows = slice(chunk.row, chunk.row + chunk.length)
-        out_NE[rows] = _prefill(q_NAD[rows], kv, layer, chunk, plan.biases, scale)
+        out_NE[rows] = _prefill(q_NAD[rows], kv, layer, chunk, *how)
     return out_NE
 
 
@@ -93,6 +120,7 @@ def _decode(
     group: DecodeGroup,
     biases: dict[DecodeGroup | PrefillChunk, Tensor],
     scale: float | None,
+    window: int | None,
 ) -> Tensor:
     """Return [X, A * D]. Query heads that share keys are folded into the queries: one product serves them all."""
     (num_seqs, num_queries), (_, heads, size) = group.last_BQ.shape, q_XAD.shape
@@ -101,7 +129,7 @@ def _decode(
     q_BGYD = q_XAD.reshape(num_seqs, num_queries, groups, share, size).transpose(1, 2).flatten(2, 3)
     bias_B1YT = biases.get(group)
     if bias_B1YT is None:
-        bias_BQT = _bias(group.last_BQ, k_BGTD.shape[2], q_XAD.dtype)
+        bias_BQT = _bias(group.last_BQ, k_BGTD.shape[2], q_XAD.dtype, window)
         bias_B1YT = biases[group] = bias_BQT.unsqueeze(2).expand(-1, -1, share, -1).flatten(1, 2).unsqueeze(1)
     out_BGYD = F.scaled_dot_product_attention(q_BGYD, k_BGTD, v_BGTD, attn_mask=bias_B1YT, scale=scale)
     out_BQGSD = out_BGYD.view(num_seqs, groups, num_queries, share, size).transpose(1, 2)
@@ -115,15 +143,16 @@ def _prefill(
     chunk: PrefillChunk,
     biases: dict[DecodeGroup | PrefillChunk, Tensor],
     scale: float | None,
+    window: int | None,
 ) -> Tensor:
     """Return [C, A * D]."""
     k_1GTD, v_1GTD = (t[:, :, : chunk.context] for t in kv.gather(layer, chunk.pages_1P, q_CAD.dtype))
     bias_CT = None
-    if chunk.length < chunk.context:
+    if chunk.length < chunk.context or (window is not None and window < chunk.context):
         bias_CT = biases.get(chunk)
         if bias_CT is None:
             last_C = torch.arange(chunk.context - chunk.length, chunk.context, device=q_CAD.device)
-            bias_CT = biases[chunk] = _bias(last_C, chunk.context, q_CAD.dtype)
+            bias_CT = biases[chunk] = _bias(last_C, chunk.context, q_CAD.dtype, window)
     out_1ACD = F.scaled_dot_product_attention(
         q_CAD.transpose(0, 1).unsqueeze(0),
         k_1GTD,
@@ -136,7 +165,10 @@ def _prefill(
     return out_1ACD[0].transpose(0, 1).flatten(1)
 
 
-def _bias(last: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Return [*last.shape, length]: 0 up to and with position `last`, -inf after it."""
-    hidden = torch.arange(length, device=last.device) > last.unsqueeze(-1)
+def _bias(last: Tensor, length: int, dtype: torch.dtype, window: int | None) -> Tensor:
+    """Return [*last.shape, length]: 0 for the `window` positions up to and with `last`, -inf elsewhere."""
+    positions = torch.arange(length, device=last.device)
+    hidden = positions > last.unsqueeze(-1)
+    if window is not None:
+        hidden |= positions <= last.unsqueeze(-1) - window
     return torch.zeros(hidden.shape, dtype=dtype, device=last.device).masked_fill_(hidden, float("-inf"))

@@ -237,8 +237,13 @@ class AttentionPlan:
     """Whether a token looks at those up to itself only, and not at all of its sequence's."""
     wanted: RowSelection | None = None
     """Rows whose results somebody reads; None: all. Of the others the last layer only stores keys and values."""
-    biases: dict[DecodeGroup | PrefillChunk, Tensor] = field(default_factory=dict)
-    """Masks that the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+    biases: dict[int | None, dict[DecodeGroup | PrefillChunk, Tensor]] = field(default_factory=dict)
+    """Masks by window that the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of a sequence that the table has pages for."""
+        return (self.page_table_BP.shape[1] - 1) * self.block_size
 
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
         """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where

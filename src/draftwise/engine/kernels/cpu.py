@@ -63,8 +63,18 @@ class CpuKernels(Kernels):
         _compile(self._dtype)
 
     def add_norm(
-        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+        self,
+        x_NH: Tensor,
+        delta_NH: Tensor | None,
+        weight_H: Tensor,
+        total_NH: Tensor | None = None,
+        *,
+        delta_weight_H: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if weight_H.dtype != self._dtype:
+            return super().add_norm(x_NH, delta_NH, weight_H, total_NH, delta_weight_H=delta_weight_H)
+        if delta_NH is not None and delta_weight_H is not None:
+            delta_NH = self.add_norm(delta_NH, None, delta_weight_H)[1]
         rows, width = x_NH.shape
         x_NH = x_NH.contiguous()
         out_NH, sum_NH = torch.empty_like(x_NH), x_NH if delta_NH is None else torch.empty_like(x_NH)
@@ -98,7 +108,7 @@ class CpuKernels(Kernels):
         layer: int,
         slots_N: Tensor,
     ) -> Tensor:
-        if kv.is_narrow:
+        if kv.is_narrow or (norms is not None and norms[0].dtype != self._dtype):
             return super().rotate_and_store(qkv_NSD, norms, rotations, kv, layer, slots_N)
         rows, num_heads, size = qkv_NSD.shape
         heads, qkv_NSD = num_heads - 2 * self.shape.num_kv_heads, qkv_NSD.contiguous()

@@ -93,25 +93,44 @@ class Kernels:
         return x_NH + delta_NH
 
     def add_norm(
-        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+        self,
+        x_NH: Tensor,
+        delta_NH: Tensor | None,
+        weight_H: Tensor,
+        total_NH: Tensor | None = None,
+        *,
+        delta_weight_H: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return x + delta (x itself when there is no delta), rounded to their type, and its RMS norm.
 
-        The rows of x may lie apart. So may those of `total_NH`: where given, the sum is put there.
+        The rows of x may lie apart. So may those of `total_NH`: where given, the sum is put there. Weights of norms,
+        here and elsewhere, are of the rows' type or float32. `delta_weight_H` are those of a norm over delta.
         """
+        if delta_NH is not None and delta_weight_H is not None:
+            delta_NH = self._norm(delta_NH, delta_weight_H)
         sum_NH = x_NH if delta_NH is None else self.add(x_NH, delta_NH)
         if total_NH is not None:
             sum_NH = total_NH.copy_(sum_NH)
-        return sum_NH, F.rms_norm(sum_NH, weight_H.shape, weight_H, self.eps)
+        return sum_NH, self._norm(sum_NH, weight_H)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the RMS norm over the last dimension, rounded once."""
+        wide = x if weight.dtype == x.dtype else x.to(weight.dtype)
+        return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
 
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
         """Return silu(gate) * up, [N, I], of the two halves."""
         gate_NI, up_NI = gate_up_N2I.chunk(2, dim=-1)
         return F.silu(gate_NI) * up_NI
 
-    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor) -> Tensor:
-        """Return `silu_mul` of what the matrix product `gate_up` makes of x."""
-        return self.silu_mul(gate_up(x_NX))
+    def gelu_mul(self, gate_up_N2I: Tensor) -> Tensor:
+        """Return gelu(gate) * up, [N, I], of the two halves, with the approximation by tanh."""
+        gate_NI, up_NI = gate_up_N2I.chunk(2, dim=-1)
+        return F.gelu(gate_NI, approximate="tanh") * up_NI
+
+    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor, *, gelu: bool = False) -> Tensor:
+        """Return `silu_mul`, or `gelu_mul`, of what the matrix product `gate_up` makes of x."""
+        return (self.gelu_mul if gelu else self.silu_mul)(gate_up(x_NX))
 
     def route(self, logits_NE: Tensor, num_chosen: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
         """Return the weights and the numbers of the experts that a router chooses for each row, [N, K] each.
@@ -151,8 +170,7 @@ class Kernels:
         groups = self.shape.num_kv_heads
         q_NAD, k_NGD, v_NGD = qkv_NSD.split((qkv_NSD.shape[1] - 2 * groups, groups, groups), dim=1)
         if norms is not None:
-            q_NAD = F.rms_norm(q_NAD, norms[0].shape, norms[0], self.eps)
-            k_NGD = F.rms_norm(k_NGD, norms[1].shape, norms[1], self.eps)
+            q_NAD, k_NGD = self._norm(q_NAD, norms[0]), self._norm(k_NGD, norms[1])
         kv.store(layer, slots_N, torch.stack((_rotate(k_NGD, *rotations), v_NGD), dim=1))
         return _rotate(q_NAD, *rotations)
 

@@ -1,4 +1,4 @@
-"""The decoder of the Llama, Granite, Mistral, Qwen2, Qwen3 and Qwen3-MoE families over paged keys and values.
+"""The decoder of all families (`engine.families`) over paged keys and values.
 
 Shape letters: N new tokens of the step, R rows that need logits, H hidden size, A query heads, G key-value
 heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabulary.
@@ -6,7 +6,7 @@ heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,12 @@ class GatedMlp:
 
     gate_up: Linear
     down: Linear
+    gelu: bool = False
+    """Whether the gate is activated by GELU, and not by SiLU."""
 
     def __call__(self, kernels: Kernels, x_NH: Tensor) -> Tensor:
         """Return what the layer adds for the normed rows x."""
-        return self.down(kernels.gated(self.gate_up, x_NH))
+        return self.down(kernels.gated(self.gate_up, x_NH, gelu=self.gelu))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class Layer:
     post_norm: Tensor
     mlp: Callable[[Kernels, Tensor], Tensor]
     """`GatedMlp` or `ExpertsMlp`."""
+    output_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+    """Weights of norms over what attention and the MLP add to the residual stream."""
+    kind: int = 0
+    """Which of the model's kinds of attention it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,15 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKind:
+    """How some of a model's layers attend."""
+
+    rope: Rope
+    window: int | None = None
+    """Tokens up to its own that a token looks at; None: all."""
 
 
 def decoder_layer(
@@ -74,6 +89,7 @@ def decoder_layer(
     *,
     is_last: bool = False,
     scale: float | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one decoder layer and store its keys and values.
 
@@ -88,16 +104,19 @@ def decoder_layer(
         plan: where the rows go and what they look at.
         is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
         scale: of the scores of attention; None: one over the root of D.
+        window: tokens up to its own that a token looks at; None: all.
 
     Returns:
-        the residual stream after attention, and what the MLP adds to it; of a last layer, of the wanted rows.
+        the residual stream after attention, and what the MLP adds to it, before its output norm if the layer has one;
+        of a last layer, of the wanted rows.
     """
     qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
     if is_last and plan.wanted is not None:
         rows_R, plan = plan.wanted.rows_R, plan.wanted.plan
         x_NH, q_NAD = x_NH.index_select(0, rows_R), q_NAD.index_select(0, rows_R)
-    x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan, scale=scale)), layer.post_norm)
+    delta_NH = layer.o(attend(q_NAD, kv, index, plan, scale=scale, window=window))
+    x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.post_norm, delta_weight_H=layer.output_norms[0])
     return x_NH, layer.mlp(kernels, normed_NH)
 
 
@@ -109,13 +128,14 @@ class CausalLM:
         config: config.json as read.
         mixture: its experts; None: every layer has an MLP.
         multipliers: its family's.
+        windows: the sliding windows of its layers; None: some attend to all tokens.
     """
 
     def __init__(
         self,
         config: dict[str, Any],
         shape: ModelShape,
-        rope: Rope,
+        kinds: Sequence[AttentionKind],
         weights: Weights,
         mixture: MixtureShape | None = None,
         multipliers: Multipliers = Multipliers(),  # noqa: B008 (frozen)
@@ -123,9 +143,13 @@ class CausalLM:
         self.config, self.shape, self.weights, self.mixture = config, shape, weights, mixture
         # The residual stream is kept divided by the residual's multiplier: what a layer adds then needs no factor, and
         # a norm differs in nothing but its epsilon.
-        self.multipliers = multipliers
+        self.multipliers, self.windows = multipliers, {kind.window for kind in kinds}
         eps = float(config.get("rms_norm_eps") or 1e-6) / multipliers.residual**2
-        self._kernels = make_kernels(shape, rope, eps=eps, dtype=self.dtype, device=self.device)
+        self._kinds = [
+            (make_kernels(shape, kind.rope, eps=eps, dtype=self.dtype, device=self.device), kind.window)
+            for kind in kinds
+        ]
+        self._kernels = self._kinds[0][0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,7 +198,7 @@ class CausalLM:
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         assert plan.wanted is None or max(aux_layers, default=0) < last
-        rotations = kernels.rotations(positions_N)
+        rotations = [kind.rotations(positions_N) for kind, _ in self._kinds]
         places = (
             dict(zip(aux_layers, features_NF.chunk(len(aux_layers), dim=-1), strict=True))
             if features_NF is not None
@@ -184,15 +208,24 @@ class CausalLM:
         first_norm, factor = _input_norm(weights.layers[0]), self.multipliers.embedding / self.multipliers.residual
         x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, first_norm, places.get(0), factor=factor)
         delta_NH: Tensor | None = None
+        delta_norm: Tensor | None = None
         for i, layer in enumerate(weights.layers):
             if i > 0:
-                x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, _input_norm(layer), places.get(i))
+                x_NH, normed_NH = kernels.add_norm(
+                    x_NH, delta_NH, _input_norm(layer), places.get(i), delta_weight_H=delta_norm
+                )
             if i in aux_layers:
                 states[i] = x_NH
             is_last = i == len(weights.layers) - 1
-            args = kernels, layer, i, x_NH, normed_NH, rotations, kv, plan
-            x_NH, delta_NH = decoder_layer(*args, is_last=is_last, scale=self.multipliers.attention)
-        states[last], states[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
+            (own, window), turns = self._kinds[layer.kind], rotations[layer.kind]
+            x_NH, delta_NH = decoder_layer(
+                own, layer, i, x_NH, normed_NH, turns, kv, plan,
+                is_last=is_last, scale=self.multipliers.attention, window=window,
+            )  # fmt: skip
+            delta_norm = layer.output_norms[1]
+        states[last], states[last + 1] = kernels.add_norm(
+            x_NH, delta_NH, weights.norm, places.get(last), delta_weight_H=delta_norm
+        )
         if last + 1 in places:
             places[last + 1].copy_(states[last + 1])
         for i in places.keys() - states.keys():  # of layers that a rehearsal leaves out

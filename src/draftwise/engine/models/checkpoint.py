@@ -130,9 +130,10 @@ _SIZES = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "draft_vocab_size"),
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "target_hidden_size"),
+    *("sliding_window", "sliding_window_pattern", "max_window_layers"),
 )
 _NUMBERS = (
-    *("rms_norm_eps", "rope_theta", "partial_rotary_factor"),
+    *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
 )
 _LARGEST_SIZE = 2**31
@@ -153,8 +154,14 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
         faults.append(("architectures", "a list of names", names))
-    for group in ("rope_parameters", "rope_scaling"):
-        given = config.get(group)
+    types = config.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(isinstance(each, str) for each in types)):
+        faults.append(("layer_types", "a list of names", types))
+    groups = {group: config.get(group) for group in ("rope_parameters", "rope_scaling")}
+    own = groups["rope_parameters"]
+    if isinstance(own, Mapping) and own and all(isinstance(each, Mapping | None) for each in own.values()):
+        groups |= {f"rope_parameters.{name}": each for name, each in own.items()} | {"rope_parameters": None}
+    for group, given in groups.items():
         if given is not None and not isinstance(given, Mapping):
             faults.append((group, "an object", given))
         elif given is not None:

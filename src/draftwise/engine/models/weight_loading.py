@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.families import Family, Multipliers, get_family
-from draftwise.engine.models.causal_lm import CausalLM, GatedMlp, Layer, Weights
+from draftwise.engine.models.causal_lm import AttentionKind, CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
@@ -23,6 +23,8 @@ from draftwise.engine.models.rope import Rope
 __all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 _WHOLE_COLUMNS = 256
 """Columns of a row of weights, folded in four, that our kernels read in whole tiles. An MLP of 14,400 takes a sixth
@@ -57,33 +59,70 @@ def load_model(
     config, where = checkpoint.config, str(Path(path) / "config.json")
     family = get_family(config, where=where)
     shape = ModelShape.from_hf_config(config, where=where)
-    rope = Rope.from_hf_config(config, shape, where=where)
-    limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
+    ropes = _ropes(config, shape, where)
+    limit = min(rope.context_limit for rope in ropes.values())
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
     multipliers = Multipliers.from_hf_config(config, family)
     kind, place = _resolve_dtype(dtype, config), find_device(device)
+    if family.is_gemma:  # whose factor is a tensor
+        factor = torch.tensor(multipliers.embedding, dtype=kind).item()
+        multipliers = dataclasses.replace(multipliers, embedding=factor)
     as_stored = checkpoint.files and quantization is None
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
     with open_packed(files, kind, place) as packed:
         reader = WeightReader(checkpoint, shape, family, kind, place, quantization=quantization, packed=packed)
-        weights = _read_weights(reader, shape, mixture)
+        types = _layer_types(config, family, shape.num_layers, where)
+        names = sorted(set(types))
+        weights = _read_weights(reader, shape, mixture, [names.index(name) for name in types])
         checkpoint.check_complete()
-    rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
-    return CausalLM(config, shape, rope, weights, mixture, multipliers)
+    kinds = [
+        AttentionKind(
+            rope=dataclasses.replace(
+                ropes[name], frequencies_D=ropes[name].frequencies_D.to(place), context_limit=limit
+            ),
+            window=int(config["sliding_window"]) if name == _SLIDING else None,
+        )
+        for name in names
+    ]
+    return CausalLM(config, shape, kinds, weights, mixture, multipliers)
 
 
-def _window(config: Mapping[str, Any], family: Family) -> int | None:
-    """Return the sliding window that some layer really uses; up to its length attention is the full one."""
-    window = config.get("sliding_window")
-    if window is None or (family.window_switch is not None and not config.get(family.window_switch)):
-        return None
-    if family.window_switch is not None:
-        kinds = config.get("layer_types")
-        first_layer = config.get("max_window_layers", 28)
-        active = "sliding_attention" in kinds if kinds else first_layer < config["num_hidden_layers"]
-        return int(window) if active else None
-    return int(window)
+def _layer_types(config: Mapping[str, Any], family: Family, num_layers: int, where: str) -> list[str]:
+    """Return how each layer attends, in the words of transformers' `layer_types`."""
+    on = family.window_switch is None or config.get(family.window_switch)
+    if not config.get("sliding_window") or not on:
+        return [_FULL] * num_layers
+    if named := config.get("layer_types"):
+        if len(named) < num_layers or not {_FULL, _SLIDING}.issuperset(named):
+            raise InvalidSetup.because(
+                "bad-config-value",
+                f"layer_types must name each of {num_layers} layers {_FULL} or {_SLIDING}, got {str(named)[:60]}.",
+                where=where,
+                fix="Download config.json again, or correct it.",
+            )
+        return list(named[:num_layers])
+    if family.window_period is not None:
+        period = config.get("sliding_window_pattern") or family.window_period
+        return [_SLIDING if (i + 1) % period else _FULL for i in range(num_layers)]
+    first = config.get("max_window_layers", 28) if family.window_switch is not None else 0
+    return [_SLIDING if i >= first else _FULL for i in range(num_layers)]
+
+
+def _ropes(config: Mapping[str, Any], shape: ModelShape, where: str) -> dict[str, Rope]:
+    """Return the rotation of each kind of layers: one for all, or one for each where config.json says so."""
+    names = (_FULL, _SLIDING)
+    given = config.get("rope_parameters") or {}
+    by_kind = {name: given.get(name) for name in names}
+    if by_kind[_FULL] is None and config.get("rope_local_base_freq"):
+        by_kind[_SLIDING] = {"rope_theta": config["rope_local_base_freq"]}
+    if not any(by_kind.values()):
+        rope = Rope.from_hf_config(config, shape, where=where)
+        return dict.fromkeys(names, rope)
+    return {
+        name: Rope.from_hf_config({**config, "rope_parameters": own} if own else config, shape, where=where)
+        for name, own in by_kind.items()
+    }
 
 
 def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:
@@ -127,13 +166,16 @@ def find_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def _read_weights(reader: WeightReader, shape: ModelShape, mixture: MixtureShape | None) -> Weights:
+def _read_weights(
+    reader: WeightReader, shape: ModelShape, mixture: MixtureShape | None, kinds: Sequence[int]
+) -> Weights:
     def layer(i: int) -> Layer:
-        return reader.layer(f"model.layers.{i}.", mixture=mixture if mixture and i in mixture.layers else None)
+        own = mixture if mixture and i in mixture.layers else None
+        return reader.layer(f"model.layers.{i}.", mixture=own, kind=kinds[i])
 
     embedding_VH = reader.table("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
     layers = tuple(layer(i) for i in range(shape.num_layers))
-    norm = reader.vector("model.norm.weight", shape.hidden_size)
+    norm = reader.norm("model.norm.weight", shape.hidden_size)
     if shape.tie_word_embeddings:
         head = reader.tied_head(embedding_VH)
     else:
@@ -166,10 +208,16 @@ class WeightReader:
         self._qkv_bias = attention_bias if follows_config else bool(family.qkv_bias)
         self._o_bias = attention_bias and follows_config
         self._mlp_bias = bool(family.mlp_bias_key and checkpoint.config.get(family.mlp_bias_key, False))
-        self._qk_norm = family.qk_norm
+        self._qk_norm, self._is_gemma = family.qk_norm, family.is_gemma
 
     def layer(
-        self, prefix: str, *, num_in: int | None = None, input_norm: bool = True, mixture: MixtureShape | None = None
+        self,
+        prefix: str,
+        *,
+        num_in: int | None = None,
+        input_norm: bool = True,
+        mixture: MixtureShape | None = None,
+        kind: int = 0,
     ) -> Layer:
         """Return the decoder layer whose tensors' names start with `prefix`.
 
@@ -178,17 +226,26 @@ class WeightReader:
             num_in: width of the attention's input; None: the hidden size.
             input_norm: whether the layer has an input norm.
             mixture: what its experts are; None: it has an MLP.
+            kind: which of the model's kinds of attention it has.
         """
         shape, attention, mlp, hidden = self._shape, prefix + "self_attn.", prefix + "mlp.", self._shape.hidden_size
         width = num_in or hidden
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         qkv, how = ["q_proj", "k_proj", "v_proj"], self._quantization
+        after_attention = self.norm(prefix + "post_attention_layernorm.weight", hidden)
+        output_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+        post_norm = after_attention
+        if self._is_gemma:
+            post_norm = self.norm(prefix + "pre_feedforward_layernorm.weight", hidden)
+            output_norms = after_attention, self.norm(prefix + "post_feedforward_layernorm.weight", hidden)
         return Layer(
-            input_norm=self.vector(prefix + "input_layernorm.weight", hidden) if input_norm else None,
+            input_norm=self.norm(prefix + "input_layernorm.weight", hidden) if input_norm else None,
             qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], width, bias=self._qkv_bias, quantization=how),
             qk_norms=self._qk_norms(attention) if self._qk_norm else None,
             o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how),
-            post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
+            post_norm=post_norm,
+            output_norms=output_norms,
+            kind=kind,
             mlp=self._mlp(mlp, shape.intermediate_size) if mixture is None else self._experts(mlp, mixture),
         )
 
@@ -198,6 +255,7 @@ class WeightReader:
         return GatedMlp(
             gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how, room=room),
             down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how, room_in=room),
+            gelu=self._is_gemma,
         )
 
     def _experts(self, prefix: str, mixture: MixtureShape) -> ExpertsMlp:
@@ -221,7 +279,7 @@ class WeightReader:
 
     def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
         size = self._shape.head_dim
-        return self.vector(attention + "q_norm.weight", size), self.vector(attention + "k_norm.weight", size)
+        return self.norm(attention + "q_norm.weight", size), self.norm(attention + "k_norm.weight", size)
 
     def linear(
         self,
@@ -273,6 +331,14 @@ class WeightReader:
     def vector(self, name: str, size: int) -> Tensor:
         """Return the tensor `name` [size]."""
         return self.fused([name], [size])
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """Return the weights of a norm [size]; those around 0 are kept around 1, in float32 at least."""
+        if not self._is_gemma:
+            return self.vector(name, size)
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        weights = torch.empty(size, dtype=dtype, device=self.device)
+        return self._checkpoint.read(name, (size,), out=weights).add_(1.0)
 
     def fused(self, names: list[str], sizes: list[int], *rest: int, room: int = 0, room_in: int = 0) -> Tensor:
         """Return the named tensors, [size, *rest] each, below each other in one; `linear` explains the room."""

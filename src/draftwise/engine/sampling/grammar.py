@@ -12,6 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,11 @@ class Grammars:
     def has(self, params: StructuredOutputsParams) -> bool:
         """Return whether a grammar is compiled already."""
         return params.key in self._compiled
+
+    def prepare(self) -> None:
+        """Load llguidance and its tokenizer, for which the first grammar would wait; requests report what fails."""
+        with suppress(Exception):
+            self._compile(StructuredOutputsParams(choice=("a",)))
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return a grammar at its start; may be called from any thread.

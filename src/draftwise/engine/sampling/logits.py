@@ -190,6 +190,10 @@ def adjust(
     return logits_BSV if penalties is None else penalties.apply(logits_BSV, draft_tokens_BK)
 
 
+_NAMED = 8
+"""Wrong ids that a message names."""
+
+
 def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
     """Return an error for each parameter that names a token outside 0..vocab_size-1."""
     named = {
@@ -201,7 +205,10 @@ def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
     for where, ids in named.items():
         unknown = [token for token in ids if not 0 <= token < vocab_size]
         if unknown:
-            message = f"{', '.join(map(str, unknown))} is not a token id: the vocabulary has 0..{vocab_size - 1}."
+            some = ", ".join(str(token) if abs(token) < 2**63 else "a huge number" for token in unknown[:_NAMED])
+            some += f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+            predicate = "is not a token id" if len(unknown) == 1 else "are not token ids"
+            message = f"{some} {predicate}: the vocabulary has 0..{vocab_size - 1}."
             fix = "Use ids of this model's tokenizer."
             findings.append(Finding.error("unknown-token", message, where=where, fix=fix))
     return findings

@@ -34,8 +34,11 @@ _LOST = 0.4
 half the time."""
 _ROOM = 0.65
 """Idle cores from which on there is room for one more thread."""
+_WAITS_ALREADY = 0.25
+"""Share of its time that the process waits from which on no additional thread is tried without room: each step with one
+too many takes twenty times as long."""
 _SOON_S = 1.0
-"""A thread that is given up again within this time was tried in vain."""
+"""A thread that is given up again within this time, or at the first look, was tried in vain."""
 _MOST_ROWS = 128
 """Rows of prompts up to which a row's bits do not depend on the number of threads (oneDNN 3.12: 200)."""
 
@@ -75,12 +78,14 @@ class Governor:
         self._tried = self._for_room
         """What the last additional thread had waited for."""
         self._raised_s = self._reduced_s = -math.inf
+        self._is_first_look = False
 
     def update(self) -> int:
         """Take a look, if a window has passed since the last one, and return the decision."""
         now = self._clock()
         if self.threads > 1 and now - self._window.begun_s >= _WINDOW_S:
             window, self._window = self._window, _Window(now, self._cores)
+            self._is_first_look = window.begun_s == self._raised_s  # however long its step took
             lost = window.lost_cores(self._window)
             if lost > _LOST:
                 self._reduce(by=max(1, round(lost)))
@@ -88,14 +93,17 @@ class Governor:
             pause, self._pause = self._pause, _Window(now, self._cores)
             if pause.free_cores(self._pause, self.threads) > _ROOM:
                 self._raise(self._for_room)
-            elif now - self._reduced_s >= self._without_room.seconds:
+            elif (
+                now - self._reduced_s >= self._without_room.seconds
+                and pause.share_of_waiting(self._pause) < _WAITS_ALREADY
+            ):
                 self._raise(self._without_room)
         return self.threads
 
     def _reduce(self, *, by: int) -> None:
         self.threads = max(1, self.threads - by)
         self._pause, self._reduced_s = self._window, self._window.begun_s
-        if self._reduced_s - self._raised_s < _SOON_S:
+        if self._reduced_s - self._raised_s < _SOON_S or self._is_first_look:
             self._tried.lengthen()
         else:
             self._for_room.reset()
@@ -136,6 +144,11 @@ class _Window:
         passed_s = end.begun_s - self.begun_s
         rested_s = threads * passed_s - (end._cpu_s - self._cpu_s) - sum(self._grown_waits(end))
         return (end._idle_s - self._idle_s - max(rested_s, 0)) / passed_s
+
+    def share_of_waiting(self, end: _Window) -> float:
+        """Return which part of the time that the threads could have run they had no core."""
+        waited_s, ran_s = sum(self._grown_waits(end)), end._cpu_s - self._cpu_s
+        return waited_s / (waited_s + ran_s) if waited_s else 0.0
 
     def _grown_waits(self, end: _Window) -> Iterator[float]:
         return (wait - self._waits[thread] for thread, wait in end._waits.items() if thread in self._waits)

@@ -58,19 +58,29 @@ class CudaKernels(Kernels):
         return code.add(x_NH, delta_NH)
 
     def add_norm(
-        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+        self,
+        x_NH: Tensor,
+        delta_NH: Tensor | None,
+        weight_H: Tensor,
+        total_NH: Tensor | None = None,
+        *,
+        delta_weight_H: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Add and norm in one launch."""
-        return code.add_norm(x_NH, delta_NH, weight_H, total_NH, self.eps)
+        return code.add_norm(x_NH, delta_NH, weight_H, total_NH, self.eps, delta_weight_H)
 
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
         """Activate and multiply in one launch."""
         return code.silu_mul(gate_up_N2I)
 
-    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor) -> Tensor:
+    def gelu_mul(self, gate_up_N2I: Tensor) -> Tensor:
+        """Activate and multiply in one launch."""
+        return code.silu_mul(gate_up_N2I, gelu=True)
+
+    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor, *, gelu: bool = False) -> Tensor:
         """Let the product do it where it can, while its result is in registers."""
-        fused = getattr(gate_up, "gated", None)
-        return super().gated(gate_up, x_NX) if fused is None else fused(x_NX)
+        fused = None if gelu else getattr(gate_up, "gated", None)
+        return super().gated(gate_up, x_NX, gelu=gelu) if fused is None else fused(x_NX)
 
     def route(self, logits_NE: Tensor, num_chosen: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
         """Choose in one launch."""

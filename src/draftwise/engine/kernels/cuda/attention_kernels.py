@@ -20,13 +20,15 @@ __all__ = ["attend", "join"]
 
 
 @triton.jit
-def _blocks(start, length, most_keys, tile, M, K, SHARE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return how many keys a tile looks at, and in how many blocks they lie: none when none of its queries exists."""
+def _blocks(start, length, most_keys, tile, M, K, SHARE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the end of the keys that a tile looks at, the first of the blocks in which they lie, and how many there
+    are: none when none of its queries exists."""
     end = tl.minimum(start + length, most_keys)
     if CAUSAL:
         end = tl.minimum(end, start + (tile * M + M - 1) // SHARE + 1)
     end = tl.where(tile * M // SHARE < length, end, 0)
-    return end, (end + K - 1) // K
+    begin = tl.maximum(start + tile * M // SHARE - WINDOW + 1, 0) // K if WINDOW > 0 else 0
+    return end, begin, tl.maximum((end + K - 1) // K - begin, 0)
 
 
 @triton.jit
@@ -77,6 +79,7 @@ def _take(
     page_stride,
     STAGES: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     GROUPS: tl.constexpr,
     D: tl.constexpr,
@@ -98,6 +101,8 @@ def _take(
         scores_MK = tl.dot(q_MD, tl.trans(k_KD.to(q_MD.dtype)), input_precision="ieee")
         if MASKED:
             scores_MK = tl.where(keys_K[None, :] <= seen_M[:, None], scores_MK, float("-inf"))
+        if WINDOW > 0:
+            scores_MK = tl.where(keys_K[None, :] > seen_M[:, None] - WINDOW, scores_MK, float("-inf"))
         new_M = tl.maximum(max_M, tl.max(scores_MK, 1) * scale)
         # A row of which every key so far is hidden has no maximum to take away.
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M) if MASKED else new_M
@@ -140,6 +145,7 @@ def attend(
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     UNIFORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -152,14 +158,17 @@ def attend(
     launch_next(PDL)  # not before: programs of `join` would take the places of those still to come
     # Splits take turns at the blocks: where one begins does not depend on lengths, and its pages come with those.
     table = table_ptr + seq.to(tl.int64) * table_stride
-    pages_K = _pages(table, split, most_keys, K, PAGE)
+    if WINDOW == 0:
+        pages_K = _pages(table, split, most_keys, K, PAGE)
     start = tl.load(starts_ptr + seq).to(tl.int32)
     length = tl.load(lengths_ptr + seq).to(tl.int32)
     first_row = tl.load(first_row_ptr + seq)
-    end, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL)
+    end, begin, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL, WINDOW)
     step = tl.maximum(tl.minimum(blocks, most), 1)
     if split >= step:
         return
+    if WINDOW > 0:
+        pages_K = _pages(table, begin + split, end, K, PAGE)
     rows_M = tile * M + tl.arange(0, M)
     query_M = rows_M // SHARE
     head_M = group * SHARE + rows_M % SHARE
@@ -178,18 +187,18 @@ def attend(
     kv_ptr = pages_ptr + group * D
     max_M = tl.full((M,), float("-inf"), tl.float32)
     state = (max_M, tl.zeros((M, K), tl.float32), tl.zeros((M, DIMS), tl.float32), pages_K)
-    first = split
-    if M >= 64:
+    first = begin + split
+    if M >= 64 and WINDOW == 0:
         # Many rows wait for arithmetic: blocks that all of them see whole have a loop without masks.
         whole = tl.maximum(tl.min(seen_M, 0) + 1, 0) // K
         state = _take(
             state, q_MD, kv_ptr, table, seen_M, first, whole, step, end, scale, page_stride,
-            STAGES, False, PAGE, GROUPS, D, K,
+            STAGES, False, WINDOW, PAGE, GROUPS, D, K,
         )  # fmt: skip
         first += tl.maximum(whole - first + step - 1, 0) // step * step
     max_M, sum_MK, out_MD, _ = _take(
-        state, q_MD, kv_ptr, table, seen_M, first, blocks, step, end, scale, page_stride,
-        STAGES, True, PAGE, GROUPS, D, K,
+        state, q_MD, kv_ptr, table, seen_M, first, begin + blocks, step, end, scale, page_stride,
+        STAGES, True, WINDOW, PAGE, GROUPS, D, K,
     )  # fmt: skip
     sum_M = tl.sum(sum_MK, 1)
     some_M = tl.where(sum_M == 0.0, 1.0, sum_M)
@@ -226,6 +235,7 @@ def join(
     S: tl.constexpr,
     F: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     UNIFORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -243,7 +253,7 @@ def join(
     first_row = seq.to(tl.int64) * width if UNIFORM else tl.load(first_row_ptr + seq)
     cell = (first_row + query) * tl.num_programs(0) + head
     tile = (query * SHARE + head % SHARE) // M
-    _, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL)
+    _, _, blocks = _blocks(start, length, most_keys, tile, M, K, SHARE, CAUSAL, WINDOW)
     num_splits = tl.where(query < (width if UNIFORM else length), tl.minimum(blocks, most), 0)
     # Where every row exists its memory does too: reading all of it does not wait for how much of it is used.
     there = most if UNIFORM else num_splits

@@ -32,13 +32,18 @@ def add(x_NH: Tensor, delta_NH: Tensor) -> Tensor:
 
 
 def add_norm(
-    x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None, eps: float
+    x_NH: Tensor,
+    delta_NH: Tensor | None,
+    weight_H: Tensor,
+    total_NH: Tensor | None,
+    eps: float,
+    delta_weight_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return x + delta and its RMS norm; see `Kernels.add_norm`."""
     normed_NH = x_NH.new_empty(x_NH.shape)
     if total_NH is None and delta_NH is not None:
         total_NH = x_NH.new_empty(x_NH.shape)
-    _run_add_norm(x_NH, delta_NH, weight_H, total_NH, normed_NH, tokens_N=None, eps=eps)
+    _run_add_norm(x_NH, delta_NH, weight_H, total_NH, normed_NH, tokens_N=None, eps=eps, delta_weight_H=delta_weight_H)
     return x_NH if total_NH is None else total_NH, normed_NH
 
 
@@ -62,6 +67,7 @@ def _run_add_norm(
     tokens_N: Tensor | None,
     eps: float,
     factor: float = 1.0,
+    delta_weight_H: Tensor | None = None,
 ) -> None:
     """Launch `_add_norm`; what is None is not read or not written, and row n of x is row tokens_N[n] if there are."""
     width = x_NH.shape[1]
@@ -71,6 +77,7 @@ def _run_add_norm(
         (rows, 1),
         x_NH,
         delta_NH,
+        delta_weight_H,
         weight_H,
         total_NH,
         normed_NH,
@@ -91,6 +98,7 @@ def _run_add_norm(
 def _add_norm(
     x,
     delta,
+    delta_weight,
     weight,
     total,
     normed,
@@ -111,6 +119,8 @@ def _add_norm(
     launch_next(PDL)
     if weight is not None:
         scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if delta_weight is not None:
+        delta_scale = tl.load(delta_weight + columns, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     source = row if tokens is None else tl.load(tokens + row)
     value = tl.load(x + source * x_stride + columns, mask=inside, other=0.0, eviction_policy=KEEP)
@@ -118,6 +128,10 @@ def _add_norm(
         value = (value.to(tl.float32) * FACTOR).to(value.dtype)
     if delta is not None:
         added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        if delta_weight is not None:
+            wide = added.to(tl.float32)
+            factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)
+            added = (wide * factor * delta_scale).to(added.dtype)
         value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
     if total is not None:
         tl.store(total + row * total_stride + columns, value, mask=inside, eviction_policy=KEEP)
@@ -202,8 +216,8 @@ def _embed_beside(
     tl.store(out + row * (2 * H) + half * H + columns, value, mask=inside)
 
 
-def silu_mul(gate_up_N2I: Tensor) -> Tensor:
-    """Return silu(gate) * up; see `Kernels.silu_mul`."""
+def silu_mul(gate_up_N2I: Tensor, *, gelu: bool = False) -> Tensor:
+    """Return silu(gate) * up, or gelu(gate) * up; see `Kernels.silu_mul` and `Kernels.gelu_mul`."""
     rows, width = len(gate_up_N2I), gate_up_N2I.shape[1] // 2
     out_NI = gate_up_N2I.new_empty(rows, width)
     block = min(1024, triton.next_power_of_2(width))
@@ -214,13 +228,22 @@ def silu_mul(gate_up_N2I: Tensor) -> Tensor:
         gate_up_N2I.stride(0),
         I=width,
         BLOCK=block,
+        GELU=gelu,
         num_warps=_num_warps(block),
     )
     return out_NI
 
 
 @Kernel
-def _silu_mul(gate_up, out, gate_up_stride, I: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # noqa: E741
+def _silu_mul(
+    gate_up,
+    out,
+    gate_up_stride,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    PDL: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < I
@@ -229,7 +252,9 @@ def _silu_mul(gate_up, out, gate_up_stride, I: tl.constexpr, BLOCK: tl.constexpr
     source = gate_up + row * gate_up_stride + columns
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + I, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * I + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    # 0.5 (1 + tanh(z)) is sigmoid(2 z); 1.5957691 is 2 sqrt(2 / pi).
+    slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
+    tl.store(out + row * I + columns, (gate * tl.sigmoid(slope) * up).to(out.dtype.element_ty), mask=inside)
 
 
 def rotate_and_store(

@@ -190,6 +190,7 @@ def decode_attention(
     width: int,
     causal: bool,
     scale: float,
+    window: int | None = None,
     uniform: bool | None = None,
     out: Tensor | None = None,
     tiling: Tiling | None = None,
@@ -211,6 +212,7 @@ def decode_attention(
         width: the most that `lengths_B` may hold.
         causal: whether a token looks at positions up to its own, and not at all of its sequence's.
         scale: of the scores; positive.
+        window: positions up to its own that a token looks at; None: all. Only where it is causal.
         uniform: by default, whether N = B * width. Say so when the sequences are some of a batch.
         out: where the result goes; by default a new tensor.
         tiling: how the work is cut up; by default what was measured to be best.
@@ -230,7 +232,7 @@ def decode_attention(
         itemsize=q_NAD.element_size(),
         gpu=_find_gpu(q_NAD.device),
         kv_itemsize=pages.itemsize,
-        copies=can_copy(pages, q_NAD.dtype),
+        copies=window is None and can_copy(pages, q_NAD.dtype),
     )
     if out is None:
         out = q_NAD.new_empty(num_rows, heads * dim)
@@ -270,7 +272,7 @@ def decode_attention(
         code.attend_hopper(grid, q_NAD, described, *inputs, *sizes, **form, **of_pages, num_warps=tiling.warps)
     else:
         sizes = (pages.stride(0), *sizes)
-        of_tiles = {"DIMS": dims, "M": tiling.rows, "K": tiling.keys}
+        of_tiles = {"DIMS": dims, "M": tiling.rows, "K": tiling.keys, "WINDOW": window or 0}
         launch = {"num_warps": tiling.warps, "num_stages": tiling.stages}
         attention_kernels.attend(grid, q_NAD, pages, *inputs, *sizes, **form, **of_tiles, **of_pages, **launch)
     if splits > 1:
@@ -290,6 +292,7 @@ def decode_attention(
             DIMS=dims,
             S=triton.next_power_of_2(splits),
             F=min(_JOINED_AT_ONCE, triton.next_power_of_2(splits)),
+            WINDOW=window or 0,
             **form,
             num_warps=2,
         )

@@ -1,0 +1,215 @@
+"""Does a server stay well? Random requests for minutes, next to servers that are killed and drained under load.
+
+    python benchmarks/cpu/service_soak.py MODEL --minutes 30 --out benchmarks/cpu/results/service_soak.json
+
+One server gets random requests all the time: streams, chats, log-probabilities, structured output, long prompts, bodies
+that are refused, clients that leave. Its processes' memory is read every ten seconds; after the warm-up (a third of the
+time) the engine's must be flat. Meanwhile one server after another is started, loaded, and ended in one of four ways.
+Each of its requests must end with a whole answer, a JSON error or an error event. The exit code is 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from provenance import provenance, write
+
+_ENDS = ("drain", "drain in time", "kill the engine", "kill the readers")
+_TEXT = "Once upon a time there was a small server. "
+
+
+class Served:
+    """A server of its own; `url` and `children` once it has started."""
+
+    def __init__(self, model: str, *options: str) -> None:
+        self._command = [sys.executable, "-m", "draftwise", "serve", model, "--port", "0", *options]
+        self.log: list[str] = []
+
+    async def start(self) -> None:
+        """Wait until it is ready, then keep its lines."""
+        self.process = await asyncio.create_subprocess_exec(*self._command, stdout=-1, stderr=asyncio.subprocess.STDOUT)
+        assert self.process.stdout is not None
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", (await self.process.stdout.readline()).decode())):
+            pass
+        self.url = found[0]
+        self.reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.log.append(line.decode().rstrip())
+
+    def child(self, name: str) -> int:
+        """Return the process id of the engine or of what forks readers."""
+        return next(pid for pid in list_children(self.process.pid) if name in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+def list_children(pid: int) -> list[int]:
+    """Return the process ids of a process's children."""
+    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+
+
+def read_memory(*pids: int) -> float:
+    """Return the resident memory of processes together, in MiB."""
+    pages = 0
+    for pid in pids:
+        with suppress(OSError):  # a reader that has just ended
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGESIZE") / 2**20, 1)
+
+
+def make_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a random request."""
+    completions, chat = "/v1/completions", "/v1/chat/completions"
+    words = " ".join(chance.choices(_TEXT.split(), k=chance.choice([3, 20, 200])))
+    base: dict[str, Any] = {"prompt": words, "max_tokens": chance.choice([1, 16, 64]), "stream": chance.random() < 0.5}
+    base["temperature"] = chance.choice([0, 1])
+    return chance.choice(
+        [
+            (completions, base),
+            (completions, base | {"logprobs": 5, "n": 2, "temperature": 1}),
+            (completions, base | {"prompt": _TEXT * 30, "echo": True, "stream": False}),
+            (completions, base | {"prompt": [[5] * 64] * 4}),
+            (completions, base | {"structured_outputs": {"regex": f"[ab]{{{chance.randint(1, 40)}}}"}}),
+            (completions, base | {"prompt": "a b " * 250_000}),
+            (completions, base | {"temperature": "hot"}),
+            (completions, base | {"logit_bias": {str(10**9): 1}}),
+            (chat, {"messages": [{"role": "user", "content": words}], "max_tokens": 24, "stream": base["stream"]}),
+            ("/tokenize", {"prompt": words}),
+        ]
+    )
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], leave_s: float | None = None) -> str:
+    """Send a request; return how it ended, or how it must not end."""
+    try:
+        async with asyncio.timeout(leave_s or 240), client.stream("POST", path, json=body) as answer:
+            content = (await answer.aread()).decode()
+    except TimeoutError:
+        return "left" if leave_s else "BROKEN: no end"
+    except httpx.ConnectError:
+        return "no connection"
+    except httpx.HTTPError as error:
+        return f"BROKEN: {error!r}"
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        if not content.endswith("data: [DONE]\n\n"):
+            return "BROKEN: stream without an end"
+        return "error event" if '"error":{' in content else "stream"
+    with suppress(ValueError):
+        return "answer" if "error" not in json.loads(content) else f"error {answer.status_code}"
+    return f"BROKEN: {answer.status_code} {content[:60]}"
+
+
+async def load(url: str, chance: random.Random, ends: asyncio.Event, counts: dict[str, int]) -> None:
+    """Send requests, four at a time, until the end."""
+
+    async def client_loop() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+            while not ends.is_set():
+                leave_s = chance.uniform(0.01, 2) if chance.random() < 0.2 else None
+                end = await ask(client, *make_body(chance), leave_s=leave_s)
+                counts[end] = counts.get(end, 0) + 1
+
+    await asyncio.gather(*(client_loop() for _ in range(4)))
+
+
+async def end_one(model: str, how: str, chance: random.Random) -> dict[str, Any]:
+    """Start a server, load it, end it in that way; return what came of it."""
+    server = Served(model, "--drain-seconds", "1" if how == "drain" else "120")
+    await server.start()
+    async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
+        bodies = [make_body(chance) for _ in range(5)]
+        stream = {"prompt": _TEXT, "stream": True, "max_tokens": 200, "ignore_eos": True}
+        work = [asyncio.ensure_future(ask(client, *each)) for each in [("/v1/completions", stream), *bodies]]
+        await asyncio.sleep(chance.uniform(0.2, 3))
+        began = time.monotonic()
+        if how.startswith("drain"):
+            server.process.send_signal(signal.SIGTERM)
+        else:
+            os.kill(server.child("engine_process" if "engine" in how else "reader_process"), signal.SIGKILL)
+        ended = await asyncio.gather(*work)
+        status: int | None = None
+        if "readers" in how:  # which the server survives
+            while not any("another one has started" in line for line in server.log):
+                await asyncio.sleep(0.1)
+            ended.append(await ask(client, "/tokenize", {"prompt": "a"}))
+            server.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(180):
+        status = await server.process.wait()
+        await server.reading
+    is_right = (status != 0) == ("engine" in how) and not any(end.startswith("BROKEN") for end in ended)
+    is_right = is_right and not any("Traceback" in line for line in server.log)
+    seconds = round(time.monotonic() - began, 2)
+    row = {"how": how, "status": status, "seconds": seconds, "ended": sorted(ended), "is_right": is_right}
+    print(row, flush=True)
+    return row | ({} if is_right else {"log": server.log[-20:]})
+
+
+async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
+    """Return the readings and what came of each end."""
+    chance, ends, counts = random.Random(seed), asyncio.Event(), dict[str, int]()
+    server = Served(model)
+    await server.start()
+    working = asyncio.ensure_future(load(server.url, chance, ends, counts))
+    engine, readers = server.child("engine_process"), server.child("reader_process")
+    memory: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
+    began = time.monotonic()
+
+    async def end_others() -> None:
+        while time.monotonic() - began < 60 * minutes:
+            rows.append(await end_one(model, _ENDS[len(rows) % len(_ENDS)], chance))
+
+    ending = asyncio.ensure_future(end_others())
+    while time.monotonic() - began < 60 * minutes:
+        await asyncio.sleep(10)
+        sizes = {"engine": read_memory(engine), "front": read_memory(server.process.pid)}
+        sizes["readers"] = read_memory(*list_children(readers))
+        memory.append({"s": round(time.monotonic() - began), **sizes, "load": round(os.getloadavg()[0], 1)})
+    await ending
+    ends.set()
+    await working
+    server.process.send_signal(signal.SIGTERM)
+    status = await server.process.wait()
+    late = memory[len(memory) // 3 :]
+    half = len(late) // 2
+    growth = {
+        name: round(max(r[name] for r in late[half:]) - max(r[name] for r in late[:half]), 1)
+        for name in ("engine", "front", "readers")
+    }
+    return {
+        "minutes": minutes, "status": status, "answers": dict(sorted(counts.items())),
+        "growth_mib": growth, "memory_mib": memory[::6], "ends": rows,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Soak and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    result = asyncio.run(soak(given.model, given.minutes, given.seed))
+    write(provenance("torch", "httpx") | {"model": Path(given.model).name} | result, given.out)
+    broken = [end for end in result["answers"] if end.startswith("BROKEN")]
+    wrong = [row for row in result["ends"] if not row["is_right"]]
+    print(result["answers"], result["growth_mib"], len(result["ends"]), "ends", len(wrong), "wrong")
+    sys.exit(bool(broken or wrong or result["status"] or result["growth_mib"]["engine"] > 8))
+
+
+if __name__ == "__main__":
+    main()
