@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from draftwise.core import Calibration, ClosedLoop, Condition, SpecConfig
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.calibrating import make_calibration
@@ -43,7 +44,6 @@ _LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)
 """Streams by engine: from one sequence to where computing takes as long as reading the weights."""
 _REPEATS = 2
 _WORKLOADS = ("code", "rewrite")
-_UNFINISHED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CalibrateResult(Result):
     @property
     def exit_code(self) -> int:
         """130 if the measurement was stopped."""
-        return 0 if self.is_finished else _UNFINISHED
+        return 0 if self.is_finished else ExitCode.INTERRUPTED
 
     def to_wire(self) -> Calibration:
         """Return the calibration, which is the document."""
