@@ -41,10 +41,14 @@ class Visit:
         self.page = self.context.new_page()
         self.troubles: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda each: each.type in ("error", "warning") and self.troubles.append(each.text))
+        self.page.on("console", self._hear)
         self.page.on("pageerror", lambda each: self.troubles.append(str(each)))
         self.page.on("request", lambda each: self.requests.append(each.url))
         self.page.goto(url)
+
+    def _hear(self, said) -> None:
+        if said.type in ("error", "warning"):
+            self.troubles.append(said.text)
 
     def __enter__(self):
         return self
