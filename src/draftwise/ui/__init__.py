@@ -1,1 +1,1 @@
-"""What a browser shows: verdict cards and forms, the same on the site's playground and in `draftwise ui`."""
+"""Pages in a browser: verdict cards and forms, the same on the site's playground and in `draftwise ui`."""

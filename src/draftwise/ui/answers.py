@@ -1,4 +1,4 @@
-"""Answers to forms: what is typed becomes a request of a verb, its result or findings become JSON."""
+"""Answers to forms: fields become the request of a verb, and its result or findings become JSON."""
 
 from __future__ import annotations
 

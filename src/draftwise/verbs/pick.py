@@ -266,7 +266,7 @@ def list_traffic_kinds() -> list[str]:
 def _read_requirements(request: PickRequest, version: str) -> Requirements:
     calibration = request.calibration
     if calibration is not None and not isinstance(calibration, Calibration):
-        from draftwise.runs.documents import read_calibration  # numpy, which a browser has not
+        from draftwise.runs.documents import read_calibration  # numpy is absent in a browser
 
         calibration = read_calibration(Path(calibration))
     traffic = describe_traffic(

@@ -321,7 +321,7 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
             where="--calibration",
             fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
         )
-    from draftwise.plan.cost.calibrated import CalibratedCosts  # numpy, which a browser has not
+    from draftwise.plan.cost.calibrated import CalibratedCosts  # numpy is absent in a browser
 
     return CalibratedCosts(calibration).model.machine.constants
 
