@@ -54,6 +54,9 @@ _SHOWN_KS = (1, 3, 5, 7)
 )
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="Requests decoded together, for drafts from other answers.")  # fmt: skip
+@click.option("--prompts", type=click.IntRange(1), metavar="N",
+              help="Requests to replay, sampled from the log as in `decide`  [default: all]")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample.")
 @click.option("--warm", type=click.IntRange(0), default=0, show_default=True, metavar="N",
               help="First requests of the log, used to fill a method's memory and not counted.")  # fmt: skip
 @click.option("--to-the-end", is_flag=True,
