@@ -24,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.support.illnesses import HEALTHY, ILLNESSES
 from tests.support.production import FAULTS, PAIRS, Fault
 from tests.support.simulated_service import HEALTHY_MIX, Server
 from tests.support.simulated_watch import observe
@@ -115,6 +116,25 @@ def judge_pairs(given: argparse.Namespace) -> list[dict[str, Any]]:
         ]
 
 
+def judge_illness(index: int, seeds: int) -> dict[str, Any]:
+    """Return how often one service of `tests/support/illnesses.py` was called what it is."""
+    row = (*ILLNESSES, *HEALTHY)[index]
+    faults = [row.find_fault(row.observe(seed)) for seed in range(1, seeds + 1)]
+    return {
+        "service": row.name,
+        "right": faults.count(""),
+        "of": seeds,
+        "else": [each[:120] for each in faults if each],
+    }
+
+
+def judge_illnesses(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for every service that is ill, or healthy, in what it is compared with."""
+    count = len(ILLNESSES) + len(HEALTHY)
+    with ProcessPoolExecutor(given.workers) as pool:
+        return list(pool.map(judge_illness, range(count), [given.seeds] * count))
+
+
 def judge_all_healthy(given: argparse.Namespace, wander: float) -> dict[str, Any]:
     """Return what was said of healthy windows."""
     with ProcessPoolExecutor(given.workers) as pool:
@@ -129,6 +149,7 @@ def judge_all_healthy(given: argparse.Namespace, wander: float) -> dict[str, Any
 PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
     "faults": judge_faults,
     "pairs": judge_pairs,
+    "illnesses": judge_illnesses,
     "healthy": partial(judge_all_healthy, wander=0.0),
     "healthy, mix wanders by 0.25": partial(judge_all_healthy, wander=0.25),
     "fewer readings": lambda _: [row for index in range(len(PLANTED)) for row in judge_without(index, 2)],
@@ -153,7 +174,12 @@ def main() -> None:
 
 def sum_up(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each part."""
-    for part, column in (("faults", "first"), ("faults", "top three"), ("pairs", "both in the top three")):
+    for part, column in (
+        ("faults", "first"),
+        ("faults", "top three"),
+        ("pairs", "both in the top three"),
+        ("illnesses", "right"),
+    ):
         rows = result.get(part, [])
         yield f"{len(rows)} {part}: {column} {sum(row[column] for row in rows)} of {sum(row['of'] for row in rows)}"
     for part, row in result.items():

@@ -268,3 +268,11 @@ def test_tensorrt_llm_counts_tokens_and_no_drafts() -> None:
     assert found.tokens_per_step == 200 / 110
     assert parse_gauges(TENSORRT_LLM) == ServerLoad(running=3, waiting=1, kv_usage=0.25)
     assert not has_spec_counters(TENSORRT_LLM)
+
+
+def test_buckets_of_a_histogram_become_what_is_slower_than_each_edge() -> None:
+    name = 'vllm:request_time_per_output_token_seconds_bucket{engine="0",model_name="m",le='
+    edges = {"0.01": 3, "0.025": 9, "+Inf": 10}
+    page = "".join(f'{name}"{edge}"}} {count}\n' for edge, count in edges.items())
+    (engine,) = parse_engines(page)
+    assert engine.slower_than == ((0.0, 10.0), (0.01, 7.0), (0.025, 1.0))

@@ -121,7 +121,7 @@ def test_files_that_are_not_there_or_something_else_are_named(files: tuple[str, 
     missing, swapped = run("forecast", "nowhere.json", files[1]), run("forecast", files[1], files[0])
     assert missing.exit_code == 2
     assert "nowhere.json" in missing.stderr
-    assert swapped.exit_code == 1
+    assert swapped.exit_code == 2
     assert "is not the profile of a replay" in swapped.stderr
 
 
@@ -158,7 +158,7 @@ def test_a_run_becomes_a_calibration(measured: Path, tmp_path: Path) -> None:
 
 def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Path) -> None:
     result = run("calibrate", "--from", measured, "--out", tmp_path / "calibration.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--target" in result.stderr
     assert not (tmp_path / "calibration.json").exists()
 

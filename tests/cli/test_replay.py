@@ -78,7 +78,7 @@ def test_what_came_before_is_remembered_and_not_counted(tmp_path: Path) -> None:
     assert found[1][1].requests == after.requests
     assert read_profile(tmp_path / "warm-1").log.skipped["warm-up"] == 1
     result = replay(log, "--target", "m", "--candidate", NGRAM, "--warm", 2)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "none is left to replay" in result.stderr
 
 
@@ -95,7 +95,7 @@ def test_the_table_shows_every_setting(tmp_path: Path) -> None:
 def test_a_method_that_does_not_exist_is_named(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl")
     result = replay(log, "--target", tmp_path, "--candidate", '{"method": "ngrams", "num_speculative_tokens": 2}')
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Did you mean ngram?" in result.stderr
 
 

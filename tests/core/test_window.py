@@ -1,6 +1,7 @@
 """Readings of a window are ratios of sums: they pool, and say nothing where nothing is known."""
 
 from dataclasses import fields, replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def test_readings_are_ratios_of_sums() -> None:
     assert WINDOW.rate_per_pos == pytest.approx((0.5, 0.25, 0.15))
     assert WINDOW.conditional_rate_per_pos == pytest.approx((0.5, 0.5, 0.6))
     assert WINDOW.seconds_per_token == pytest.approx(0.05)
-    assert WINDOW.step_s == pytest.approx(0.05 * 215 / 125)
+    assert WINDOW.step_s == pytest.approx(0.05 * (215 - 5) / (125 - 5)), "the first tokens of answers are no steps"
     assert WINDOW.output_tokens_per_s == pytest.approx(21.5)
     assert WINDOW.engine_steps_per_s == pytest.approx(4.0)
     assert WINDOW.preemptions_per_s == pytest.approx(0.2)
@@ -136,3 +137,14 @@ def test_what_one_engine_does_not_tell_is_not_known_of_the_pool() -> None:
     assert both.seconds_per_token is None
     assert both.load.waiting is None
     assert both.load.kv_usage == 0.4
+
+
+def test_a_histogram_bounds_quantiles_and_adds_up() -> None:
+    window = replace(WINDOW, slower_than=((0.0, 200.0), (0.025, 90.0), (0.05, 3.0), (0.1, 0.0)))
+    assert window.bound_quantile(0.5) == (0.0, 0.025)
+    assert window.bound_quantile(0.99) == (0.05, 0.1)
+    assert window.share_slower(0.05) == pytest.approx(0.015)
+    assert (window + window).bound_quantile(0.99) == window.followed_by(window).bound_quantile(0.99) == (0.05, 0.1)
+    assert (window + WINDOW).bound_quantile(0.5) is None, "of servers of which one has no histogram nothing is known"
+    beyond = replace(window, slower_than=((0.0, 200.0), (0.025, 150.0)))
+    assert beyond.bound_quantile(0.5) == (0.025, inf)

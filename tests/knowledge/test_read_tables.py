@@ -29,12 +29,12 @@ def test_readings_are_fields_of_the_nouns_they_fill() -> None:
     fields = {
         name for noun in (Counters, SpecStats, ServerLoad, Sums, EngineReading) for name in noun.__dataclass_fields__
     }
-    derived = {"verifications"}  # accepted tokens follow from these
+    derived = {"verifications", "at_most"}  # accepted tokens, and what is slower than an edge, follow from these
     assert {reading for reading, _ in read_server_metrics().values()} <= fields | derived
 
 
 def test_vllm_samples_are_metrics_of_its_releases() -> None:
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_sum", "_count")}
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_sum", "_count", "_bucket")}
     rows = read_data("vllm/metrics")
     exported = {row["key"] + suffix for row in rows for suffix in suffixes[row["value"]["kind"]]}
     infos = {"vllm:cache_config_info"}  # declared from a config's name, which no table of names has
@@ -45,7 +45,7 @@ def test_vllm_samples_are_metrics_of_its_releases() -> None:
 def test_a_source_names_the_releases_that_the_catalogue_knows_the_sample_of() -> None:
     rows = {row["key"]: row for row in read_data("vllm/metrics")}
     for row in read_data("server_metrics")["rows"]:
-        name = re.sub("_(total|sum|count)$", "", row["sample"])
+        name = re.sub("_(total|sum|count|bucket)$", "", row["sample"])
         known = rows.get(row["sample"]) or rows.get(name)
         if row["source"].startswith("vllm ") and known is not None:
             assert row["source"].startswith(f"vllm {known['since']}..") == (known["until"] is None)

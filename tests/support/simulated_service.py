@@ -98,12 +98,16 @@ _INDEX = {each.name: index for index, each in enumerate(fields(Server)) if each.
  MACHINE, PREFILL, KV_TOKENS, RESERVE, MAX_RUNNING, LOST_BLOCK, ASLEEP, PROMPTS, OUTPUTS, SHARE,
  UPTIME) = _INDEX.values()
 # fmt: on
-N_COUNTERS = len(COUNTERS) + POSITIONS
+EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+"""Of vLLM's histogram of the mean time per output token of a request; the first edges of its 18."""
+N_COUNTERS = len(COUNTERS) + POSITIONS + len(EDGES_S)
 _TABLE = np.array(list(CLASSES.values()))
 _BUDGET = 8192.0
 """Tokens that one step prefills."""
 _NEVER = 1e18
 _FIRST_POSITION = len(COUNTERS)
+_FIRST_EDGE = _FIRST_POSITION + POSITIONS
+_EDGES = np.array(EDGES_S)
 
 
 @njit(cache=True)
@@ -260,6 +264,10 @@ def _finish(c: np.ndarray, row: np.ndarray, now: float) -> None:
     c[DECODE_S] += now - row[FIRST_AT]
     c[PREFILL_S] += row[FIRST_AT] - row[SCHEDULED]
     c[QUEUE_S] += row[SCHEDULED] - row[ARRIVED]
+    if row[OUTPUT_LENGTH] > 1:
+        per_token = (now - row[FIRST_AT]) / (row[OUTPUT_LENGTH] - 1)
+        for i in range(len(_EDGES)):
+            c[_FIRST_EDGE + i] += per_token <= _EDGES[i]
 
 
 @njit(cache=True)
@@ -387,6 +395,9 @@ def write_page(server: Server, row: np.ndarray, *, at_s: float, start_s: float) 
     if server.speculates:
         per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         lines += [f'{per_pos}{{{label},position="{i}"}} {row[_FIRST_POSITION + i]:.0f}' for i in range(int(server.k))]
+    bucket = "vllm:request_time_per_output_token_seconds_bucket"
+    lines += [f'{bucket}{{{label},le="{edge}"}} {row[_FIRST_EDGE + i]:.0f}' for i, edge in enumerate(EDGES_S)]
+    lines.append(f'{bucket}{{{label},le="+Inf"}} {counts["finished"]:.0f}')
     lines.append(f'vllm:engine_sleep_state{{{label},sleep_state="awake"}} {0 if server.asleep else 1}')
     if counts["adapter_seen_s"]:
         name = 'max_lora="4",running_lora_adapters="sql",waiting_lora_adapters=""'

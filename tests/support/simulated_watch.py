@@ -125,7 +125,8 @@ def _measure(key: Frozen, seed: int) -> Baseline:
 
 def measure(server: Server, seed: int = 0) -> Baseline:
     """Return the baseline of a run of a service over its loads; runs are kept."""
-    odd = {"k": server.k, "mix": tuple(server.mix.items())}
+    odd = {name: getattr(server, name) for name in ("k", "machine", "outputs", "spread", "draftable")}
+    odd["mix"] = tuple(server.mix.items())
     return _measure(tuple(odd.items()), seed)
 
 

@@ -55,7 +55,7 @@ def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() 
     assert window.rate_per_pos == pytest.approx(SPEC.positions, rel=1e-2)
     assert window.step_s == pytest.approx(SPEC.step_s, rel=1e-2)
     assert window.batch == pytest.approx(SPEC.running)
-    assert window.uptime_s == pytest.approx(10.0)
+    assert window.uptime_s == pytest.approx(10.0, abs=0.1)
     assert snapshot.findings == ()
 
 
@@ -223,6 +223,32 @@ def test_all_connections_are_closed_in_the_end() -> None:
 
     virtual_time.run(run())
     assert [page.closed for page in kept] == [True, True]
+
+
+def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None:
+    class Alias:
+        """Another address of a server, in another pool."""
+
+        pool, instance = "plain", "http://127.0.0.1:8000"
+
+        def __init__(self, page: SimulatedPage) -> None:
+            self.page = page
+
+        async def look(self) -> Any:
+            seen = await self.page.look()
+            return replace(seen, pool=self.pool, instance=self.instance)
+
+        def close(self) -> None:
+            pass
+
+    def pages() -> list[Any]:
+        own = spec_pages(2)
+        return [*own, Alias(own[0])]
+
+    seen, _ = observe(pages, 3)
+    assert [each.code for each in seen[-1].findings] == ["same-server-twice"]
+    assert "http://a:8000 and http://127.0.0.1:8000 are one server" in seen[-1].findings[0].message
+    assert observe(lambda: spec_pages(3), 3)[0][-1].findings == ()
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["starts are told", "no start is told"])

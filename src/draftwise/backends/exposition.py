@@ -32,6 +32,7 @@ _ENGINE_LABELS = ("ReplicaId", "engine")
 """Ray's and vLLM's. (SGLang counts tokens of all its ranks together.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _SUMS = tuple(each.name for each in fields(Sums))
+_EDGE = re.compile(r'\ble="([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class EngineReading:
     adapters: Mapping[str, float]
     """LoRA adapters by name, and when each was last seen to run (seconds since the epoch)."""
     cache_dtype: str | None
+    slower_than: tuple[tuple[float, float], ...] = ()
+    """Requests whose mean time per output token is beyond each edge, in seconds; the edge 0 has all of them."""
 
 
 def parse_counters(text: str) -> Counters:
@@ -125,6 +128,7 @@ class _Gathered:
         self._totals: dict[tuple[str, int], float] = {}
         self._positions: dict[int, int] = {}
         self._cache_dtypes: set[str] = set()
+        self._at_most: dict[float, float] = {}
         self.adapters: dict[str, float] = {}
         self.is_renamed = False
 
@@ -137,6 +141,9 @@ class _Gathered:
             if position := _POSITION.search(labels):
                 index = int(position[1])
                 self._positions[index] = self._positions.get(index, 0) + int(value)
+        elif reading == "at_most":
+            if edge := _EDGE.search(labels):
+                self._at_most[float(edge[1])] = self._at_most.get(float(edge[1]), 0.0) + value
         elif reading in _TOLD_BY_LABELS:
             self._read_labels(reading, dict(_LABEL.findall(labels)), value)
         else:
@@ -188,7 +195,13 @@ class _Gathered:
             sleeping=None if sleeping is None else bool(sleeping),
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
+            slower_than=self._slower_than(),
         )
+
+    def _slower_than(self) -> tuple[tuple[float, float], ...]:
+        total = self._at_most.get(math.inf)
+        edges = sorted(edge for edge in self._at_most if math.isfinite(edge))
+        return () if total is None else ((0.0, total), *((edge, total - self._at_most[edge]) for edge in edges))
 
 
 def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -> bool | None:

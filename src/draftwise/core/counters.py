@@ -54,6 +54,14 @@ class Counters:
             return None
         return self.generation_tokens / (self.generation_tokens - self.spec.num_accepted_tokens)
 
+    def find_tokens_per_decode_step(self, first_tokens: float) -> float | None:
+        """Return the same of the steps after the first token of each answer, which prefill emits without a draft."""
+        if self.tokens_per_step is None or self.generation_tokens is None:
+            return None
+        tokens = self.generation_tokens - first_tokens
+        steps = tokens - self.spec.num_accepted_tokens
+        return tokens / steps if steps > 0 else None
+
     @property
     def coverage(self) -> float | None:
         """Drafts / (generated - accepted): the share of the steps that verified a draft.

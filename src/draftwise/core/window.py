@@ -1,8 +1,8 @@
 """What a server's counters say of a stretch of time: how they grew between two looks, and what follows from that.
 
-Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same; quantiles of
-histograms are left out, whose buckets are coarser than what speculation gains. A reading is None where a part of it is
-not reported or its denominator is zero.
+Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same. Quantiles of
+histograms are given as bounds only, whose buckets are coarser than what speculation gains. A reading is None where a
+part of it is not reported or its denominator is zero.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+from math import inf
 from operator import add
 
 from draftwise.core.counters import Counters, ServerLoad
@@ -97,6 +98,11 @@ class Window:
     """Since the process started, at the window's end; of pooled windows the shortest."""
     cache_dtype: str | None = None
     """Type of the KV cache's elements; None where it is not told or differs among pooled windows."""
+    revision: str = ""
+    """Label of the roll-out that the server is of, as `deploy` sets it; empty where it is not told or they differ."""
+    slower_than: tuple[tuple[float, float], ...] = ()
+    """Finished requests whose mean time per output token is beyond each edge, in seconds, fewest seconds first: a
+    histogram's. The edge 0 has all of them."""
 
     def __add__(self, other: Window) -> Window:
         engines = self.engines + other.engines
@@ -117,6 +123,8 @@ class Window:
             adapters=self.adapters | other.adapters,
             uptime_s=min(uptimes, default=None),
             cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
+            revision=self.revision if self.revision == other.revision else "",
+            slower_than=_add_edges(self.slower_than, other.slower_than),
         )
 
     def followed_by(self, later: Window) -> Window:
@@ -133,6 +141,7 @@ class Window:
             restarted=self.restarted or later.restarted,
             sleeping=_either(self.sleeping, later.sleeping),
             adapters=self.adapters | later.adapters,
+            slower_than=_add_edges(self.slower_than, later.slower_than),
         )
 
     @staticmethod
@@ -167,15 +176,21 @@ class Window:
     @property
     def tokens_per_decode_step(self) -> float | None:
         """(G - F) / (G - A - F) with F first tokens, which prefill emits: the steps after them alone."""
-        tokens, steps, first = self.output_tokens, self.sequence_steps, self.sums.first_tokens
-        if tokens is None or steps is None or first is None:
-            return None
-        return _ratio(tokens - first, steps - first)
+        first = self.sums.first_tokens if self.tells_acceptance else None
+        return None if first is None else self.counters.find_tokens_per_decode_step(first)
 
     @property
     def coverage(self) -> float | None:
         """D / (G - A), at most 1: the share of the steps that verified a draft."""
         return self.counters.coverage if self.tells_acceptance else None
+
+    @property
+    def decode_coverage(self) -> float | None:
+        """D / (G - A - F), at most 1: the same of the steps after the first token of an answer, which has no draft."""
+        steps, first = self.sequence_steps, self.sums.first_tokens
+        if self.coverage is None or steps is None or first is None or steps <= first:
+            return None
+        return min(1.0, self.counters.spec.num_drafts / (steps - first))
 
     @property
     def acceptance_length(self) -> float | None:
@@ -213,8 +228,8 @@ class Window:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per token x tokens per step: seconds of a decoding step, to be held against a curve at `batch`."""
-        seconds, tokens = self.seconds_per_token, self.tokens_per_step
+        """Seconds per token x tokens per decoding step, to be held against a curve at `batch`."""
+        seconds, tokens = self.seconds_per_token, self.tokens_per_decode_step or self.tokens_per_step
         return None if seconds is None or tokens is None else seconds * tokens
 
     @property
@@ -260,6 +275,22 @@ class Window:
         known = [part for part in parts if part is not None]
         return _ratio(self.sums.decode_s, sum(known)) if len(known) == len(parts) else None
 
+    def share_slower(self, edge_s: float) -> float | None:
+        """Return the share of the finished requests whose mean time per output token is beyond an edge."""
+        edges = dict(self.slower_than)
+        return _ratio(edges.get(edge_s), edges.get(0.0))
+
+    def bound_quantile(self, share: float) -> tuple[float, float] | None:
+        """Return the edges between which a quantile of the requests' mean time per output token lies, in seconds.
+
+        Infinite where it is beyond the last edge; None without a histogram.
+        """
+        if not self.slower_than or not self.slower_than[0][1]:
+            return None
+        beyond = (1 - share) * self.slower_than[0][1]
+        low = max((edge for edge, count in self.slower_than if count > beyond), default=0.0)
+        return low, min((edge for edge, count in self.slower_than if count <= beyond), default=inf)
+
     @property
     def mean_queue_s(self) -> float | None:
         """Seconds in the queue, a request."""
@@ -284,6 +315,15 @@ class Window:
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     """Return a quotient where it is known and means something."""
     return None if numerator is None or not denominator or denominator < 0 else numerator / denominator
+
+
+def _add_edges(
+    a: tuple[tuple[float, float], ...], b: tuple[tuple[float, float], ...]
+) -> tuple[tuple[float, float], ...]:
+    """Return two histograms together; neither where their edges differ."""
+    if [edge for edge, _ in a] != [edge for edge, _ in b]:
+        return ()
+    return tuple((edge, x + y) for (edge, x), (_, y) in zip(a, b, strict=True))
 
 
 def _either(a: bool | None, b: bool | None) -> bool | None:

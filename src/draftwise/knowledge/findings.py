@@ -7,13 +7,13 @@ gives the general meaning of the code. A test compares the rows with the codes a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from draftwise.core import Severity
 from draftwise.knowledge.stored import read_folder
 
-__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
+__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "find_fix", "get_finding", "read_finding_rooms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,10 @@ class DiagnosisFact:
     """What vLLM writes into its start-up log where this is so."""
     consequences: tuple[str, ...] = ()
     """Codes of findings that follow from this one, and say nothing beside it."""
+    methods: tuple[str, ...] = ()
+    """Drafting methods that can be ill of it; empty for all."""
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """What to do first where a reading is not at hand, by reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,12 @@ class FindingFact:
 def get_finding(code: str) -> FindingFact:
     """Return a row by its code; KeyError for an unknown one."""
     return all_findings()[code]
+
+
+def find_fix(code: str) -> str:
+    """Return what to do in general about the findings of a code; empty for a code of another registry."""
+    fact = all_findings().get(code)
+    return "" if fact is None else fact.fix
 
 
 @cache

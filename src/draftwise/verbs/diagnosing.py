@@ -15,7 +15,7 @@ from draftwise.watching.yardstick import Yardstick, find_misleading
 __all__ = ["add_diagnoses"]
 
 
-_OF_SERVERS = (UNREAD, HUNG, "several-behind-url")
+_OF_SERVERS = (UNREAD, HUNG, "several-behind-url", "same-server-twice")
 """Findings about whole servers, which explain what happens to the others."""
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "UNREAD", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
 
-_EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _POOLS = ("spec", "plain")
 
 
@@ -97,8 +97,8 @@ class WatchResult(Result):
     def exit_code(self) -> int:
         """0 if nothing was found, 1 if something was, 3 if a server cannot be read."""
         if any(finding.code == UNREAD for finding in self.findings):
-            return _EXIT_UNREAD
-        return _EXIT_FINDING if any(each.severity is not Severity.INFO for each in self.findings) else _EXIT_GOOD
+            return ExitCode.FAILED
+        return ExitCode.FINDINGS if any(each.severity is not Severity.INFO for each in self.findings) else ExitCode.GOOD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,11 @@ def _read(request: WatchRequest) -> _Service:
         asked=_read_asked(request, step),
         step=step,
         yardstick=yardstick,
-        unanswered=tuple(yardstick.list_unanswered(has_plain=has_plain, has_probe=request.probe)),
+        unanswered=tuple(
+            yardstick.list_unanswered(
+                has_plain=has_plain, has_probe=request.probe, has_earlier=request.since_rollout is not None
+            )
+        ),
     )
     owner = request.setup_before or request.setup
     if baseline is not None and owner is not None:
@@ -229,7 +233,7 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
     if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
         raise InvalidSetup.because(
             "baseline-of-other-setup",
-            f"The baseline is of another setup than {setup_file}: its numbers say nothing of this one.",
+            f"The baseline belongs to another setup than {setup_file}: its numbers say nothing of this one.",
             where="--baseline",
             fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
         )

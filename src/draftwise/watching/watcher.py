@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
+from itertools import pairwise
 from typing import Protocol
 
 from draftwise.backends.address import check_url
@@ -32,6 +33,7 @@ __all__ = [
     "Watcher",
     "Watching",
     "find_several",
+    "find_twice",
     "grow",
     "name_server",
     "open_pages",
@@ -43,8 +45,14 @@ __all__ = [
 
 _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
+_FASTEST = 20_000.0
+"""Tokens a second by which a server's counter may grow between two looks at it, milliseconds apart."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
+_GATEWAY = (
+    "a gateway has no page of its own there. Give the address of each server (port 8000 of a pod, or the /metrics that "
+    "Prometheus scrapes), or --prometheus URL"
+)
 _START_TOLERANCE_S = 1.0
 """Tolerance between two start times of one process: gateways and exporters round them."""
 
@@ -64,9 +72,11 @@ class Look:
     """Engine whose metrics these are, such as vLLM; None where no sample of the page is known."""
     started_s: float | None
     """When the process started, in seconds since the epoch; None where the page does not tell."""
+    revision: str = ""
+    """Label of the roll-out that the server is of; empty where nothing tells it."""
 
 
-def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float) -> Look:
+def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float, revision: str = "") -> Look:
     """Return what a page of counters says."""
     return Look(
         pool=pool,
@@ -76,6 +86,7 @@ def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: floa
         engines=parse_engines(text),
         server=find_engine(text),
         started_s=parse_start(text),
+        revision=revision,
     )
 
 
@@ -113,7 +124,16 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         adapters=frozenset(name for name, seen_s in later.adapters.items() if seen_s >= before.at_s),
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
         cache_dtype=later.cache_dtype,
+        revision=after.revision,
+        slower_than=later.slower_than if restarted else _grow_edges(earlier.slower_than, later.slower_than),
     )
+
+
+def _grow_edges(
+    earlier: tuple[tuple[float, float], ...], later: tuple[tuple[float, float], ...]
+) -> tuple[tuple[float, float], ...]:
+    before = dict(earlier)
+    return tuple((edge, count - before.get(edge, 0.0)) for edge, count in later)
 
 
 def _is_new_start(before: Look, after: Look) -> bool:
@@ -229,7 +249,7 @@ class HttpPage:
         at_s = time.time() - (time.perf_counter() - answer.finished)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
         if look.server is None:
-            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a server that is known.")
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a server that is known: {_GATEWAY}.")
         return look
 
     def close(self) -> None:
@@ -273,11 +293,8 @@ def _explain(status: int) -> str:
     """Return what a status says of the request, as a clause."""
     if status in (401, 403):
         return ": it wants a key or a header (--api-key-env, --header)"
-    if status == 404:
-        return (
-            ": a gateway has no page of its own there. Give the address of each server (port 8000 of a pod, or the "
-            "/metrics that Prometheus scrapes), or --prometheus URL"
-        )
+    if status in (404, 405, 501):
+        return f": {_GATEWAY}"
     return ""
 
 
@@ -414,6 +431,7 @@ class Watcher:
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
+        faults += find_twice(looks)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
@@ -465,8 +483,27 @@ def find_several(where: str) -> Finding:
         f"Several servers answer in turns at {where}: the start of the process and its counters go back and forth. "
         "Nothing is computed from them.",
         where=where,
-        fix="Give the address of each pod, or --prometheus, which scrapes each of them.",
+        fix="Give the address of each pod, or use --prometheus, which scrapes each of them.",
     )
+
+
+def find_twice(looks: Iterable[Look]) -> Iterator[Finding]:
+    """Yield each server that answers at two addresses: the start of its process and its counters are the same."""
+    known = sorted((each for each in looks if each.started_s), key=lambda each: (each.started_s, each.clock_s))
+    for first, second in pairwise(known):
+        grown = _count_tokens(second) - _count_tokens(first)
+        few = _FASTEST * max(second.clock_s - first.clock_s, 0.01)
+        if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
+            yield Finding.error(
+                "same-server-twice",
+                f"{first.instance} and {second.instance} are one server: its process and its counters are the same.",
+                where=second.instance,
+                fix="Give each server once, in its own pool.",
+            )
+
+
+def _count_tokens(look: Look) -> int:
+    return sum(engine.counters.generation_tokens or 0 for engine in look.engines)
 
 
 def _end(window: Window) -> float:

@@ -102,7 +102,7 @@ class Yardstick:
         expected = self.step_s(window.batch, plain=plain)
         return None if expected is None or window.step_s is None else window.step_s / expected
 
-    def list_unanswered(self, *, has_plain: bool, has_probe: bool) -> Iterator[str]:
+    def list_unanswered(self, *, has_plain: bool, has_probe: bool, has_earlier: bool = False) -> Iterator[str]:
         """Yield what cannot be told with what was given, a sentence each, with what would tell it."""
         if self.baseline is None:
             yield "Whether it pays, and what it was measured to do, is not known: give its baseline with --baseline."
@@ -113,7 +113,7 @@ class Yardstick:
             yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
         if not self.baseline.curve_ms and not has_plain:
             yield "Whether steps are slower than they were is not known: name a plain server with --plain."
-        if self.baseline.seen is None:
+        if self.baseline.seen is None and not has_earlier:
             yield "Whether prompts and adapters are as they were is not known: --record-baseline keeps a window."
         if not self.baseline.probe:
             yield "The baseline has no probe: record one with --record-baseline while the service is known to be good."

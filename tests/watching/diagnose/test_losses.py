@@ -31,7 +31,8 @@ def test_the_parts_add_up_to_the_time_per_token(
     case = PoolCase(windows=(make_window(server),), expected=expected)
     losses = find_losses(case)
     assert case.good is not None
-    then_step, then_tokens = expected.yardstick.step_s(case.good.batch), case.good.tokens_per_step
+    then_step = expected.yardstick.step_s(case.good.batch)
+    then_tokens = case.good.tokens_per_decode_step or case.good.tokens_per_step
     now = case.window.seconds_per_token
     assert now is not None
     assert then_step is not None

@@ -214,7 +214,9 @@ def _trace(
     for count, turns in sorted(groups.items()):
         known = [timing for turn in turns for timing in timings.get(turn.turn, ()) if timing.num_tokens > 1]
         tokens = sum(timing.num_tokens - 1 for timing in known)
-        per_step = 1.0 if arm.spec is None else Counters.total(turn.counters for turn in turns).tokens_per_step
+        counters = Counters.total(turn.counters for turn in turns)
+        firsts = sum(len(timings.get(turn.turn, ())) for turn in turns)
+        per_step = 1.0 if arm.spec is None else counters.find_tokens_per_decode_step(firsts) or counters.tokens_per_step
         seconds = sum(timing.chunks[-1][0] - timing.chunks[0][0] for timing in known)
         if tokens and per_step is not None and seconds > 0:
             yield float(count), 1000 * per_step * seconds / tokens

@@ -12,20 +12,26 @@ from functools import cache
 
 from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
-from draftwise.watching.diagnose import draft_rules, gain_rules, low_acceptance_rules, serving_rules
+from draftwise.watching.diagnose import draft_rules, gain_rules, identity_rules, low_acceptance_rules, serving_rules
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
 
 __all__ = ["RULES", "diagnose"]
 
 RULES: tuple[DiagnosisRule, ...] = (
+    *identity_rules.RULES,
     *draft_rules.RULES,
     *low_acceptance_rules.RULES,
     *gain_rules.RULES,
     *serving_rules.RULES,
 )
 
-_OF_ONE = frozenset({"replica-outlier", "rank-silent", "partial-rollout", "fades-with-uptime", "engine-hung"})
+_OF_ONE = frozenset(
+    {
+        *("replica-outlier", "rank-silent", "partial-rollout", "fades-with-uptime", "engine-hung"),
+        *("revisions-differ", "metrics-differ"),
+    }
+)
 """Diagnoses of one engine or replica, which name what is ill themselves."""
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
@@ -80,21 +86,27 @@ def _diagnose_pool(
         yield _write(_Hit("scrape-gap", RuleMatch(message=f"The pool {pool} has no data.", loss=0.0), 1.0), where=pool)
         return
     case = PoolCase(windows=windows, expected=expected, plain=plain, asked=asked)
-    hits = {hit.code: hit for hit in _apply(case)}
+    unlike: dict[str, _Hit] = {}
+    if mute := identity_rules.find_mute(windows):
+        # What one engine does not count is unknown of all of them together.
+        unlike = {"metrics-differ": _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)}
+        windows = tuple(each for each in windows if each not in mute)
+        case = replace(case, windows=windows)
+    hits = unlike | {hit.code: hit for hit in _apply(case)}
     if ill := find_outliers(windows):
         # What is said of the pool is said of the rest: one engine's illness is neither traffic nor configuration.
         rest = replace(case, windows=tuple(each for each in windows if each not in ill))
         hits = {code: hit for code, hit in hits.items() if hit.found.where or code in _OF_ONE} | {
             hit.code: hit for hit in _apply(rest)
         }
-        if not hits.keys() & _OF_ONE:
+        if not any(hit.found.where for code, hit in hits.items() if code in _OF_ONE and code not in unlike):
             match = describe_outlier(ill, rest.windows)
             hits = {"replica-outlier": _Hit("replica-outlier", match, 1.0)} | hits
     hits |= {hit.code: hit for hit in _confirm(case, hits)}
     explained = _find_explained(hits)
     for hit in hits.values():
         diagnosis = replace(_write(hit, where=hit.found.where or pool), follows_from=explained.get(hit.code, ""))
-        yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits)
+        yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits, hit.found.excludes)
 
 
 def _apply(case: PoolCase) -> Iterator[_Hit]:
@@ -129,22 +141,28 @@ def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
     return explained
 
 
-def _add_candidates(diagnosis: Diagnosis, case: PoolCase, hits: Mapping[str, _Hit]) -> Diagnosis:
+def _add_candidates(
+    diagnosis: Diagnosis, case: PoolCase, hits: Mapping[str, _Hit], excludes: frozenset[str]
+) -> Diagnosis:
     """Return a diagnosis with the causes that the readings at hand leave open, and the command that tells most."""
     missing: dict[str, tuple[str, ...]] = {}
+    excluded = excludes.union(case.find_excluded())
     for code in _list_causes(diagnosis.code):
         row = _get_row(code)
         lacks = case.find_missing(row.needs)
         can_be_told = code in _DECIDED or bool(row.confirmed_by or row.logged)
-        if code not in hits and (lacks or not can_be_told):
+        is_out = code in excluded or row.parent in excluded
+        if code not in hits and not is_out and (lacks or not can_be_told):
             missing[code] = lacks
     suspects = [
         row for code in (diagnosis.code, *_list_causes(diagnosis.code)) for row in case.asked.suspects.get(code, ())
     ]
     commands = Counter(command for lacks in missing.values() for command in _list_commands(lacks))
     url = case.windows[0].instance
+    asks = [text for need, text in _get_row(diagnosis.code).asks.items() if need not in case.readings]
     return replace(
         diagnosis,
+        fix=" ".join([*asks, diagnosis.fix]),
         candidates=(*dict.fromkeys(suspects), *sorted(missing, key=lambda code: len(missing[code]))),
         settles=commands.most_common(1)[0][0].format(url=url) if commands else "",
     )
@@ -163,7 +181,7 @@ def _write(hit: _Hit, *, where: str = "") -> Diagnosis:
         severity=fact.severities[0],
         message=hit.found.message,
         where=where,
-        fix=fact.fix,
+        fix=hit.found.fix or fact.fix,
         source=row.source,
         evidence=hit.found.evidence,
         loss=None if hit.found.loss is None else round(max(hit.found.loss, 0.0), 4),

@@ -124,11 +124,13 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
         return None
     if count_requests(window) < 2 * MIN_REQUESTS:  # one of a few that cannot be drafted is no change
         return None
-    if not is_less(window.coverage, good.coverage, by=1 - _FEW_DRAFTS, error=case.error):
+    # The first token of an answer comes from prefill, without a draft: of short answers that is a lot.
+    now, then = (each.coverage if each.decode_coverage is None else each.decode_coverage for each in (window, good))
+    if not is_less(now, then, by=1 - _FEW_DRAFTS, error=case.error):
         return None
     return RuleMatch(
-        message=f"Only {window.coverage:.0%} of the steps have a draft; {good.coverage:.0%} were measured.",
-        evidence=(tell("coverage", window.coverage, good.coverage), tell("mean k", window.mean_k, case.k, of="of")),
+        message=f"Only {now:.0%} of the steps have a draft; {then:.0%} were measured.",
+        evidence=(tell("coverage", now, then), tell("mean k", window.mean_k, case.k, of="of")),
         loss=find_losses(case).acceptance,
     )
 

@@ -16,6 +16,7 @@ from draftwise.watching.diagnose.pool_case import (
     RuleMatch,
     find_losses,
     is_less,
+    is_same_load,
     relative_error,
     sampling_error,
     tell,
@@ -26,6 +27,11 @@ __all__ = ["RULES"]
 _STEP_UP = 0.12
 """Logarithm, about a share: curves are measured to a few percent, and traffic differs from a run's."""
 _ALIKE = 0.12
+_OF_MACHINE = frozenset({"machine-slower", "cpu-starved", "prefill-crowds-steps"})
+_OF_SPECULATION = frozenset(
+    {"async-off", "beyond-graphs", "schedule-piecewise", "drafter-eager", "cpu-proposer", "runner-changed", "serial-tp"}
+)
+"""Causes of longer steps that a pool without drafts is free of."""
 _PAST_CROSSOVER = 1.05
 _MOSTLY_RUNNING = 0.8
 """Share of the crossover: what waits costs no verification."""
@@ -34,7 +40,8 @@ _MORE_WORK = 1.5
 _ALL_PREFILL = 0.95
 """Share of a server's time: prefills that wait for each other add up to more."""
 _SLOWER = 0.04
-_SAME_LOAD = 0.25
+_FEWEST_STEPS = 8
+"""Decoding steps of an answer from which its last one is one of many."""
 
 
 def _times_tell(window: Window) -> bool:
@@ -42,8 +49,9 @@ def _times_tell(window: Window) -> bool:
 
 
 def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
-    tokens, even = case.window.tokens_per_step, case.expected.yardstick.break_even
-    if tokens is None or even is None or case.window.counters.spec.num_drafts < MIN_DRAFTS:
+    tokens = case.window.tokens_per_decode_step or case.window.tokens_per_step
+    even = case.expected.yardstick.break_even
+    if tokens is None or even is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or case.gains:
         return None
     if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
@@ -80,10 +88,28 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     ratio = _step_up(case.window, case)
     if ratio is None or not case.window.counters.spec.num_drafts:
         return None
+    says = f"A step takes {ratio:.2f} times what was measured at {case.window.batch:.0f} running requests"
+    plain, evidence = case.comparable, [_tell_step(case.window, case)]
+    in_plain = None if plain is None else case.expected.yardstick.step_ratio(plain, plain=True)
+    if plain is None or in_plain is None or not _times_tell(plain):
+        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=log(ratio))
+    evidence.append(f"plain: {_tell_step(plain, case, plain=True)}")
+    if abs(log(ratio / in_plain)) <= _ALIKE:
+        return RuleMatch(
+            message=f"{says}, and {in_plain:.2f} times in the plain pool: it is what both have in common.",
+            evidence=tuple(evidence),
+            loss=log(ratio),
+            fix="Look at the GPUs' clocks, power limits and neighbors, and at how long the requests are: speculation "
+            "is not the cause.",
+            excludes=_OF_SPECULATION,
+        )
     return RuleMatch(
-        message=f"A step takes {ratio:.2f} times what was measured at {case.window.batch:.0f} running requests.",
-        evidence=(_tell_step(case.window, case),),
+        message=f"{says}, and only {in_plain:.2f} times in the plain pool: it is what speculation adds to a step.",
+        evidence=tuple(evidence),
         loss=log(ratio),
+        fix="Compare start-up log and configuration of the speculative servers with those of the run: k, graphs, "
+        "drafter, scheduling.",
+        excludes=_OF_MACHINE,
     )
 
 
@@ -105,7 +131,7 @@ def _find_beyond_graphs(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_machine_slower(case: PoolCase) -> RuleMatch | None:
-    if case.plain is None:
+    if case.plain is None or case.comparable is None:
         return None
     mine, theirs = _step_up(case.window, case), _step_up(case.plain, case, plain=True)
     if mine is None or theirs is None or abs(log(mine / theirs)) > _ALIKE or not _is_same_work(case):
@@ -123,7 +149,8 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     then = None if case.expected.earlier is None else _prefill_share(case.expected.earlier)
     if ratio is None or now is None or then is None or now < _MORE_WORK * then:
         return None
-    if log(ratio) > _explain_by_prefill(case) + _STEP_UP:
+    in_plain = None if case.comparable is None else _step_up(case.comparable, case, plain=True)
+    if in_plain is None and log(ratio) > _explain_by_prefill(case) + _STEP_UP:
         return None
     return RuleMatch(
         message=f"A step takes {ratio:.2f} times what was measured, with {now:.1f} prompt tokens to compute for each "
@@ -133,9 +160,23 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     )
 
 
+def _find_plain_slower(case: PoolCase) -> RuleMatch | None:
+    plain = case.comparable
+    theirs = None if plain is None else _step_up(plain, case, plain=True)
+    mine = case.expected.yardstick.step_ratio(case.window)
+    if plain is None or theirs is None or mine is None or log(theirs / mine) <= _ALIKE or not _times_tell(case.window):
+        return None
+    return RuleMatch(
+        message=f"A step of the plain pool takes {theirs:.2f} times what was measured, and {mine:.2f} times in this "
+        "pool: compared with it, speculation looks faster than it is.",
+        evidence=(_tell_step(plain, case, plain=True),),
+        loss=0.0,
+    )
+
+
 def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
-    window, plain = case.window, case.plain
-    if plain is None or not _times_tell(window) or not _times_tell(plain) or not _is_same_load(window, plain):
+    window, plain = case.window, case.comparable
+    if plain is None or not _times_tell(window) or not _times_tell(plain) or not is_same_load(window, plain):
         return None
     error = relative_error(window, plain)
     if not is_less(plain.seconds_per_token, window.seconds_per_token, by=_SLOWER, error=error):
@@ -152,10 +193,18 @@ def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
 
 def _step_up(window: Window, case: PoolCase, *, plain: bool = False) -> float | None:
     """Return how much longer a step takes than measured; None where it does not, or too little is known."""
-    ratio = case.expected.yardstick.step_ratio(window, plain=plain)
-    if ratio is None or not _times_tell(window):
+    ratio, earlier = case.expected.yardstick.step_ratio(window, plain=plain), case.expected.earlier
+    if ratio is None or not _times_tell(window) or _stops_early(window):
         return None
+    if earlier is not None and not plain and _times_tell(earlier):
+        ratio /= max(1.0, case.expected.yardstick.step_ratio(earlier) or 1.0)  # traffic that no curve was measured with
     return ratio if log(ratio) > max(_STEP_UP, SIGMAS * relative_error(window) / 2) else None
+
+
+def _stops_early(window: Window) -> bool:
+    """Return whether answers have so few steps that the end of the last draft, accepted and cut off, counts."""
+    steps, first = window.sequence_steps, window.sums.first_tokens
+    return bool(steps and first and steps < (1 + _FEWEST_STEPS) * first)
 
 
 def _is_same_work(case: PoolCase) -> bool:
@@ -192,13 +241,6 @@ def _tell_step(window: Window, case: PoolCase, *, plain: bool = False) -> str:
     return tell("ms per step", now and 1000 * now, expected and 1000 * expected, of="measured")
 
 
-def _is_same_load(a: Window, b: Window) -> bool:
-    """Return whether an engine of either has about as many requests, in flight or a second."""
-    rates = [(each.finished_per_s or 0.0) / each.engines for each in (a, b)]
-    pairs = ((a.batch, b.batch), (rates[0], rates[1]))
-    return any(x and y and abs(log(x / y)) < _SAME_LOAD for x, y in pairs)
-
-
 RULES = (
     DiagnosisRule("fell-below-break-even", _find_below_break_even, certainty=0.9),
     DiagnosisRule("above-crossover", _find_above_crossover),
@@ -206,5 +248,6 @@ RULES = (
     DiagnosisRule("beyond-graphs", _find_beyond_graphs),
     DiagnosisRule("machine-slower", _find_machine_slower),
     DiagnosisRule("prefill-crowds-steps", _find_prefill_crowds),
+    DiagnosisRule("plain-slower", _find_plain_slower),
     DiagnosisRule("slower-than-plain", _find_slower_than_plain, certainty=0.9),
 )

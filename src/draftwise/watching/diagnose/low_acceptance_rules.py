@@ -10,8 +10,10 @@ from draftwise.core import Window
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.methods import find_method
 from draftwise.watching.diagnose.pool_case import (
+    COLD_S,
     MIN_DRAFTS,
     MIN_REQUESTS,
+    MUCH_LONGER,
     DiagnosisRule,
     PoolCase,
     RuleMatch,
@@ -35,8 +37,6 @@ _OLDER = 5.0
 """Times the age of the other replicas."""
 _AS_BEFORE = 0.07
 _TAIL_FELL = 0.2
-_LONGER_PROMPTS = 2.0
-_COLD_S = 3600.0
 
 
 def _accepts_little(case: PoolCase) -> bool:
@@ -242,7 +242,7 @@ def _find_traffic_changed(case: PoolCase) -> RuleMatch | None:
 def _find_context_grew(case: PoolCase) -> RuleMatch | None:
     found, earlier = _find_traffic_changed(case), case.expected.earlier
     now, then = case.window.mean_prompt_tokens, None if earlier is None else earlier.mean_prompt_tokens
-    if found is None or now is None or then is None or now < _LONGER_PROMPTS * then:
+    if found is None or now is None or then is None or now < MUCH_LONGER * then:
         return None
     return RuleMatch(
         message=f"Prompts have {now:,.0f} tokens on average instead of {then:,.0f}, and acceptance fell with it.",
@@ -292,7 +292,7 @@ def _find_after_upgrade(case: PoolCase) -> RuleMatch | None:
 def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
     ages = [window.uptime_s for window in case.windows if window.uptime_s is not None]
     method = find_method(case.method)
-    if method is None or method.remembers != "answers" or not ages or max(ages) > _COLD_S:
+    if method is None or method.remembers != "answers" or not ages or max(ages) > COLD_S:
         return None
     found = _find_acceptance_fell(case)
     if found is None:

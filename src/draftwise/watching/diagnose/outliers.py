@@ -61,9 +61,15 @@ def _is_slower(window: Window, windows: Sequence[Window]) -> bool:
     if not window.batch or (window.sums.finished or 0.0) < 2 * MIN_REQUESTS:
         return False
     same = [each for each in windows if bool(each.counters.spec.num_drafts) == bool(window.counters.spec.num_drafts)]
-    alike = [each for each in same if each is window or (each.batch and window.batch <= _ALIKE * each.batch)]
+    alike = [each for each in same if each is window or _is_alike(window, each)]
     pair = _compare(window, alike, lambda each: each.step_s)
     return pair is not None and is_less(pair[1], pair[0], by=_SLOWER, error=relative_error(window))
+
+
+def _is_alike(window: Window, other: Window) -> bool:
+    """Return whether a batch is no larger, or only because requests that come as often stay longer."""
+    rate, theirs = window.finished_per_s or 0.0, other.finished_per_s or 0.0
+    return bool(other.batch and window.batch and window.batch <= _ALIKE * other.batch) or 0 < rate <= _ALIKE * theirs
 
 
 def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch:
@@ -75,12 +81,12 @@ def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch
     step, other = worst.step_s, None if pooled is None else pooled.step_s
     slow = step is not None and other is not None and step > other / (1 - _SLOWER)
     says = f"a step takes {1000 * (step or 0):.3g} ms" if slow else f"a step emits {now or 0:.2f} tokens"
-    beside = f"{1000 * (other or 0):.3g} ms" if slow else f"{then or 0:.2f}"
+    theirs = f"{1000 * (other or 0):.3g} ms" if slow else f"{then or 0:.2f}"
     evidence: tuple[str, ...] = (tell("tokens per step", now, then, of="the others"),)
     if step is not None and other is not None:
         evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
     return RuleMatch(
-        message=f"On {name} {says}, on the others {beside}.",
+        message=f"On {name} {says}, on the others {theirs}.",
         evidence=evidence,
         where=worst.instance,
     )

@@ -7,20 +7,23 @@ varies by 12 % at 10 requests a window, by 5.8 % at 50 and by 3.9 % at 300.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import hypot, inf, log, sqrt
 
 from draftwise.core import ServerLoad, SpecConfig, Window
-from draftwise.knowledge.findings import DiagnosisFact
+from draftwise.knowledge.findings import DiagnosisFact, all_findings
+from draftwise.knowledge.methods import find_method
 from draftwise.watching.fingerprint import Fingerprint
 from draftwise.watching.yardstick import Yardstick
 
 __all__ = [
+    "COLD_S",
     "MIN_DRAFTS",
     "MIN_REQUESTS",
     "MIN_TOKENS",
+    "MUCH_LONGER",
     "SIGMAS",
     "DiagnosisRule",
     "Losses",
@@ -29,11 +32,14 @@ __all__ = [
     "RuleMatch",
     "SideInfo",
     "count_requests",
+    "differ_in_prompts",
     "draft_error",
     "find_losses",
     "find_request_loss",
     "is_less",
+    "is_same_load",
     "relative_error",
+    "requests_to_tell",
     "sampling_error",
     "tell",
 ]
@@ -148,6 +154,41 @@ class PoolCase:
         asked = None if self.asked.spec is None else self.asked.spec.num_speculative_tokens
         return asked if asked is not None else None if self.good is None else self.good.mean_k
 
+    @cached_property
+    def comparable(self) -> Window | None:
+        """The plain pool's window where its requests are like these, so that the two can be compared."""
+        return None if self.plain is None or differ_in_prompts(self.window, self.plain) else self.plain
+
+    @cached_property
+    def gains(self) -> bool:
+        """Whether a token takes less time than in a plain pool of like requests and load."""
+        mine, plain = self.window.seconds_per_token, self.comparable
+        theirs = None if plain is None else plain.seconds_per_token
+        if mine is None or theirs is None or plain is None or not is_same_load(self.window, plain):
+            return False
+        return mine < theirs / max(1.0, self.expected.yardstick.step_ratio(plain, plain=True) or 1.0)
+
+    def find_excluded(self) -> Iterator[str]:
+        """Yield causes that what is given and seen rules out, whatever else is asked."""
+        now, earlier, asked = self.window, self.expected.earlier, self.asked
+        method = find_method(self.method)
+        for fact in all_findings().values():
+            row = fact.diagnosis
+            if row is not None and row.methods and method is not None and method.name not in row.methods:
+                yield fact.code
+        if asked.spec is not None and not asked.schedule:
+            yield from ("schedule-zero", "schedule-ignored", "schedule-piecewise")
+        if earlier is not None:
+            prompts, then = now.mean_prompt_tokens, earlier.mean_prompt_tokens
+            if prompts is not None and then is not None and prompts < MUCH_LONGER * then:
+                yield "context-grew"
+            if not now.adapters - earlier.adapters:
+                yield "lora-changed"
+        if now.cache_dtype in _FULL_CACHE:
+            yield "kv-quantized"
+        if any(window.uptime_s is not None and window.uptime_s > COLD_S for window in self.windows):
+            yield "suffix-cold"
+
     @property
     def method(self) -> str | None:
         """As configured."""
@@ -195,6 +236,10 @@ class RuleMatch:
     """Its part of the time per token, as a logarithm; None where nothing is known to hold it against."""
     where: str = ""
     """The server that it is about; empty for the whole pool."""
+    fix: str = ""
+    """What to do in this case; empty for what the registry says."""
+    excludes: frozenset[str] = frozenset()
+    """Causes that the same readings rule out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +274,13 @@ class Losses:
 def find_losses(case: PoolCase) -> Losses:
     """Return the parts for a pool."""
     yardstick, good, window = case.expected.yardstick, case.good, case.window
-    expected = None if good is None else good.tokens_per_step
+    now = window.tokens_per_decode_step or window.tokens_per_step
+    expected = None if good is None else good.tokens_per_decode_step or good.tokens_per_step
     then = None if good is None else yardstick.step_s(good.batch)
     return Losses(
         machine=_log_ratio(window.step_s, yardstick.step_s(window.batch)),
         load=_log_ratio(yardstick.step_s(window.batch), then),
-        acceptance=_log_ratio(expected, window.tokens_per_step),
+        acceptance=_log_ratio(expected, now),
     )
 
 
@@ -247,10 +293,43 @@ def find_request_loss(window: Window, excess_s: float | None) -> float | None:
     return -log(1 - excess_s / total)
 
 
+def differ_in_prompts(a: Window, b: Window, *, computed: bool = False) -> bool:
+    """Return whether requests of two pools differ so much in length that their times tell nothing of each other.
+
+    Args:
+        a: a pool's window.
+        b: the other one's.
+        computed: whether only the tokens count that the prefix cache does not have.
+    """
+    pairs = [(each.mean_prompt_tokens, each.prefix_hit_rate) for each in (a, b)]
+    lengths = [p * (1 - h) if p and computed and h is not None else p for p, h in pairs]
+    few = min(count_requests(a), count_requests(b))
+    slack = _PROMPT_SIGMAS * _PROMPT_SPREAD / sqrt(few) if few else inf
+    x, y = lengths
+    return bool(x and y and abs(log(x / y)) > log(LIKE_PROMPTS) + slack)
+
+
+def is_same_load(a: Window, b: Window) -> bool:
+    """Return whether an engine of either has about as many requests, in flight or a second."""
+    rates = [(each.finished_per_s or 0.0) / each.engines for each in (a, b)]
+    pairs = ((a.batch, b.batch), (rates[0], rates[1]))
+    return any(x and y and abs(log(x / y)) < _SAME_LOAD for x, y in pairs)
+
+
 def _log_ratio(a: float | None, b: float | None) -> float | None:
     return log(a / b) if a and b else None
 
 
+COLD_S = 3600.0
+"""Age up to which a server has seen few answers to draft from."""
+LIKE_PROMPTS = 1.25
+"""Ratio of the lengths of prompts up to which their prefill, which has a part that is the same for all, compares."""
+MUCH_LONGER = 2.0
+"""Times the prompt tokens from which contexts have grown."""
+_PROMPT_SPREAD, _PROMPT_SIGMAS = 0.9, 2.0
+"""Standard deviation of the length of prompts over requests, in logarithms, and the noise that is allowed for."""
+_SAME_LOAD = 0.25
+_FULL_CACHE = ("auto", "bfloat16", "float16")
 MIN_TOKENS = 200
 """Output tokens with which a server is said to generate."""
 MIN_DRAFTS = 200
@@ -283,6 +362,13 @@ def sampling_error(*windows: Window) -> float:
 def relative_error(*windows: Window) -> float:
     """Return the same for a reading that is held against another time's, whose traffic was never quite the same."""
     return hypot(_WINDOW_SPREAD, sampling_error(*windows))
+
+
+def requests_to_tell(change: float, earlier: Window | None) -> float | None:
+    """Return the requests with which a change, in logarithms, is no accident; None where no number is enough."""
+    room = (change / SIGMAS) ** 2 - _WINDOW_SPREAD**2
+    room -= 0.0 if earlier is None else _REQUEST_SPREAD**2 / max(count_requests(earlier), 1.0)
+    return _REQUEST_SPREAD**2 / room if room > 0 else None
 
 
 def draft_error(*windows: Window) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, sqrt
 
 from draftwise.core import Window
@@ -12,8 +13,10 @@ from draftwise.watching.diagnose.pool_case import (
     PoolCase,
     RuleMatch,
     count_requests,
+    differ_in_prompts,
     find_request_loss,
     is_less,
+    is_same_load,
     relative_error,
     tell,
 )
@@ -33,6 +36,8 @@ _HIT_SPREAD = 0.35
 """Standard deviation of the prefix hit rate over requests: most hit nearly all or nothing."""
 _PREFILL_UP = 0.23
 """1 - 1/1.3: a prompt token takes 1.3 times as long."""
+_BOTH_QUEUE = 0.5
+"""Share of the wait from which the other pool queues as well."""
 _LITTLE_DECODING = 0.3
 _SHORT = 3.0
 """Full drafts."""
@@ -93,10 +98,28 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
         return None
     if loss < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
         return None
+    says = f"A request waits {queued:.2g} s before it runs, and {_waiting(window):.0f} wait for an engine"
+    evidence, plain = [tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))], case.plain
+    in_plain = None if plain is None else plain.mean_queue_s
+    if plain is None or in_plain is None or not _has_requests(plain):
+        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss)
+    evidence.append(tell("queue in the plain pool", in_plain, unit=" s"))
+    if _waiting(plain) >= 1 and in_plain >= _BOTH_QUEUE * queued:
+        return RuleMatch(
+            message=f"{says}; the plain pool queues as well ({in_plain:.2g} s): it is the load.",
+            evidence=tuple(evidence),
+            loss=loss,
+            fix="Add replicas, or admit less traffic: speculation does not take the room.",
+            excludes=frozenset({"admission-squeezed"}),
+        )
+    same = "at a like load" if is_same_load(window, plain) else "under another load"
     return RuleMatch(
-        message=f"A request waits {queued:.2g} s before it runs, and {_waiting(window):.0f} wait for an engine.",
-        evidence=(tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))),
+        message=f"{says}; in the plain pool {same} it waits {in_plain:.2g} s.",
+        evidence=tuple(evidence),
         loss=loss,
+        fix="See what the drafter takes with `draftwise size`, and lower k or max_num_seqs where the cache is full."
+        if is_same_load(window, plain)
+        else "Spread the load evenly over both pools before you compare them, or add replicas to this one.",
     )
 
 
@@ -117,11 +140,22 @@ def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_prefix_lost(case: PoolCase) -> RuleMatch | None:
-    return None if case.plain is None else _compare_hits(case.window, case.plain, "plain", "in the plain pool")
+    return (
+        None if case.comparable is None else _compare_hits(case.window, case.comparable, "plain", "in the plain pool")
+    )
 
 
 def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
-    return None if case.good is None else _compare_hits(case.window, case.good, "expected", "before")
+    found = None if case.good is None else _compare_hits(case.window, case.good, "expected", "before")
+    hits = None if case.comparable is None else case.comparable.prefix_hit_rate
+    if found is None or hits is None or _find_prefix_lost(case) is not None:
+        return found
+    return replace(
+        found,
+        message=f"{found.message[:-1]}; in the plain pool {hits:.0%}: it is the traffic.",
+        fix="Look at what changed in the prompts, such as a system prompt or the order of their parts, and at which "
+        "requests the router sends to the same replica.",
+    )
 
 
 def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleMatch | None:
@@ -142,6 +176,8 @@ def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleM
 def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
     window, plain = case.window, case.plain
     if plain is None or not _has_requests(window, plain):
+        return None
+    if differ_in_prompts(window, plain) or differ_in_prompts(window, plain, computed=True):
         return None
     now, then = window.prefill_s_per_token, plain.prefill_s_per_token
     slower = _compare_steps(window, plain)
@@ -177,11 +213,14 @@ def _find_decode_is_little(case: PoolCase) -> RuleMatch | None:
 
 def _find_outputs_short(case: PoolCase) -> RuleMatch | None:
     tokens, k = case.window.mean_output_tokens, case.k
-    if tokens is None or k is None or not _has_requests(case.window) or tokens >= _SHORT * (k + 1):
+    if tokens is None or k is None or not _has_requests(case.window) or tokens >= _SHORT * (k + 1) or case.gains:
         return None
+    told = case.comparable is not None and is_same_load(case.window, case.comparable)
     return RuleMatch(
-        message=f"An answer has {tokens:.0f} tokens on average, fewer than {_SHORT:.0f} full drafts give.",
+        message=f"An answer has {tokens:.0f} tokens on average, fewer than {_SHORT:.0f} full drafts give"
+        + (", and a token takes no less time than in the plain pool." if told else "."),
         evidence=(tell("output tokens", tokens),),
+        fix="Leave speculation off for this route." if told else "",
     )
 
 
