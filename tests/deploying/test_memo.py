@@ -138,7 +138,7 @@ def test_deadlines_come_from_the_log_of_a_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--start-log", str(LOGS / "port_taken.txt")], "does not tell how long the start took"),
+        (["--start-log", str(LOGS / "port_taken.txt")], "does not show how long the start took"),
         (["--start-log", str(LOGS / "port_taken.txt"), "--cold-start-s", "9"], "say the same"),
         (["--start-log", "gone.txt"], "gone.txt"),
     ],

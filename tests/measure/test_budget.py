@@ -292,7 +292,7 @@ def test_the_first_turns_of_a_server_that_never_gets_steady_count_as_disturbed(t
     cold = [turn for turn in run.turns if not turn.is_warm]
     assert {turn.repeat for turn in cold} == {1}
     reasons = {each.reason for each in conclude_run(run).run.disturbances}
-    assert "the server's pace had not become steady in the warm-up" in reasons
+    assert "the server's pace was not steady after the warm-up" in reasons
 
 
 def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Pat
 
     timed = Timed(tmp_path / "run", plan_of(8), NOISY, CANDIDATE, read_device=read)
     timed.run()
-    assert [line for line in timed.told if "1.50 of this machine's cores while they are asked nothing" in line]
-    assert "waiting for the servers to come to rest" in timed.progress.waited
+    assert [line for line in timed.told if "use 1.50 of this machine's cores" in line]
+    assert "waiting for the servers to become idle" in timed.progress.waited
 
 
 def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:

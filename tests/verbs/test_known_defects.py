@@ -57,7 +57,7 @@ def test_facts_lists_every_row_and_filters_by_release_and_method() -> None:
 def test_facts_refuses_a_method_that_does_not_exist() -> None:
     result = CliRunner().invoke(main, ["facts", "defects", "--method", "nope"])
     assert result.exit_code == 2
-    assert "There is no method 'nope'" in result.output
+    assert "Unknown method 'nope'" in result.output
 
 
 def test_an_upgrade_says_which_defects_appear_and_disappear() -> None:
