@@ -112,4 +112,4 @@ def test_the_memo_lists_what_is_met_and_what_is_to_be_watched_for() -> None:
     setup = replace(SETUP, target=target, spec=spec, args={"enable_prefix_caching": True}, engine_version="0.27.1")
     told = list(_tell_defects(setup))
     assert any(each.startswith("`hybrid-prefix-cache-mtp-corrupts`: Known defect") for each in told)
-    assert any(each.startswith("`stream-drops-words`, to be watched for: Known defect") for each in told)
+    assert any(each.startswith("`stream-drops-words`, to watch for: Known defect") for each in told)
