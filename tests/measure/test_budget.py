@@ -302,8 +302,8 @@ def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Pat
 
     timed = Timed(tmp_path / "run", plan_of(8), NOISY, CANDIDATE, read_device=read)
     timed.run()
-    assert [line for line in timed.told if "use 1.50 of this machine's cores" in line]
-    assert "waiting for the servers to become idle" in timed.progress.waited
+    assert [line for line in timed.told if "1.50 of this machine's cores while they are asked nothing" in line]
+    assert "waiting for the servers to come to rest" in timed.progress.waited
 
 
 def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:

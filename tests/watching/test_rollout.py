@@ -73,7 +73,7 @@ def test_a_probe_and_upgrade_tell_what_a_roll_out_brought(tmp_path: Path) -> Non
         assert "From vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
     assert "probe-same" in same
     assert "after-upgrade" not in same
-    assert "since vLLM 0.33.0 serves what 0.13.0 did" in other["after-upgrade"]
+    assert "when vLLM 0.33.0 replaced 0.13.0" in other["after-upgrade"]
 
 
 def test_a_roll_out_is_when_the_servers_of_now_were_started() -> None:
@@ -152,8 +152,8 @@ def test_acceptance_length_is_told_to_be_of_the_steps_that_have_a_draft() -> Non
     (found,) = find_misleading(replace(window(None), counters=Counters(spec=lookups, generation_tokens=2200)))
     assert found.code == "drafts-on-some-steps"
     assert "Only 60% of the steps" in found.message
-    assert "acceptance length 3.00" in found.message
-    assert "all steps give 2.20 tokens" in found.message
+    assert "Acceptance length 3.00" in found.message
+    assert "all steps together give 2.20 tokens" in found.message
     none_left = Counters(spec=lookups, generation_tokens=1850)
     assert [*find_misleading(replace(window(None), counters=none_left))] == []
 

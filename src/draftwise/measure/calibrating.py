@@ -125,7 +125,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
     if spec is None or spec.num_speculative_tokens is None:
         raise InvalidSetup.because(
             "candidate-unknown",
-            f"The drafter of {arm.name} is unknown: its server does not report it.",
+            f"What {arm.name} drafts with is not known: its server does not say.",
             where="--candidate",
             fix=f"""Give its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
         )
@@ -151,7 +151,7 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
             return found.config
     raise InvalidSetup.because(
         "target-unknown",
-        f"The shape of {name} is unknown: it is neither a directory here nor a well-known model.",
+        f"The shape of {name} is not known: it is neither a directory here nor a well-known model.",
         where="--target",
         fix="Name the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )

@@ -131,7 +131,7 @@ class Experiment:
         self._measured.add(turn.key)
         if self.directory.is_full:
             raise StorageError(
-                f"{self.directory.path}: the disk is full. Everything measured is kept. Make room, then run: "
+                f"{self.directory.path}: the disk is full. Everything measured is kept: make room, then go on with: "
                 f"draftwise decide --resume {self.directory.path}"
             )
 

@@ -247,7 +247,7 @@ def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOpti
     if launch.switch is not None:
         stay = launch.leave or arms[0].name
         if stay not in [arm.name for arm in arms]:
-            text = f"unknown arm {stay!r}."
+            text = f"there is no arm {stay!r}."
             fix = f"There are: {', '.join(arm.name for arm in arms)}."
             raise InvalidSetup.because("unknown-arm", text, where="--leave", fix=fix)
         replacing = SwitchCommand(command=launch.switch, baseline=arms[0].name, stay=stay)
@@ -322,6 +322,6 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
 def _unjudged(version: str) -> Finding:
     return Finding.warning(
         "setup-unjudged",
-        f"draftwise does not know vLLM {version}, so it did not check this setup before the start.",
+        f"vLLM {version} is not known here, so that nothing was looked for in this setup before its start.",
         fix=f"Add it with `draftwise facts add vllm=={version}`.",
     )

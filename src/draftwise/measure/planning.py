@@ -37,7 +37,7 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
         raise InvalidSetup.because("options-conflict", conflict, where="decide")
     if spec.target is not None and not spec.candidates:
         texts = (each.spec.to_json() for each in DEFAULT_CANDIDATES if each.spec is not None)
-        text = " ".join(("No --candidate given; using the methods that need only the target:", *texts))
+        text = " ".join(("No --candidate given; taking those that need nothing but the target:", *texts))
         progress.notice(Finding.info("measurement-planned", text))
     workloads = _load_all(spec)
     arms = make_arms(spec)

@@ -221,7 +221,7 @@ async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progres
     clock = asyncio.get_running_loop().time
     while True:
         check_stop(progress)
-        progress.status("waiting for the servers to become idle")
+        progress.status("waiting for the servers to come to rest")
         before, began = await read_device(), clock()
         if "own_s" not in before.get("cpu", {}):
             return None
@@ -231,7 +231,7 @@ async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progres
         if used <= _IDLE * (cpu.get("cores") or 1):
             return None
         if clock() >= ends_at:
-            return f"the idle servers use {used:.2f} of this machine's cores"
+            return f"the servers use {used:.2f} of this machine's cores while they are asked nothing"
 
 
 async def _ask_together(client: Client, condition: Condition, plan: RunPlan, numbers: range) -> list[Answer]:
@@ -280,7 +280,7 @@ def check_addresses(arms: Sequence[Arm]) -> None:
 def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
     """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
     for name, reason in plan.remembering.items():
-        text = f"{name} gets each prompt once, because it may remember answers: {reason}."
+        text = f"{name} is asked no prompt twice, as it could remember answers: {reason}."
         yield Finding.info("measurement-planned", text)
     yield from _check_shares(plan)
 
@@ -295,8 +295,8 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
             measured = f"measured at {join_names(at)}" if at else "not measured"
             yield Finding.warning(
                 "too-few-to-ask-once",
-                f"{len(workload.prompts)} prompts are too few to send each one to "
-                f"{join_names(plan.remembering)} only once: {measured}; {needed} prompts of its own.",
+                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
+                f"of them once: {measured}; {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",
             )
@@ -338,21 +338,21 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
     for arm in candidates:
         grown = counters[arm.name]
         if grown.generation_tokens == 0:
-            text = "its counters stood still while it answered the warm-up: they belong to another server."
+            text = "its counters stood still while it answered the warm-up: they are another server's."
             yield Finding.error(
-                "counters-of-another-server", text, where=arm.name, fix="Pass its own metrics page: --metrics-url."
+                "counters-of-another-server", text, where=arm.name, fix="Name the page of its own: --metrics-url."
             )
         elif grown.generation_tokens is None or arm.name not in counting:
-            text = "its /metrics has no draft counters: only its stream can show that it speculates."
+            text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
             yield Finding.warning(
-                "counters-missing", text, where=arm.name, fix="Pass the page that has them: --metrics-url."
+                "counters-missing", text, where=arm.name, fix="Name the page that has them: --metrics-url."
             )
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
             text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up"
             always = _always_drafts(arm)
             text += "." if always else ", where it may have found none to make."
             severity = Severity.ERROR if always else Severity.WARNING
-            fix = "Check its start-up log for the speculative config that it accepted."
+            fix = "Look at its start-up log for the speculative config that it took."
             yield Finding(code="not-speculating", severity=severity, message=text, where=arm.name, fix=fix)
 
 

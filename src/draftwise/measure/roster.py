@@ -120,8 +120,8 @@ class Roster:
             if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
                 left_s = max(0.0, ends_at - began)
                 raise BackendError(
-                    f"{backend.name}: not started, because servers take {usual_s:.0f} s to start here and only "
-                    f"{left_s:.0f} s were left.\\nGive more --minutes, or fewer candidates."
+                    f"{backend.name}: it was not started: servers take {usual_s:.0f} s to start here, and {left_s:.0f} "
+                    "s were left for that.\nGive more --minutes, or fewer candidates."
                 )
             await backend.start()
             self._starts[backend.name] = clock() - began
@@ -154,7 +154,7 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = f"Left out: candidate {backend.name}. Its server is not up, and the others are measured. {error}"
+        text = f"Left out: candidate {backend.name}: its server is not up, and the others are measured. {error}"
         self.progress.notice(Finding.info("left-out", text))
 
 

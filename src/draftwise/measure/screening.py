@@ -76,7 +76,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
     if calibration is not None and (differences := list(find_differences(calibration, plan, context))):
         name = _name(spec.calibration, "the calibration")
-        text = f"{name} belongs to another deployment, so nothing is screened by it: {'; '.join(differences)}."
+        text = f"{name} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
         progress.notice(Finding.warning("not-screened", text))
         return ScreenedPlan(plan=plan)
     if calibration is None:
@@ -191,8 +191,8 @@ class _Forecasts:
             return self._plan
         chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
         text = (
-            f"Measured with {', '.join(map(str, chosen))} requests in flight, around the load at which the "
-            "best candidate is forecast to stop paying. To choose other loads, pass --concurrency."
+            f"Measured with {', '.join(map(str, chosen))} requests in flight: around the load from which the best "
+            "candidate is forecast to stop paying. --concurrency asks for others."
         )
         progress.notice(Finding.info("measurement-planned", text))
         temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
@@ -255,19 +255,19 @@ def find_differences(calibration: Calibration, plan: RunPlan, context: RunContex
     """Yield what of a calibration is not the run's, or is not known to be."""
     here = describe_machine(context.hardware)
     if not here or here != calibration.hardware:
-        yield (f"it belongs to {calibration.hardware or 'unknown hardware'}, and this is {here or 'not known'}")
+        yield f"it is of {calibration.hardware or 'unknown hardware'}, and this is {here or 'not known'}"
     setup = plan.arms[0].setup
     found = find_model_config(setup.target)
     if found is None:
-        yield "the model of this run is unknown"
+        yield "the model of this run is not known"
     elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
         yield f"the model's {join_names(different)} differ"
     record = context.server(plan.arms[0].name)
     engine = setup.engine or str(record.version.get("engine", ""))
     version = setup.engine_version or record.release or ""
     if (calibration.engine, calibration.engine_version) != (engine, version):
-        here = f"this is {engine} {version}" if engine else "the engine here is unknown so far"
-        yield f"it belongs to {calibration.engine} {calibration.engine_version}, and {here}"
+        here = f"this is {engine} {version}" if engine else "what serves here is not known yet"
+        yield f"it is of {calibration.engine} {calibration.engine_version}, and {here}"
     if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
         yield f"the flags {join_names(flags)} differ"
 

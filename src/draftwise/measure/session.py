@@ -177,8 +177,8 @@ class Session:
             if not cut.expired():
                 raise
             raise BackendError(
-                f"Time ran out during: {self._tracked.doing}. What is measured counts. Give more --minutes, or "
-                "check the server's log."
+                f"The time was over while something was still under way: {self._tracked.doing}. What is measured "
+                "counts; give more --minutes, or see what the server's log says."
             ) from None
         finally:
             self.directory.close()
@@ -357,9 +357,8 @@ class Session:
         """Say what it costs that one server is up at a time."""
         starts = self.plan.repeats * (len(self.plan.arms) - 1)
         text = (
-            f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about "
-            f"{switch_s:.0f} s each, take {starts * switch_s / 60:.1f} min. If time is short, fewer "
-            "repetitions are measured."
+            f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about {switch_s:.0f} s each, "
+            f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
         )
         self.progress.notice(Finding.info("measurement-planned", text))
 
@@ -379,10 +378,10 @@ class Session:
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            text = f"its pace at {label} was not steady after the warm-up, so its first turns count as disturbed."
+            text = f"its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
             self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
         if unrest is not None:
-            self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
+            self.progress.notice(Finding.info("machine-busy", f"The machine did not come to rest: {unrest}."))
 
     async def _time_readings(self, roster: Roster) -> float:
         """Return the seconds that each turn takes beside its requests."""

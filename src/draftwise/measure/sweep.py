@@ -502,10 +502,10 @@ class Sweep:
                 if (await client.backend.describe()).model == client.model:
                     await self.warm(arm)
                     why = str(error).partition("\n")[0]
-                    text = f"its server failed, and answered again after {clock() - began:.0f} s: {why}"
+                    text = f"its server broke, and answered again after {clock() - began:.0f} s: {why}"
                     self._progress.notice(Finding.warning("server-came-back", text, where=arm))
                     what = f"a turn of {arm}, at first"
-                    self._directory.add_omission(Omission(what=what, reason=f"{text}; it was repeated"))
+                    self._directory.add_omission(Omission(what=what, reason=f"{text}; it was taken again"))
                     return
             await asyncio.sleep(_AWAY_POLL_S)
         raise error
@@ -614,9 +614,9 @@ def _describe_leaver(leaver: Leaver, place: Place) -> str:
     where = f"{leaver.candidate} on {place[0]} at {place[1]}"
     so_far = f"{where}: left out after {leaver.count} prompts at {leaver.ratio:.2f}x"
     if leaver.reason is LeaveReason.NO_GAIN:
-        return f"{so_far}: its interval leaves no gain worth a change."
+        return f"{so_far}: no gain worth a change is left in its interval."
     if leaver.reason is LeaveReason.BEHIND:
         return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast, prompt by prompt."
     if leaver.reason is LeaveReason.PAYS:
-        return f"{so_far}: it pays, and {leaver.best} is ahead so far."
-    return f"{so_far}: time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). This proves nothing."
+        return f"{so_far}: it surely pays, and {leaver.best} is ahead so far."
+    return f"{so_far}: the time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). That is no claim."

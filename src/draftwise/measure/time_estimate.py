@@ -209,7 +209,7 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
     found = [Omission(what=what, reason=reason, is_final=True) for what in name_missing(fitted, plan)]
     while _expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
         name = _find_slowest(fitted, estimate)
-        why = f"{reason}; it was the slowest of the remaining ones in a quick look, which proves nothing"
+        why = f"{reason}; it was the slowest of those left in a look at their paces, which is no claim"
         found.append(Omission(what=f"candidate {name}", reason=why, candidate=name, is_final=True))
         fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
     while _expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:

@@ -91,7 +91,7 @@ def test_a_new_release_is_named_where_nothing_else_changed_and_it_accepts_less()
     upgraded = replace(ASKED, probe=DIFFERS, releases=("0.26.0", "0.33.0"))
     found = judge(change(positions=(0.3, 0.12, 0.05)), asked=upgraded)
     assert name(found)[0] == "after-upgrade"
-    assert "since vLLM 0.33.0 serves what 0.26.0 did" in found[0].message
+    assert "when vLLM 0.33.0 replaced 0.26.0" in found[0].message
     as_good = replace(upgraded, probe=replace(DIFFERS, change=0.0))
     assert name(judge(HEALTHY, asked=as_good)) == ["drafter-changed"]
 

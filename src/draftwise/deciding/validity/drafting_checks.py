@@ -227,7 +227,7 @@ def _judge_first_token(ttft: Interval, why: str) -> Finding:
         return Finding.warning("ttft-damaged", f"the first token comes {times}.", fix=why)
     text = f"the first token may come later: it came {times}, which does not rule out that nothing is lost."
     if not ttft.is_bounded:
-        return Finding.info("ttft-damaged", text, fix="More prompts would tell.")
+        return Finding.info("ttft-damaged", text, fix="More prompts would settle it.")
     # An interval shrinks with the square root of the number of prompts.
     more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
     return Finding.info("ttft-damaged", text, fix=f"About {max(2, more)} times as many prompts would settle it.")

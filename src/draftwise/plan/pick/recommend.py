@@ -332,10 +332,7 @@ class MethodRanking:
         if heavy:
             return f"Leave speculation off. {heavy[0].finding.message}"
         if not self.ranked:
-            return (
-                f"No method can be recommended for this target on vLLM {self.version}. The list below gives "
-                "the reasons."
-            )
+            return f"No method can be recommended for this target on vLLM {self.version}: each is refused below."
         if self.levers:
             doubt = self.levers[0].finding.message
             return f"Probably leave it off: {doubt} {_start(self.ranked[0], 'If you try it, start')}"

@@ -233,7 +233,7 @@ def _open_drafter(name: str) -> GivenDrafter:
             "unknown-drafter",
             f"{name!r} is neither a directory nor in the table of well-known models.",
             where="--drafter",
-            fix="Give the drafter's directory: its config.json names its method.",
+            fix="Give the directory of the drafter: its config.json says which method it is for.",
         )
     return GivenDrafter(name=name, drafter=recognize(found.config, ()))
 

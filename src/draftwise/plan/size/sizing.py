@@ -188,7 +188,9 @@ def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
         message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
         yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
-        message = "NCCL buffers come on top of vLLM's plan: 0.93 GiB on each of two H200s, not measured elsewhere."
+        message = (
+            "Buffers of NCCL lie beside what vLLM plans with: 0.93 GiB of each of two H200s, not measured elsewhere."
+        )
         yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
     if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
         message = "The drafter is on the last pipeline stage alone."

@@ -105,7 +105,7 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
             "unknown-precision",
             f"The bytes of a weight in {name!r} are not known.",
             where=where,
-            fix=f"Give one of {', '.join(PRECISIONS)}, or a checkpoint directory: its headers give the bytes.",
+            fix=f"Give one of {', '.join(PRECISIONS)}, or a checkpoint's directory: its headers say the bytes.",
         )
     return found
 
@@ -122,7 +122,7 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
     if given.get("quant_method", "") is None:
         raise InvalidSetup.because(
             "unknown-precision",
-            "The checkpoint is quantized in an unknown way, so the bytes of its weights are unknown.",
+            "The checkpoint is quantized, and how is not known: neither are the bytes of its weights.",
             where="target",
             fix="Give the checkpoint's directory or its config.json, or --quantization.",
         )

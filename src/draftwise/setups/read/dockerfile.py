@@ -163,7 +163,7 @@ def _read_command(word: Word) -> tuple[tuple[Word, ...], Iterable[Finding]]:
     if not found.mistake and len(words) == len(items):
         return words, ()
     mistake = get_rule("exec-form-not-json").ruling(
-        mistake=found.mistake or "contains an item that is not a string",
+        mistake=found.mistake or "holds something else than texts",
         line=word.line,
         fix=found.fix or "Put every word in double quotes.",
     )

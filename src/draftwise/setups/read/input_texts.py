@@ -131,7 +131,7 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
     elif kind is SourceKind.NO_FILE:
         raise UnreadableSource.because(
             "no-such-file",
-            f"{source} is neither a file nor a folder.",
+            f"There is no file or folder {source}.",
             where=str(source),
             fix=f"{suggest_sources(str(source))}Check the path. "
             "A model of another machine is written as a command: 'vllm serve PATH'.",
@@ -229,10 +229,7 @@ def _read_folder(folder: Path) -> Iterator[SourceText]:
     if not paths:
         raise UnreadableSource.because(
             "nothing-to-read",
-            (
-                f"The folder {folder} contains no file that may start a server (Dockerfile, "
-                f"{', '.join(sorted(_SUFFIXES))})."
-            ),
+            f"The folder {folder} holds no file that may start a server (Dockerfile, {', '.join(sorted(_SUFFIXES))}).",
             where=str(folder),
             fix="Name the file itself.",
         )

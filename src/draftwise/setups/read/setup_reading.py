@@ -81,7 +81,7 @@ class SetupReading:
         if self.others:
             raise InvalidSetup.because(
                 "several-ways",
-                f"The text starts the server in {len(self.others) + 1} ways. Choose one.",
+                f"The text starts the server in {len(self.others) + 1} ways, of which one has to be meant.",
                 where=self.where,
                 fix="Give the variables that decide, as NAME=value lines with --env-file, or the command line itself.",
             )
@@ -200,7 +200,7 @@ def no_server(name: str) -> InvalidSetup:
         "no-server",
         "The text starts no vLLM server.",
         where=name,
-        fix="Give the command line that begins with vllm serve, or a file that contains one.",
+        fix="Give the command line that begins with vllm serve, or a file that holds one.",
     )
 
 

@@ -173,7 +173,7 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
-        raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
+        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.", where=name) from None
     if not readings:
         raise no_server(name)
     return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)

@@ -106,9 +106,9 @@ def _read_variable(context: Context) -> bool | None:
 def _choose_default(context: Context, resolved: Resolved | None, lacks: tuple[str, ...]) -> Runner:
     takes = _takes_v2(context)
     if takes is None and not lacks:
-        return Runner(name=None, reason="This release chooses by the target's architecture, which is unknown here.")
+        return Runner(name=None, reason="This release chooses by the target's architecture, which is not known here.")
     if takes is False:
-        return Runner(name="V1", reason="This release does not use V2 for such a target unless you request it.")
+        return Runner(name="V1", reason="This release does not take V2 for such a target unless it is told to.")
     if lacks:
         return Runner(name="V1", reason=_describe_lacks(lacks, resolved), lacks=lacks)
     return Runner(name="V2", reason="It is this release's default for such a target.")
@@ -180,7 +180,7 @@ def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iter
     for code in missing:
         yield from context.rules.ruling(
             code,
-            message=f"{get_rule(code).title}, so V1 runs the server. {chosen.reason}",
+            message=f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
             where=SPEC,
             fix="Serve it on a GPU." if context.platform == "cpu" else "Remove what keeps Model Runner V2 from it.",
         )

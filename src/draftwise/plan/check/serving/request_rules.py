@@ -17,7 +17,7 @@ _OVERRIDE = "--override-generation-config"
 _NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties and the value at which each does nothing."""
 _FATES: Mapping[str, tuple[str, str]] = {
-    "requests-refused": ("rejected", "vLLM rejects requests that set one of these (HTTP 400)"),
+    "requests-refused": ("rejected", "Requests that set one of these are refused (HTTP 400)"),
     "requests-not-drafted": (
         "not_speculated",
         "Requests that set one of these are answered without drafting, silently",

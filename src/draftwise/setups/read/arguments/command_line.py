@@ -207,7 +207,7 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
     if Rulebook(release.version).holds("serve-refuses-model-flag"):
         if joined:
             return words
-        code, message = "serve-refuses-model-flag", "is rejected; the model comes first."
+        code, message = "serve-refuses-model-flag", "is refused; the model comes first."
     else:
         code, message = "serve-model-flag-deprecated", "works, with a warning."
     if strict:
@@ -234,7 +234,7 @@ def _report_lost_models(words: Sequence[Word], first: int, found: Arguments) -> 
             "second-model-not-served",
             f"--model {model} is not served: the first --model counts{by}, {served}.",
             word,
-            fix="Give one --model. To replace a runtime's, set your own command and args.",
+            fix="Give one --model; to replace that of a runtime, give command and args of your own.",
             becomes=served,
         )
 
@@ -243,7 +243,7 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
     flags = [word.text.partition("=")[0].replace("_", "-") for word in words]
     nameless = "--served-model-name" in flags and "--config" not in flags and flags[0].startswith("-")
     if nameless and Rulebook(release.version).holds("served-name-without-model"):
-        found.report("served-name-without-model", "no model precedes the flags.", words[0])
+        found.report("served-name-without-model", "there is no model in front of the flags.", words[0])
 
 
 def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:

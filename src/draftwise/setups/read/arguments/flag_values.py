@@ -115,12 +115,12 @@ _REPAIRS: tuple[tuple[Callable[[str], str], str, str], ...] = (
     ),
     (
         _without_outer_quotes,
-        "has extra quotes around it, and no shell removes them here",
+        "has quotes of its own around it, and no shell takes them away here",
         "Leave the outer quotes out.",
     ),
     (
         lambda text: text.replace('\\"', '"'),
-        "has a backslash before each quote, and no shell removes them here",
+        "has a backslash before each quote, and no shell takes them away here",
         "Leave the backslashes out.",
     ),
     (
@@ -247,8 +247,8 @@ def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
 
 
 _SHELL_MISTAKES: Mapping[str, str] = {
-    "unquoted-json": "is JSON without quotes around it: the shell removes its quotes and splits it at spaces",
-    "json-in-double-quotes": "is JSON in double quotes: the shell reads the inner quotes as the end of the outer ones",
+    "unquoted-json": "is JSON without quotes around it: the shell takes its quotes away and splits it at spaces",
+    "json-in-double-quotes": "is JSON in double quotes: the shell takes the inner quotes for the end of the outer ones",
 }
 
 

@@ -272,7 +272,7 @@ def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling
             yield get_rule("switch-with-value").ruling(
                 where=word.where(),
                 fix="Write --flag for on and --no-flag for off.",
-                message=f"{word.text!r} stands alone: a switch takes no value.",
+                message=f"{word.text!r} stands alone: switches take no value.",
             )
         elif index == 0 or not words[index - 1].text.startswith("-"):
             yield get_rule("stray-argument").ruling(

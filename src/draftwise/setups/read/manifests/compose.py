@@ -18,7 +18,7 @@ from draftwise.setups.read.shell.words import Word
 
 __all__ = ["find_services"]
 
-_CALLER = "set where docker compose runs, or in a file .env next to this one"
+_CALLER = "set where docker compose runs, or in a file .env beside this one"
 _COMMANDS = ("entrypoint", "command")
 
 

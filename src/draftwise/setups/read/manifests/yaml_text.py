@@ -160,7 +160,7 @@ class _Builder:
         if self.nodes > _MAX_NODES or id(node) in self.open:
             raise InvalidSetup.because(
                 "too-many-aliases",
-                f"With its aliases expanded, the text has more than {_MAX_NODES:,} values.",
+                f"The text holds more than {_MAX_NODES:,} values once its aliases are put in.",
                 where=_at(self.name, line),
             )
         self.lines[path] = line
