@@ -55,7 +55,7 @@ def attend(
         from draftwise.engine.kernels.cpu import attend_rows  # numba compiles it, which a GPU never needs
 
         scale = q_NAD.shape[-1] ** -0.5 if scale is None else scale
-        return attend_rows(q_NAD, kv, layer, plan, scale=scale, window=window)
+        return attend_rows(q_NAD, kv, layer, plan.page_table_BP, plan.looks, scale=scale, window=window)
     return attend_by_torch(q_NAD, kv, layer, plan, scale=scale, window=window)
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels.cpu_code import CODE, MULTIPLY, QUANTIZED, ROWS, compile_kernel
 from draftwise.engine.kernels.cpu_layouts import GROUP, LAYOUTS, PackedMatrix
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
@@ -138,7 +137,14 @@ class CpuKernels(Kernels):
 
 
 def attend_rows(
-    q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, *, scale: float, window: int | None
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    page_table_BP: Tensor,
+    looks: tuple[Tensor, Tensor, int, int],
+    *,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Return what `attend` does, row by row: a row's bits depend on nothing but that row.
 
@@ -146,14 +152,15 @@ def attend_rows(
         q_NAD: bfloat16 or float32, D a multiple of 16; rows may lie apart.
         kv: the pages, of the same type.
         layer: which layer's.
-        plan: where the rows are and what they look at.
+        page_table_BP: int32.
+        looks: see `AttentionPlan.looks`.
         scale: of the scores.
         window: positions up to its own that a row looks at; None: all.
     """
     rows, heads, size = q_NAD.shape
-    owners_N, lasts_N, longest, num_scores = plan.looks
+    owners_N, lasts_N, longest, num_scores = looks
     q_NAD = q_NAD if q_NAD.stride()[1:] == (size, 1) else q_NAD.contiguous()
-    out_NE, table_BP, pages = q_NAD.new_empty(rows, heads * size), plan.page_table_BP, kv.layers[layer]
+    out_NE, pages = q_NAD.new_empty(rows, heads * size), kv.layers[layer]
     room, wide = -(-longest // 16) * 16, num_scores * heads * size >= _WIDE
     threads = torch.get_num_threads() if wide else 1
     scratch = torch.empty(64 + threads * (8 * size + 12 * room), dtype=torch.uint8)
@@ -163,8 +170,8 @@ def attend_rows(
         q_NAD.data_ptr(),
         q_NAD.stride(0) * q_NAD.itemsize,
         pages.data_ptr(),
-        table_BP.data_ptr(),
-        table_BP.stride(0),
+        page_table_BP.data_ptr(),
+        page_table_BP.stride(0),
         owners_N.data_ptr(),
         lasts_N.data_ptr(),
         longest if window is None else window,
