@@ -17,6 +17,7 @@ from draftwise.core import Finding
 from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import all_defects
+from draftwise.knowledge.examples import find_example
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.methods import Method, all_methods
 from draftwise.knowledge.rules import all_rules
@@ -58,6 +59,14 @@ def test_every_code_has_a_page_at_its_address_and_a_line_of_the_index(site: dict
         f"findings/{code}.md" for code in re.findall(r"\]\(([\w.-]+)\.md\)", site["findings/index.md"])
     } == pages - {"findings/index.md"}
     assert Finding.info("unknown-key", "").url == f"{SITE}findings/unknown-key/"
+
+
+def test_the_pages_of_rules_show_what_their_examples_say(site: dict[str, str]) -> None:
+    """Building a page runs its example, and fails where that no longer meets the rule."""
+    shown = {code for code in all_rules() if "\n## Example" in site[f"findings/{code}.md"]}
+    assert shown == {code for code in all_rules() if find_example(code)}
+    assert len(shown) >= 150
+    assert "draftwise check --vllm" in site["findings/unknown-method.md"]
 
 
 def test_every_line_of_a_table_has_as_many_cells_as_its_head(site: dict[str, str]) -> None:
