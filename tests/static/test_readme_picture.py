@@ -25,7 +25,7 @@ def read_results() -> list[tuple[str, float, float, float]]:
     )
     rows = [(f"{workload} · {method}", *values) for method, workload, *values in RESULT.findall(quote)]
     rows += [(f"all · {method}", *values) for method, *values in WHOLE.findall(quote)]
-    return [(name, *map(float, values)) for name, *values in rows]  # type: ignore[misc]
+    return [(name, *map(float, values)) for name, *values in rows]
 
 
 def place(value: float) -> float:
