@@ -28,7 +28,7 @@ __all__ = ["render", "watch"]
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: what was measured, and where it stops paying.")  # fmt: skip
 @click.option("--once", is_flag=True, help="One window, then the exit code.")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.2), default=10.0, show_default=True,
+@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=10.0, show_default=True,
               metavar="SECONDS", help="Between two looks.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object a look, each on one line without --once.")
 @click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")

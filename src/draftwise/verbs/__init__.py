@@ -35,6 +35,7 @@ VERBS: dict[str, Row] = {
         Row("bundle", Group.DEPLOY, "Pack a deployment's weights for machines without network."),
         Row("watch", Group.OPERATE, "See whether speculation helps a running service."),
         Row("guard", Group.OPERATE, "Propose or take action when speculation stops paying."),
+        Row("mcp", Group.OPERATE, "Serve the verbs as tools of an agent (MCP)."),
         Row("serve", Group.BUILD, "Serve a model over the OpenAI API with the embedded engine."),
         Row("warm-up", Group.BUILD, "Compile a server's kernels ahead of time."),
         Row("train", Group.BUILD, "Train a drafter for a target."),

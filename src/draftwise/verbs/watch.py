@@ -48,7 +48,7 @@ class WatchRequest:
     """baseline.json of `deploy`: what was measured, and where it stops paying."""
     once: bool = True
     """Whether to end after one window; otherwise the verb goes on until it is stopped."""
-    interval_s: Annotated[float, Range(0.2)] = 10.0
+    interval_s: Annotated[float, Range(0.2, 3600)] = 10.0
     """Seconds between two looks."""
     prometheus: str | None = None
     """URL of a Prometheus that recorded the servers."""
