@@ -301,14 +301,14 @@ class _Workshop:
                 f"{spec.label} drafts in one pass, or is to be decoded again: a server's log-probabilities do not say "
                 "what it would draft.",
                 where="--draft-url",
-                fix="Leave --draft-url out: the models on disk are replayed.",
+                fix="Leave --draft-url out. draftwise then replays the models on disk.",
             )
         if resolved.probabilistic and self.target_url is None:
             raise InvalidSetup.because(
                 "sampled-drafts-need-target",
                 f"{spec.label} samples its drafts: the target's log-probabilities also decide whether one is accepted.",
                 where="--target-url",
-                fix="Give the server of the target as --target-url.",
+                fix="Pass the target's server as --target-url.",
             )
         return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
 

@@ -203,7 +203,7 @@ def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     if not estimates.is_new:
         text = f"{why}: every paired block asks it something that it had been asked before."
         yield Finding.error(
-            "memory-not-excluded", text, fix="Give the workload more prompts, so that none has to come back."
+            "memory-not-excluded", text, fix="Give the workload more prompts, enough that none has to come back."
         )
     elif estimates.repeated is not None:
         text = f"{why}: its numbers rest on the paired blocks in which every prompt is new to it."

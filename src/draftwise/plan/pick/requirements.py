@@ -318,7 +318,7 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
     if differences := list(_compare(calibration, requirements, target)):
         raise InvalidSetup.because(
             "calibration-of-another",
-            f"The calibration is of another deployment: {'; '.join(differences)}.",
+            f"The calibration belongs to another deployment: {'; '.join(differences)}.",
             where="--calibration",
             fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
         )
