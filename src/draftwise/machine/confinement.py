@@ -67,7 +67,7 @@ class Confinement:
         sys.dont_write_bytecode = True
         tempfile.tempdir = tempfile.mkdtemp(prefix="draftwise-")
         os.environ["TMPDIR"] = tempfile.tempdir
-        own = tuple(map(_resolve, (tempfile.tempdir, cache_folder())))
+        own = (_resolve(tempfile.tempdir), _resolve(cache_folder()))
         write = (*self.write, *own)
         read = (*self.read, *write, *_libraries())
 
@@ -109,11 +109,9 @@ def _below(path: Any, folder: Any = -1) -> Any:
 
 def _libraries() -> tuple[Path, ...]:
     """Return the folders of Python, of installed packages, of this package and of releases that the user added."""
-    paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(
-        {_resolve(each) for each in (*found, sys.prefix, sys.base_prefix, Path(__file__).parents[1], data_folder())}
-    )
+    found = sysconfig.get_paths()
+    names = {found[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {sys.prefix, sys.base_prefix}
+    return tuple(_resolve(each) for each in (*names, str(Path(__file__).parents[1]), str(data_folder())))
 
 
 def _resolve(path: str | bytes | os.PathLike[Any]) -> Path:

@@ -165,10 +165,14 @@ def _list_operations(permissions: Permissions, jobs: Jobs) -> list[_Operation]:
                     tool.output_schema(),
                     writes=bool(tool.written),
                 ),
-                run=lambda given, progress, name=name: call(name, given, permissions, progress),
+                run=partial(_call, name, permissions),
             )
         )
     return found
+
+
+def _call(name: str, permissions: Permissions, given: Mapping[str, Any], progress: Progress) -> Answer:
+    return call(name, given, permissions, progress)
 
 
 def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: Jobs) -> list[_Operation]:
@@ -292,16 +296,16 @@ def _read_page(uri: str) -> str:
         try:
             result = explain.run(ExplainRequest(name))
         except InvalidSetup as error:
-            raise MCPError(types.INVALID_PARAMS, str(error), to_json(ErrorDocument.of(error))) from None
+            raise _refuse_page(error) from None
         wanted = {PAGES[kind][0]} if PAGES[kind][0] else {"finding", "rule", "advice", "defect"}
         if any(each.kind in wanted for each in result.explanations):
             return str(result)
-    error = InvalidRequest.because(
-        "no-such-page",
-        f"There is no page {uri[:100]!r}.",
-        fix=f"Pages are draftwise://KIND/NAME of {', '.join(PAGES)}.",
-    )
-    raise MCPError(types.INVALID_PARAMS, str(error), to_json(ErrorDocument.of(error)))
+    text, fix = f"There is no page {uri[:100]!r}.", f"Pages are draftwise://KIND/NAME of {', '.join(PAGES)}."
+    raise _refuse_page(InvalidRequest.because("no-such-page", text, fix=fix))
+
+
+def _refuse_page(error: InvalidSetup) -> MCPError:
+    return MCPError(types.INVALID_PARAMS, str(error), to_json(ErrorDocument.of(error)))
 
 
 def serve_stdio(permissions: Permissions) -> None:

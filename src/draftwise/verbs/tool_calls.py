@@ -67,7 +67,7 @@ class Tool:
     def output_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the answer."""
         document = json_schema(self.request.result, title=self.verb)
-        shared = {key: document.pop(key) for key in ("$schema", "definitions") if key in document}
+        shared: dict[str, Any] = {key: document.pop(key) for key in ("$schema", "definitions") if key in document}
         result = {key: value for key, value in document.items() if key != "title"}
         return {
             **shared,
