@@ -39,6 +39,8 @@ GOOD: dict[str, list[str]] = {
     "facts": [],
     "schema": [],
     "fetch": [],
+    "config": [],
+    "skill": ["install", "{new}"],
     "decide": ["{model}", "--candidate", NGRAM],
     "compare": ["{run}", "{run}"],
     "report": ["{run}"],

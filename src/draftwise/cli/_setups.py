@@ -75,6 +75,8 @@ _of_setups = add_options(
     click.option("--gpu", metavar="NAME", help="Such as H200, or its memory, as 48GiB  [default: SOURCE's, else any]"),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
                  help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),
+    click.option("--usual-vllm", hidden=True),
+    click.option("--usual-gpu", hidden=True),
     click.option("--skip-other-files", is_flag=True,
                  help="Skip files that start no vLLM server, as hooks pass every changed file."),
 )  # fmt: skip

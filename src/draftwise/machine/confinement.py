@@ -1,4 +1,4 @@
-"""Which files this process may touch: for servers that act on what somebody else asks for.
+"""Confines a process to folders: for servers that do the work of others.
 
 Python tells an audit hook of every file that it opens, lists, makes, moves or removes, in whatever library that
 happens. The hook refuses what lies outside the allowed folders, as the operating system would: with PermissionError.

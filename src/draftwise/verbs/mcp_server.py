@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from draftwise.core import BackendError, DraftwiseError, InvalidRequest, Invalid
 from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
+from draftwise.machine.folders import cache_folder
 from draftwise.serve.entrance import AccessRules, Entrance
 from draftwise.verbs import VERBS
 from draftwise.verbs.error_documents import ErrorDocument
@@ -27,9 +29,9 @@ from draftwise.verbs.explain import ExplainRequest, explain
 from draftwise.verbs.jobs import Job, Jobs, JobState
 from draftwise.verbs.tool_calls import (
     TOOLS,
-    Answer,
     Permissions,
     Tool,
+    ToolAnswer,
     answer_of,
     call,
     make_request,
@@ -65,7 +67,7 @@ class _Operation:
     """One tool of the protocol."""
 
     tool: types.Tool
-    run: Callable[[Mapping[str, Any], Progress], Answer]
+    run: Callable[[Mapping[str, Any], Progress], ToolAnswer]
 
 
 def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 120.0) -> Server[Any]:
@@ -142,7 +144,7 @@ class _CallProgress:
     status = plan = step = notice = update = _ignore
 
 
-def _wrap(answer: Answer) -> types.CallToolResult:
+def _wrap(answer: ToolAnswer) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=answer.text)],
         structured_content=answer.document,
@@ -171,29 +173,29 @@ def _list_operations(permissions: Permissions, jobs: Jobs) -> list[_Operation]:
     return found
 
 
-def _call(name: str, permissions: Permissions, given: Mapping[str, Any], progress: Progress) -> Answer:
+def _call(name: str, permissions: Permissions, given: Mapping[str, Any], progress: Progress) -> ToolAnswer:
     return call(name, given, permissions, progress)
 
 
 def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: Jobs) -> list[_Operation]:
     """Return the four tools of a verb that takes minutes."""
 
-    def start(given: Mapping[str, Any], _progress: Progress) -> Answer:
+    def start(given: Mapping[str, Any], _progress: Progress) -> ToolAnswer:
         request = make_request(tool, given, permissions)
         job = jobs.start(name, partial(tool.request.run, request))
         job.wait(0.3)  # most mistakes show at once
         return _finish(job, tool) if job.is_over and job.state.state == "failed" else _show(job.state)
 
-    def status(given: Mapping[str, Any], _progress: Progress) -> Answer:
+    def status(given: Mapping[str, Any], _progress: Progress) -> ToolAnswer:
         return _show(_find(given).state)
 
-    def stop(given: Mapping[str, Any], _progress: Progress) -> Answer:
+    def stop(given: Mapping[str, Any], _progress: Progress) -> ToolAnswer:
         job = _find(given)
         job.stop()
         job.wait(1.0)
         return _show(job.state)
 
-    def result(given: Mapping[str, Any], _progress: Progress) -> Answer:
+    def result(given: Mapping[str, Any], _progress: Progress) -> ToolAnswer:
         return _finish(_find(given), tool)
 
     def _find(given: Mapping[str, Any]) -> Job:
@@ -227,23 +229,23 @@ def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: 
     ]
 
 
-def _guarded(tool: Tool, run: Callable[..., Answer], given: Mapping[str, Any], progress: Progress) -> Answer:
+def _guarded(tool: Tool, run: Callable[..., ToolAnswer], given: Mapping[str, Any], progress: Progress) -> ToolAnswer:
     try:
         return run(given, progress)
     except Exception as error:
         return refusal_of(error, tool)
 
 
-def _show(state: JobState) -> Answer:
+def _show(state: JobState) -> ToolAnswer:
     planned = "" if state.planned is None else f" of {state.planned}"
     left = "" if state.seconds_left is None else f", about {state.seconds_left:.0f} s left"
     text = (
         f"{state.job} {state.state}: {state.done}{planned} steps in {state.seconds:.0f} s{left}. {state.doing}".strip()
     )
-    return Answer(text="\n".join((text, *map(str, state.notices))), document=to_json(state))
+    return ToolAnswer(text="\n".join((text, *map(str, state.notices))), document=to_json(state))
 
 
-def _finish(job: Job, tool: Tool) -> Answer:
+def _finish(job: Job, tool: Tool) -> ToolAnswer:
     """Return the result of a job, or why there is none."""
     if not job.is_over:
         raise InvalidRequest.because(
@@ -257,7 +259,7 @@ def _finish(job: Job, tool: Tool) -> Answer:
         if job.so_far is None:
             return refused
         so_far = answer_of(job.so_far)
-        return Answer(text=f"{so_far.text}\n\n{refused.text}", document=so_far.document)
+        return ToolAnswer(text=f"{so_far.text}\n\n{refused.text}", document=so_far.document)
     return answer_of(job.answer)
 
 
@@ -308,14 +310,20 @@ def _refuse_page(error: InvalidSetup) -> MCPError:
     return MCPError(types.INVALID_PARAMS, str(error), to_json(ErrorDocument.of(error)))
 
 
+def _confine(permissions: Permissions) -> None:
+    """Confine the process; the plots' library keeps its list of fonts where files may be written."""
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))
+    permissions.files.enforce()
+
+
 def serve_stdio(permissions: Permissions) -> None:
     """Serve one client over standard input and output until it goes away; running jobs then end with their data."""
+    _confine(permissions)
     jobs = Jobs()
     server = make_server(permissions, jobs)
 
     async def run() -> None:
         async with stdio_server() as (read, write):
-            permissions.files.enforce()
             await server.run(read, write, server.create_initialization_options())
 
     try:
@@ -333,6 +341,7 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
         token: every request brings it as `Authorization: Bearer TOKEN`.
         tell: receives the line with the address, once the server listens.
     """
+    _confine(permissions)
     jobs = Jobs()
     app = make_server(permissions, jobs).streamable_http_app(max_request_body_size=_LARGEST_BODY)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -346,7 +355,6 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
         ) from None  # fmt: skip
     config = uvicorn.Config(Entrance(app, AccessRules(api_key=token)), log_level="warning", lifespan="on")
     tell(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp")
-    permissions.files.enforce()
     try:
         uvicorn.Server(config).run(sockets=[listener])
     finally:

@@ -1,4 +1,4 @@
-"""JSON Schema of requests: what a program that speaks JSON can ask of a verb, from the fields of its Request."""
+"""JSON Schema of the requests of verbs, from the fields of their classes."""
 
 from __future__ import annotations
 

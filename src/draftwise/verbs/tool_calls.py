@@ -1,4 +1,4 @@
-"""Verbs as tools of an agent: what each can be asked for, which files it may name, and its answer as JSON."""
+"""Verbs as tools of an agent: their arguments, the files that they may name, and their answers as JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.request_schemas import request_schema
 from draftwise.verbs.verb import Result, Verb, load_verb
 
-__all__ = ["LARGEST", "TOOLS", "Answer", "Permissions", "Tool", "answer_of", "call", "make_request", "refusal_of"]
+__all__ = ["LARGEST", "TOOLS", "Permissions", "Tool", "ToolAnswer", "answer_of", "call", "make_request", "refusal_of"]
 
 LARGEST = 1_000_000
 """Bytes of the arguments of a call, and of its answer."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_OPTION = re.compile(r"(?<![\w`-])--?[a-z][\w-]*")
+_OPTION = re.compile(r"'[^']*'|(?<![\w`-])--?[a-z][\w-]*")
+"""An option in a message; what stands in quotes is the agent's own text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,13 @@ class Tool:
         }
 
 
+_USUAL = frozenset({"usual_vllm", "usual_gpu"})
 _COMMANDS = frozenset({"switch", "leave", "vllm", "serve_args", "processes", "began_s"})
 TOOLS: Mapping[str, Tool] = {
     tool.verb: tool
     for tool in (
-        Tool(verb="check"),
-        Tool(verb="upgrade"),
+        Tool(verb="check", without=_USUAL),
+        Tool(verb="upgrade", without=_USUAL),
         Tool(verb="pick"),
         Tool(verb="size"),
         Tool(verb="inspect"),
@@ -96,7 +98,7 @@ TOOLS: Mapping[str, Tool] = {
         Tool(verb="watch", without=frozenset({"once"}), written={"record_baseline": ""}),
         Tool(verb="report", without=frozenset({"exports", "write"}), written={"markdown": ""}),
         Tool(verb="compare"),
-        Tool(verb="deploy", written={"out": "", "edit": ""}, always_writes=True),
+        Tool(verb="deploy", without=_USUAL, written={"out": "", "edit": ""}, always_writes=True),
         Tool(verb="decide", without=_COMMANDS, written={"out": "runs/{now}"}, always_writes=True, is_job=True),
         Tool(
             verb="calibrate", without=_COMMANDS, written={"run": "runs/{now}", "out": ""}, always_writes=True,
@@ -107,7 +109,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ToolAnswer:
     """What a call led to."""
 
     text: str
@@ -116,7 +118,7 @@ class Answer:
     is_error: bool = False
 
 
-def call(name: str, arguments: Mapping[str, Any], permissions: Permissions, progress: Progress) -> Answer:
+def call(name: str, arguments: Mapping[str, Any], permissions: Permissions, progress: Progress) -> ToolAnswer:
     """Run a verb for an agent; every error is an answer."""
     tool = TOOLS[name]
     try:
@@ -125,7 +127,7 @@ def call(name: str, arguments: Mapping[str, Any], permissions: Permissions, prog
         return refusal_of(error, tool)
 
 
-def answer_of(result: Result) -> Answer:
+def answer_of(result: Result) -> ToolAnswer:
     """Return a result as an answer."""
     document = {
         "result": result.to_dict(),
@@ -135,17 +137,17 @@ def answer_of(result: Result) -> Answer:
     if len(json.dumps(document)) > LARGEST:
         text = f"The answer is larger than {LARGEST:,} bytes."
         return refusal_of(InvalidSetup.because("call-too-large", text, fix="Ask for less: fewer sources or releases."))
-    return Answer(text=str(result), document=document)
+    return ToolAnswer(text=str(result), document=document)
 
 
-def refusal_of(error: BaseException, tool: Tool | None = None) -> Answer:
+def refusal_of(error: BaseException, tool: Tool | None = None) -> ToolAnswer:
     """Return an error as an answer that names the fields of the tool instead of options of the command line."""
     document = describe_error(error)
     text = json.dumps(document)
     if tool is not None:
         names = _fields_by_option(tool.verb)
         text = _OPTION.sub(lambda found: names.get(found[0], found[0]), text)
-    return Answer(text=text, document=json.loads(text), is_error=True)
+    return ToolAnswer(text=text, document=json.loads(text), is_error=True)
 
 
 def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissions) -> Any:

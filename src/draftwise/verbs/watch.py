@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
 from draftwise.core.documents import HIDDEN
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN", "UNREAD", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
 
 _POOLS = ("spec", "plain")
+_STOP_S = 0.5
+"""Seconds between two questions whether to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,7 @@ async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
     """
     result = None
     watching = _open(of)
+    stopping = asyncio.create_task(_end_when_stopped(progress, asyncio.current_task()))
     with suppress(asyncio.CancelledError):
         await watching.begin()
         async with aclosing(watching.snapshots(of.request.interval_s)) as snapshots:
@@ -278,7 +281,16 @@ async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
                 progress.update(result)
                 if of.once or progress.stop_requested:
                     break
+    stopping.cancel()
     return result
+
+
+async def _end_when_stopped(progress: Progress, watching: asyncio.Task[Any] | None) -> None:
+    """Cancel what waits for the end of an interval once somebody asks to stop."""
+    while not progress.stop_requested:
+        await asyncio.sleep(_STOP_S)
+    if watching is not None:
+        watching.cancel()
 
 
 def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
