@@ -178,7 +178,7 @@ _MODULES = {
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration FirstPoint StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
-    "config": "SpecConfig",
+    "spec_config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "counters": "Counters ServerLoad",
     "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",
