@@ -310,8 +310,7 @@ def test_over_http_a_token_a_host_and_an_origin_are_asked_for(tmp_path: Path) ->
     with subprocess.Popen(words, env=server.env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            url = process.stderr.readline().strip()
-            assert url.startswith("http://127.0.0.1:")
+            url = next(line.strip() for line in process.stderr if line.startswith("http://127.0.0.1:"))
             assert "let me in" not in url
             hello = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
             good = {"Authorization": "Bearer let me in", "Accept": "application/json, text/event-stream"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -312,6 +313,8 @@ def _refuse_page(error: InvalidSetup) -> MCPError:
 
 def _confine(permissions: Permissions) -> None:
     """Confine the process; the plots' library keeps its list of fonts where files may be written."""
+    with suppress(OSError):  # a home that cannot be written
+        cache_folder().mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))
     permissions.files.enforce()
 
