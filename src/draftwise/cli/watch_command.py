@@ -33,6 +33,8 @@ __all__ = ["render", "watch"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object a look, each on one line without --once.")
 @click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")
 @click.option("--prometheus", metavar="URL", help="Read what this Prometheus recorded of servers.")
+@click.option("--service", metavar="NAME", help="Label service, with --prometheus; without it all services are listed.")
+@click.option("--namespace", metavar="NAME", help="Label namespace of the service, with --prometheus.")
 @click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
 @click.option("--log", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
 @click.option("--setup", type=click.Path(path_type=Path), metavar="FILE",
@@ -60,11 +62,13 @@ def watch(*, as_json: bool, live: bool, **given: Any) -> None:
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read.
 
+    With --prometheus and several services, it shows a table of them, what costs most first.
+
     \b
     Examples:
       draftwise watch http://llama-0:8000 http://llama-1:8000 --plain http://llama-plain:8000 --once
       draftwise watch http://llama:8000 --baseline deploy/baseline.json --live
-      draftwise watch --prometheus http://prometheus:9090 --model llama --baseline deploy/baseline.json --once
+      draftwise watch --prometheus http://prometheus:9090 --service llama --baseline deploy/baseline.json --once
       kubectl logs deployment/llama | draftwise watch --log -
     """
     if as_json and live:
