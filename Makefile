@@ -14,7 +14,7 @@ BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps -
 PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e coverage docs format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e browser coverage docs format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -89,6 +89,10 @@ e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, 
 	catalogue/platform/service.sh $(TOOLS)/service
 	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py --durations 1
 
+browser: $(VENV)/.installed ## The playground and `draftwise ui` in an installed Chromium; fetches pyodide and axe-core from npm
+	npm install --silent --no-save --prefix $(TOOLS)/browser pyodide@314 axe-core@4
+	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/ui --durations 3
+
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
 	rm -f .coverage .coverage.*
 	$(BIN)/pytest -m engine $(PARALLEL) $(CORES) --cov --cov-report= --cov-fail-under=0
@@ -97,8 +101,9 @@ coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the s
 	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(CORES) --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 
-docs: $(VENV)/.installed ## Build the documentation site in build/docs/site
+docs: $(VENV)/.installed ## Build the documentation site in build/docs/site, with the playground where `make browser` ran
 	$(BIN)/python -m docs.site
+	if [ -d $(TOOLS)/browser ]; then $(BIN)/python -m docs.playground build/docs/site/playground --pyodide $(TOOLS)/browser/node_modules/pyodide; fi
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended
 	$(BIN)/ruff format .

@@ -58,7 +58,7 @@ LIGHT_FOLDERS = (
         "verbs",
         "watching",
     ),
-    *("workloads",),
+    *("ui", "workloads"),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 LONGEST = (

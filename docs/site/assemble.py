@@ -9,15 +9,17 @@ from functools import partial
 from os.path import relpath
 from pathlib import Path
 
-from docs.site import findings
+from docs.site import findings, methods, releases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (findings.pages,)
+PAGES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (findings.pages, releases.pages)
 """Functions that yield the path and the text of each generated page."""
 PARTS: Mapping[str, Callable[..., str]] = {
     "findings-acting": findings.list_acting,
     "findings-all": findings.list_all,
+    "releases-all": releases.list_releases,
+    **methods.PARTS,
 }
 """Functions that write what stands for `<!-- generated: NAME ARGUMENTS -->` in a handwritten page."""
 

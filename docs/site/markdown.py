@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
+
+from draftwise.knowledge.methods import all_methods
 
 FOLDERS = {"finding": "findings", "release": "releases", "method": "methods"}
 
@@ -35,15 +37,14 @@ def code_list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def links(names: Iterable[str], kind: Literal["finding", "release", "method"], up: str) -> str:
-    """Return links to pages of one kind.
+def links(names: Collection[str], kind: Literal["finding", "release", "method"], up: str) -> str:
+    """Return links to pages of one kind; aliases of methods have no page.
 
     Args:
         names: codes, releases or methods.
         kind: what they are.
         up: the way from the page to the folders of generated pages; `.` for a page of the same folder.
     """
-    if kind != "finding":
-        return code_list(names)
     folder = "" if up == "." else f"{up}/{FOLDERS[kind]}/"
-    return ", ".join(f"[`{name}`]({folder}{name}.md)" for name in names)
+    known = [name for name in names if kind != "method" or name in all_methods()]
+    return ", ".join(f"[`{name}`]({folder}{name}.md)" if name in known else f"`{name}`" for name in names)

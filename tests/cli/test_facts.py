@@ -87,15 +87,15 @@ def test_add_as_json_says_what_was_read_and_what_was_not(sources: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("add", "vllm==0.33.0"), 1, "are shipped with draftwise"),
-        (("add", "0.8.0"), 1, "is older than 0.9.2"),
-        (("add", "/no/folder"), 1, "does not hold the Python sources of vLLM"),
-        (("add", "no.whl"), 1, "cannot be read as a wheel"),
-        (("add", "torch==2.0"), 1, "does not hold the Python sources of vLLM"),
-        (("add", "--python", "/no/python"), 1, "cannot be asked for its vLLM"),
+        (("add", "vllm==0.33.0"), 2, "are shipped with draftwise"),
+        (("add", "0.8.0"), 2, "is older than 0.9.2"),
+        (("add", "/no/folder"), 2, "does not hold the Python sources of vLLM"),
+        (("add", "no.whl"), 2, "cannot be read as a wheel"),
+        (("add", "torch==2.0"), 2, "does not hold the Python sources of vLLM"),
+        (("add", "--python", "/no/python"), 2, "cannot be asked for its vLLM"),
         (("add", "vllm==9.9", "--python", "x"), 2, "Give WHAT or --python"),
-        (("remove", "vllm==0.33.0"), 1, "is not among the releases that were added"),
-        (("remove", "nothing"), 1, "is not among the releases that were added"),
+        (("remove", "vllm==0.33.0"), 2, "is not among the releases that were added"),
+        (("remove", "nothing"), 2, "is not among the releases that were added"),
     ],
 )
 @pytest.mark.usefixtures("user_data")

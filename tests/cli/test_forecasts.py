@@ -121,7 +121,7 @@ def test_files_that_are_not_there_or_something_else_are_named(files: tuple[str, 
     missing, swapped = run("forecast", "nowhere.json", files[1]), run("forecast", files[1], files[0])
     assert missing.exit_code == 2
     assert "nowhere.json" in missing.stderr
-    assert swapped.exit_code == 1
+    assert swapped.exit_code == 2
     assert "is not the profile of a replay" in swapped.stderr
 
 
@@ -158,7 +158,7 @@ def test_a_run_becomes_a_calibration(measured: Path, tmp_path: Path) -> None:
 
 def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Path) -> None:
     result = run("calibrate", "--from", measured, "--out", tmp_path / "calibration.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--target" in result.stderr
     assert not (tmp_path / "calibration.json").exists()
 
@@ -170,12 +170,26 @@ def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: P
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
     assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
+    assert "Calibration and run differ: it is of" not in result.stdout
     held = read_calibration(calibration).held
+    for each in held:
+        assert (1 + each.of_acceptance) * (1 + each.of_steps) == pytest.approx(1 + each.error)
+        assert each.of_acceptance == pytest.approx(each.replayed_tokens_per_step / each.counted_tokens_per_step - 1)
     assert {each.load for each in held} == {"c=1", "c=4"}
     again = run("forecast", profile, calibration, "--against", measured, "--json")
     check_schema("forecast", json.loads(again.stdout))
     assert len(read_calibration(calibration).held) == len(held)
     check_schema("calibrate", json.loads(calibration.read_text()))
+
+
+def test_what_differs_between_calibration_and_run_is_said(measured: Path, tmp_path: Path) -> None:
+    calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
+    assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
+    write_document(calibration, replace(read_calibration(calibration), hardware="8x H100", engine_version="0.1.0"))
+    write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={}), length=1.9))
+    result = run("forecast", profile, calibration, "--against", measured)
+    assert "Calibration and run differ: it is of 8x H100" in result.stdout
+    assert "Calibration and run differ: it is of" in result.stdout.replace("8x H100", "")
 
 
 def test_an_error_that_other_traffic_explains_is_not_kept(measured: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_exchanged_pages_of_counters_block(behind, prompts, tmp_path) -> None:
     pages = ["--metrics-url", faster.url, "--metrics-url", plain.url]
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, *pages]
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
-    assert result.exit_code in (1, 3), result.output
+    assert result.exit_code in (1, 2, 3), result.output
     assert "they are swapped" in result.output
     assert "Adopt fast" not in result.stdout
 
@@ -132,7 +132,7 @@ def test_one_address_leads_to_the_server_that_the_host_names(prompts, tmp_path) 
 def test_one_url_without_a_header_to_tell_the_arms_apart_is_refused_before_the_run(tmp_path) -> None:
     url = "http://127.0.0.1:1"
     result = decide("--url", url, "--candidate-url", f"{url}/v1/", "--out", str(tmp_path / "run"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "plain and fast are one server" in result.stderr
     assert "the header that a gateway routes by (--header)" in result.stderr
 
@@ -159,7 +159,7 @@ def test_a_continued_run_wants_its_headers_again(behind, prompts, tmp_path) -> N
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, "--workload", prompts, "--prompts", "1"]
     assert decide(*arms, "--out", out).exit_code in (0, 1)
     again = CliRunner().invoke(main, ["decide", "--resume", out])
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "Requests to plain had the headers X-Team when the run began" in again.stderr
     assert CliRunner().invoke(main, ["decide", "--resume", out, *HEADER]).exit_code in (0, 1)
 
@@ -198,5 +198,5 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
 def test_mistakes_are_sentences(arguments, words, tmp_path) -> None:
     urls = ["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"]
     result = decide(*urls, *arguments, "--out", str(tmp_path / "run"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert words in result.stderr

@@ -153,12 +153,12 @@ def test_json_is_what_its_schema_says(truth, folder):
         ((), 2, "Give the URLs"),
         ((A, "--undo"), 2, "alone"),
         (("--undo", "--acknowledge"), 2, "alone"),
-        ((A, "--plain", f"{A}/v1"), 1, "given twice"),
-        ((A, "--act", "nginx=x"), 1, "names nothing"),
-        ((A, "--probe"), 1, "beside the same probe of a good server"),
+        ((A, "--plain", f"{A}/v1"), 2, "given twice"),
+        ((A, "--act", "nginx=x"), 2, "names nothing"),
+        ((A, "--probe"), 2, "beside the same probe of a good server"),
         ((A, "--act", "haproxy=/no/socket"), 3, "level admin"),
         ((A, "--baseline", "no-such-file"), 2, "cannot be read"),
-        (("a:8000",), 1, "http"),
+        (("a:8000",), 2, "http"),
     ],
 )
 def test_what_is_asked_in_vain(tmp_path, arguments, code, text):
@@ -173,5 +173,5 @@ def test_another_guard_of_the_same_replica_is_refused(truth, folder):
     holder: dict[str, Any] = {"token": "other", "host": socket.gethostname(), "pid": os.getpid(), "until_s": 2e9}
     lease.write_text(json.dumps(holder))
     result = run(A, "--state", folder / "other.json", "--once")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"guards {A} already" in result.output

@@ -78,6 +78,6 @@ def test_rules_follow_the_release() -> None:
 
 def test_a_wrong_directory_is_a_message(tmp_path: Path) -> None:
     result = run(str(tmp_path / "nowhere"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "is not a directory" in result.stderr
     assert "Traceback" not in result.output

@@ -108,7 +108,7 @@ def test_the_verdict_comes_first_when_speculation_is_the_wrong_lever() -> None:
 )
 def test_mistakes_are_answered_without_a_traceback(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
 

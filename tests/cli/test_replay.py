@@ -15,6 +15,7 @@ from draftwise.cli import main
 from draftwise.core import Profile
 from draftwise.core.documents import from_json
 from draftwise.replaying import read_anchors, read_profile
+from draftwise.workloads import draw, load_workloads
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 
@@ -78,7 +79,7 @@ def test_what_came_before_is_remembered_and_not_counted(tmp_path: Path) -> None:
     assert found[1][1].requests == after.requests
     assert read_profile(tmp_path / "warm-1").log.skipped["warm-up"] == 1
     result = replay(log, "--target", "m", "--candidate", NGRAM, "--warm", 2)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "none is left to replay" in result.stderr
 
 
@@ -95,7 +96,7 @@ def test_the_table_shows_every_setting(tmp_path: Path) -> None:
 def test_a_method_that_does_not_exist_is_named(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl")
     result = replay(log, "--target", tmp_path, "--candidate", '{"method": "ngrams", "num_speculative_tokens": 2}')
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Did you mean ngram?" in result.stderr
 
 
@@ -114,3 +115,30 @@ def test_draft_lengths_must_make_sense(tmp_path: Path, ks: str) -> None:
     result = replay(log, "--target", tmp_path, "--candidate", NGRAM, "--out", tmp_path / "p", "--k", ks)
     assert result.exit_code in (1, 2)
     assert not (tmp_path / "p").exists()
+
+
+def test_requests_are_drawn_over_the_log_as_decide_draws_them_and_kept_in_its_order(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = (
+        {
+            "request": {"prompt": [1, 2, 3, 4, number], "temperature": 0, "max_tokens": 50},
+            "response": {"choices": [{"text": "a", "token_ids": [5] * (1 + number)}]},
+        }
+        for number in range(60)
+    )
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = (log, "--target", tmp_path / "no-model", "--candidate", NGRAM)
+    tokens = []
+    for seed in (0, 0, 7):
+        out = tmp_path / f"profile{len(tokens)}"
+        result = replay(*common, "--out", out, "--prompts", 12, "--seed", seed)
+        assert result.exit_code == 0, result.output
+        found = read_profile(out).log
+        assert (found.rows, found.used, found.skipped) == (60, 12, {"not-drawn": 48})
+        tokens.append(found.tokens_out)
+    assert tokens[0] == tokens[1]
+    assert tokens[0] != tokens[2]
+    assert all(0.5 < each / (12 * 30.5) < 1.6 for each in tokens), "no part of the log stands for all of it"
+    (workload,) = load_workloads(str(log), takes_ids=True, keeps_times=False, seed=0)
+    drawn = draw(workload.prompts, 0, workload.name)[:12]
+    assert tokens[0] == sum(1 + int(each.recorded.prompt_token_ids[-1]) for each in drawn)

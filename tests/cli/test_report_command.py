@@ -59,8 +59,8 @@ def test_markdown_on_stdout_has_nothing_else_there(run: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("--json", "--markdown", "-"), 2, "give --markdown a file"),
-        (("--export", "excel=x"), 1, "is not FORMAT=FILE with one of vllm-bench, aiperf"),
-        (("--export", "vllm-bench"), 1, "is not FORMAT=FILE"),
+        (("--export", "excel=x"), 2, "is not FORMAT=FILE with one of vllm-bench, aiperf"),
+        (("--export", "vllm-bench"), 2, "is not FORMAT=FILE"),
         (("--markdown", "/nowhere/x.md"), 3, "cannot be written"),
         (("--export", "aiperf=/nowhere/x"), 3, "cannot be written"),
         (("--export", "aiperf=/dev/null/x/"), 3, "cannot be made"),
@@ -95,13 +95,13 @@ def test_compare_reads_results_of_other_tools() -> None:
 
 def test_a_run_of_two_arms_has_nothing_in_common_with_a_single_result(run: Path) -> None:
     result = call("compare", run, SAMPLES / "vllm-bench-0.32.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no workload, load and arm in common" in result.stderr
 
 
 def test_what_is_no_measurement_is_refused(tmp_path: Path) -> None:
     result = call("compare", tmp_path, tmp_path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Give a run directory" in result.stderr
 
 

@@ -104,7 +104,7 @@ def test_the_speculative_config_has_a_schema_for_each_release() -> None:
     assert json.loads(run("schema").stdout)["title"] == "--speculative-config of vLLM 0.33.0"
     old = json.loads(run("schema", "--vllm", "0.19.1").stdout)
     assert "dflash" not in json.dumps(old["properties"]["method"])
-    assert run("schema", "--vllm", "0.34.0").exit_code == 1
+    assert run("schema", "--vllm", "0.34.0").exit_code == 2
     assert "0.34.0" in json.loads(run("schema", "--vllm", "0.34.0", "--nearest").stdout)["description"]
 
 

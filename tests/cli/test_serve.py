@@ -36,19 +36,19 @@ def test_the_servers_own_process_does_not_import_torch():
         (["survey"], 2, "No such command 'survey'. Did you mean serve?"),
         (
             ["serve", "m", "--speculative-config", "{"],
-            1,
+            2,
             "--speculative-config: The speculative config is not valid JSON",
         ),
-        (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: The path is not a directory."),
-        (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote (and --api-key) to allow this"),
+        (["serve", "/no/such/model", "--port", "0"], 2, "error: /no/such/model: The path is not a directory."),
+        (["serve", "m", "--host", "0.0.0.0"], 2, "Add --allow-remote (and --api-key) to allow this"),
         (["serve", "m", "--api-key", ""], 2, "--api-key is empty. Is a variable of the shell not set?"),
         (["serve", ""], 2, "an argument is empty. Is a variable of the shell not set?"),
         (["guard", "http://127.0.0.1:1", "--state="], 2, "--state is empty."),
         (["guard", "http://127.0.0.1:1", "--state", "."], 2, "File '.' is a directory."),
         (["serve", "m", "--kv-cache-dtype", "fp16"], 2, "'fp16' is not one of"),
-        (["serve", "m", "--gpu-memory-utilization", "90"], 1, "gpu_memory_utilization must be more than 0 and at mo"),
+        (["serve", "m", "--gpu-memory-utilization", "90"], 2, "gpu_memory_utilization must be more than 0 and at mo"),
         (["serve", "m", "--cudagraph-capture-sizes", "1,x"], 2, "give numbers, such as 1,2,4,8."),
-        (["serve", "m", "--cudagraph-capture-sizes", "0"], 1, "cudagraph_capture_sizes must be a list of positive"),
+        (["serve", "m", "--cudagraph-capture-sizes", "0"], 2, "cudagraph_capture_sizes must be a list of positive"),
     ],
 )
 def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words):
@@ -61,7 +61,7 @@ def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words):
 def test_all_faults_of_a_speculative_config_are_named_at_once(tiny_target):
     config = '{"method": "ngram", "num_speculative_tokens": 0, "promptlookup_max": 3}'
     result = CliRunner().invoke(main, ["serve", str(tiny_target), "--port", "0", "--speculative-config", config])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.count("error: ") == 2
 
 
@@ -69,7 +69,7 @@ def test_more_than_one_gpu_is_answered_with_vllms_command(tiny_target):
     config = '{"method": "ngram", "num_speculative_tokens": 2}'
     arguments = ["serve", str(tiny_target), "-tp", "2", "--max-num-seqs", "8", "-sc", config]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     command = f"vllm serve {tiny_target} --tensor-parallel-size 2 --max-num-seqs 8 --speculative-config '{config}'"
     assert f"more than one is vLLM's job. Run: {command}" in result.stderr
 
@@ -86,7 +86,7 @@ def test_a_port_in_use_shows_before_the_model_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = CliRunner().invoke(main, ["serve", "/no/such/model", "--port", port])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"Port {port} of 127.0.0.1 is in use" in result.stderr
 
 

@@ -75,7 +75,7 @@ def test_what_does_not_fit_exits_with_1() -> None:
 )
 def test_mistakes_become_lines(arguments: tuple[str, ...], text: str) -> None:
     result = run(*arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert text in result.output
     assert "Traceback" not in result.output
 

@@ -216,7 +216,7 @@ def test_every_verb_that_takes_a_release_refuses_one_that_is_not_known(verb: str
     target = str(Path(__file__).parents[2] / "bundle" / "target") if verb == "inspect" else LLAMA
     arguments = [verb, target, *extra.get(verb, ["--vllm"]), "0.34.0"]
     refused = run(*arguments)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "0.34.0 is not known here. The releases known are 0.9.2, 0.10.0" in refused.stderr
     assert "draftwise facts add vllm==0.34.0" in refused.stderr
     assert refused.stdout == ""

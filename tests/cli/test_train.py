@@ -50,8 +50,8 @@ def test_mistakes_are_named():
     assert "--num-heads" in unknown.output
     assert runner.invoke(main, ["train", "medusae"]).exit_code == 2
     nowhere = runner.invoke(main, ["train", "medusa", "--target", "nowhere", "--data", "x.txt", "--out", "y"])
-    assert nowhere.exit_code == 1
+    assert nowhere.exit_code == 2
     assert "nowhere: The path is not a directory" in nowhere.output
     both = runner.invoke(main, ["train", "medusa", "--target", "n", "--data", "x", "--out", "y", "--steps", "0"])
-    assert both.exit_code == 1
+    assert both.exit_code == 2
     assert "--steps must be at least 1, got 0." in both.output

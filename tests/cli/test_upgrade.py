@@ -107,5 +107,5 @@ def test_one_reason_may_take_the_place_of_another():
 
 def test_a_release_that_is_not_known_is_compared_only_on_request():
     arguments = ["upgrade", LLAMA, "-sc", NGRAM, "--from", "0.33.0", "--to", "0.34.0"]
-    assert CliRunner().invoke(main, arguments).exit_code == 1
+    assert CliRunner().invoke(main, arguments).exit_code == 2
     assert "0.33.0 -> 0.34.0, judged as 0.33.0" in CliRunner().invoke(main, [*arguments, "--nearest"]).stdout

@@ -166,7 +166,7 @@ def test_a_baseline_of_another_setup_is_refused(tmp_path: Path, baseline: Path) 
     setup = tmp_path / "setup.json"
     setup.write_text('{"target": "m", "engine_version": "0.33.0"}')
     done = run("http://127.0.0.1:1", "--baseline", baseline, "--setup", setup, "--once")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "is of another setup" in done.output
 
 

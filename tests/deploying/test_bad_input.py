@@ -122,7 +122,7 @@ def test_a_secret_is_written_nowhere(name: str, tmp_path: Path) -> None:
     assert f"{name} holds a secret" in said
     assert "tell-nobody" not in said
     bundled = run("bundle", tmp_path / "setup.json", "--out", tmp_path / "bundle")
-    assert bundled.exit_code == 1
+    assert bundled.exit_code == 2
     assert "tell-nobody" not in bundled.output
     assert not (tmp_path / "bundle").exists()
 

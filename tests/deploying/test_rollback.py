@@ -105,7 +105,7 @@ def test_on_one_host_the_gap_is_said_before_anything_runs(to: str, tmp_path: Pat
 
 def test_the_difference_is_shown_before_the_question(made: Path, stub: Path) -> None:
     result = run(made, "--apply", answer="n\n")
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     assert stub.read_text() == f"kubectl diff -f {made}/rollback.yaml\n"
     assert "--speculative-config=" in result.stdout.split("Run: kubectl apply")[0]
     assert run(made, "--apply", answer="y\n").exit_code == 0
@@ -149,7 +149,7 @@ def test_a_program_that_is_missing_is_named(made: Path, monkeypatch: pytest.Monk
 def test_files_that_were_changed_are_not_applied(made: Path, stub: Path) -> None:
     (made / "plain.yaml").write_text("kind: Namespace\n")
     result = run(made, "--apply", "--yes")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "is not what was written" in result.stderr
     assert not stub.exists()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support import virtual_time
@@ -19,18 +21,24 @@ from draftwise.core import (
     Condition,
     Exactness,
     Interval,
+    InvalidSetup,
     Profile,
     ReplayedLog,
     ReplayedTarget,
+    RunPlan,
+    Setup,
+    SpecConfig,
 )
-from draftwise.measure.calibrating import make_calibration
+from draftwise.measure.calibrating import make_calibration, require_known
 from draftwise.plan.forecast.forecasting import forecast
 from draftwise.runs import RunDirectory
+from draftwise.verbs.calibrate import calibrate
 
 PLAIN = FakeScript(row_s=0.0001, knee=8, first_token_s=0.004, jitter=0.02, seed=1)
 DRAFTING = replace(PLAIN, step_s=0.0045, k=3, accepted=(3, 1, 0), seed=2)
 """Steps grow with the batch from 8 rows on; a draft of 3 fills the batch four times as fast."""
 LENGTH = 1 + 4 / 3
+NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -76,3 +84,46 @@ def test_the_forecast_finds_the_load_where_drafting_stops_paying(calibration: Ca
     (end,) = made.crossovers
     assert end.value == pytest.approx(find_crossover(PLAIN, DRAFTING), rel=0.25)
     assert end.low <= find_crossover(PLAIN, DRAFTING) <= end.high
+
+
+def unknown_plan(**settings: Any) -> RunPlan:
+    """Servers of which nothing is known but their addresses."""
+    plan = make_plan(workloads=(make_workload(num_prompts=12, max_tokens=80),), concurrency=8, repeats=2, **settings)
+    arms = (
+        replace(arm.with_spec(None), url=f"http://10.0.0.{n}:8000", setup=Setup(target="", engine=""))
+        for n, arm in enumerate(plan.arms, 1)
+    )
+    return replace(plan, arms=tuple(arms), remembering={})
+
+
+@pytest.mark.parametrize(
+    ("target", "specs", "codes"),
+    [
+        (LLAMA, {}, {"candidate-unknown"}),
+        (
+            "nobody/knows-this",
+            {"candidate 1": SpecConfig(method="ngram", num_speculative_tokens=3)},
+            {"target-unknown"},
+        ),
+        ("nobody/knows-this", {}, {"candidate-unknown", "target-unknown"}),
+    ],
+)
+def test_what_a_calibration_would_lack_is_said_before_the_first_load(tmp_path, target, specs, codes) -> None:
+    examine = partial(require_known, target=target, specs=specs)
+    session = make_session(tmp_path / "run", unknown_plan(), (PLAIN, DRAFTING), examine=examine)
+    with pytest.raises(InvalidSetup) as caught:
+        virtual_time.run(session.run())
+    assert {each.code for each in caught.value.findings} == codes
+    assert sum(len(each.engine.served) for each in session.backends) < 20  # greetings
+
+
+def test_what_was_not_known_can_be_given_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    virtual_time.run(make_session(path, unknown_plan(), (PLAIN, DRAFTING)).run())
+    with pytest.raises(InvalidSetup, match="is not known") as caught:
+        calibrate(from_run=path, model=LLAMA)
+    assert f"calibrate --from {path}" in str(caught.value)
+    spec = 'candidate 1={"method": "ngram", "num_speculative_tokens": 3}'
+    found = calibrate(from_run=path, model=LLAMA, candidates=[spec]).calibration
+    assert [each.name for each in found.settings] == ["plain", "candidate 1"]
+    assert found.candidates[0].k == 3

@@ -1,8 +1,8 @@
-"""Counts of wordings and names that should become fewer; `counts.json` holds the numbers, which may only fall.
+"""Figures of wordings, names and prose (`prose.py`); `counts.json` holds the committed ones, which may only fall.
 
-python tests/static/counts.py                    # fail, and list the places, where a number grew
-python tests/static/counts.py --show beside      # list all places of one count
-python tests/static/counts.py --update           # lower the committed numbers to today's; never raises one
+python tests/static/counts.py                    # fail, and list the places, where a figure grew
+python tests/static/counts.py --show beside      # list all places of one figure
+python tests/static/counts.py --update           # lower the committed figures to today's; never raises one
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
+
+from tests.static.prose import measure  # noqa: E402
+
 __all__ = ["COMMITTED", "compare", "count_all", "lower"]
 
-ROOT = Path(__file__).parents[2]
 COMMITTED = Path(__file__).with_suffix(".json")
+
+SHOWN = 40
+"""Places listed behind a figure that grew; `--show` lists all."""
 
 Node = ast.Module | ast.ClassDef | ast.keyword
 Modules = Mapping[str, Sequence[Node]]
@@ -69,7 +76,7 @@ def count_all(root: Path) -> Places:
     for path, text in modules.items():
         if ANY_WORDING.search(text):
             find_wordings(path.relative_to(root).as_posix(), texts_of(text), places)
-    for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]:
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]:
         if path.exists():
             lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
             find_wordings(path.relative_to(root).as_posix(), lines, places)
@@ -175,18 +182,24 @@ def find_collisions(modules: Modules) -> Places:
     }
 
 
-def compare(places: Places, committed: Mapping[str, int]) -> list[str]:
-    """Return a line for each count that grew, followed by its places."""
-    grown = [name for name, found in places.items() if len(found) > committed.get(name, 0)]
+def compare(places: Places, committed: Mapping[str, int], rates: Mapping[str, int] | None = None) -> list[str]:
+    """Return a line for each figure that grew, followed by its places. A name without a rate is a plain count."""
+    figures = figures_of(places, rates)
     return [
-        "\n  ".join([f"{name}: {len(places[name])}, at most {committed.get(name, 0)} before", *places[name]])
-        for name in grown
+        "\n  ".join([f"{name}: {figure}, at most {committed.get(name, 0)} before", *places.get(name, [])[:SHOWN]])
+        for name, figure in figures.items()
+        if figure > committed.get(name, 0)
     ]
 
 
-def lower(places: Places, committed: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers to commit: today's where they fell, those of before elsewhere."""
-    return {name: min(len(found), committed.get(name, len(found))) for name, found in places.items()}
+def lower(places: Places, committed: Mapping[str, int], rates: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return the figures to commit: today's where they fell, the earlier ones elsewhere."""
+    return {name: min(figure, committed.get(name, figure)) for name, figure in figures_of(places, rates).items()}
+
+
+def figures_of(places: Places, rates: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the number of places by name, or the rate where there is one."""
+    return {name: len(found) for name, found in places.items()} | dict(rates or {})
 
 
 def main() -> None:
@@ -194,14 +207,15 @@ def main() -> None:
     parser.add_argument("--update", action="store_true", help="lower the committed numbers to today's")
     parser.add_argument("--show", metavar="NAME", help="list the places of one count")
     given = parser.parse_args()
-    places = count_all(ROOT)
+    rates, prose = measure(ROOT)
+    places = count_all(ROOT) | prose
     committed = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else {}
     if given.show is not None:
         sys.exit("\n".join(places.get(given.show, [f"The counts are: {', '.join(places)}."])))
     if given.update:
-        COMMITTED.write_text(json.dumps(lower(places, committed), indent=1) + "\n", encoding="utf-8")
-    grown = compare(places, committed if committed else lower(places, {}))
-    print("\n".join(grown) or "Counts of wordings and names: none grew.")
+        COMMITTED.write_text(json.dumps(lower(places, committed, rates), indent=1) + "\n", encoding="utf-8")
+    grown = compare(places, committed if committed else lower(places, {}, rates), rates)
+    print("\n".join(grown) or "Wordings, names and prose: no figure grew.")
     sys.exit(bool(grown))
 
 

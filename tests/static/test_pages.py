@@ -4,17 +4,23 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 from docs.site.__main__ import build
 from docs.site.assemble import assemble, read_pages, render, slug
+from docs.site.figures import draw
+from docs.site.methods import list_pages
 
+import draftwise
 from draftwise.core import Finding
 from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.methods import Method, all_methods
 from draftwise.knowledge.rules import all_rules
+from draftwise.knowledge.vllm import releases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -35,7 +41,7 @@ def test_the_page_is_up_to_date(name: str) -> None:
 
 
 def test_the_page_of_modules_starts_with_a_map() -> None:
-    assert load("structure").render().splitlines().index("# Outside the package") <= 50
+    assert load("structure").render().splitlines().index("# Outside the package") <= 54
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +86,45 @@ def test_a_link_to_a_file_that_is_not_there_ends_the_build(tmp_path: Path, monke
     monkeypatch.setattr("docs.site.assemble.read_pages", lambda: iter([("a.md", "[x](../benchmarks/gone.md)")]))
     with pytest.raises(FileNotFoundError, match=r"gone\.md"):
         assemble(tmp_path)
+
+
+def test_every_method_and_release_has_a_page_and_a_place_in_the_navigation(site: dict[str, str]) -> None:
+    navigation = (DOCS / "site" / "zensical.toml").read_text(encoding="utf-8")
+    pages = set(list_pages())
+    assert {*all_methods(), "p-eagle"} == pages
+    assert {f"methods/{page}.md" for page in pages} <= {path for path in site if f'"{path}"' in navigation}
+    assert {f"releases/{release}.md" for release in releases() if not release.added} <= site.keys()
+    handwritten = {path for path in site if path.partition("/")[0] not in ("findings", "releases")}
+    assert {path for path in handwritten if f'"{path}"' not in navigation} == set()
+
+
+@pytest.mark.parametrize("page", list_pages())
+def test_a_config_is_shown_for_the_releases_that_take_it(page: str, site: dict[str, str]) -> None:
+    """Against the command line: the first and the last release of each line of the table say what it says."""
+    text = site[f"methods/{page}.md"]
+    shapes = dict(re.findall(r"^([A-C]):\n\n```sh\nvllm serve (.+?)\n```", text, re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^\| \[`([\d.]+)`\]\S+(?: to \[`([\d.]+)`\]\S+)? \| ([A-C]) \| (.+) \|$", text, re.MULTILINE)
+    assert lines
+    for first, last, shape, said in lines:
+        for release in (first, last or first):
+            command = f"vllm serve {shapes[shape]}"
+            (judged,) = draftwise.check(
+                command.replace("\\\n", " "), vllm=release, installed=("arctic-inference",)
+            ).judgements
+            starts = judged.outcome in ("accepted", "not judged")
+            assert starts is said.startswith(("accepted", "nothing against it")), (release, command)
+            codes = {finding.code for finding in judged.findings}
+            assert set(re.findall(r"\[`([a-z0-9.-]+)`\]", said)) <= codes
+
+
+@pytest.mark.parametrize("method", all_methods().values(), ids=lambda method: method.name)
+def test_a_figure_is_a_drawing_with_a_description(method: Method) -> None:
+    for parallel in {False, method.parallel != "never"}:
+        drawn = ElementTree.fromstring(draw(method, parallel=parallel))
+        assert method.name in (drawn.findtext("figcaption") or "")
+        places = [float(each.get("x", 0)) for each in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+        assert places
+        assert 0 <= min(places) <= max(places) < 480
 
 
 def test_headings_get_the_anchors_of_code_hosts() -> None:

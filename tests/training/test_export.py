@@ -102,7 +102,7 @@ def test_command_joins_mtp_modules_and_says_how_to_serve(target, tiny_target, tm
     assert f"vllm serve {tmp_path / 'joint'} --speculative-config" in result.output
     assert (tmp_path / "joint" / "tokenizer.json").exists()
     again = CliRunner().invoke(main, arguments)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "already exists" in again.output
 
 
@@ -114,7 +114,7 @@ def test_heads_are_exported_with_as_many_draft_tokens_as_there_are(name, options
     assert result.exit_code == 0, result.output
     assert '"num_speculative_tokens": 2' in result.output
     refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "more"), "--num-speculative-tokens", "3"])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert str(plain) in refused.output
     assert ".more-" not in refused.output
 

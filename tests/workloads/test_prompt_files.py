@@ -96,7 +96,7 @@ def test_bytes_that_are_no_utf8_are_a_fault_of_their_line(tmp_path: Path) -> Non
     ],
 )
 def test_an_unknown_workload_is_answered_with_a_suggestion(name: str, words: str) -> None:
-    with pytest.raises(InvalidSetup, match="neither a bundled workload nor a file") as caught:
+    with pytest.raises(InvalidSetup, match="neither a bundled one nor a file") as caught:
         load_workload(name)
     assert words in str(caught.value)
 

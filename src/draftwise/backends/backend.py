@@ -45,6 +45,10 @@ class Exchange:
     received: tuple[Piece, ...]
     """The body without its transfer coding."""
     finished: float
+    retry_after: str = ""
+    """What the head says of when to come back; empty where it does not."""
+    refusals: int = 0
+    """How often the server had refused it for want of time, before it was sent again."""
 
 
 class BrokenStream(BackendError):  # noqa: N818  (as InvalidSetup: what happened, not that it is an error)

@@ -68,7 +68,7 @@ class ChildBackend(UrlBackend):
         command: what an operator would type to serve the same.
         log: file that receives what the server prints.
         timeout_s: how long loading may take.
-        on_wait: called, while it loads, with what it is doing.
+        on_wait: called, while it loads, with what it is doing; with nothing at the end.
     """
 
     def __init__(
@@ -106,6 +106,9 @@ class ChildBackend(UrlBackend):
         except BaseException:
             await self.stop()
             raise
+        finally:
+            if self._on_wait is not None:
+                self._on_wait("")
 
     async def stop(self) -> None:
         """End the server and wait until it is gone."""

@@ -97,7 +97,13 @@ class Connection:
             reply.release()
         if not reply.keep_alive:
             self.close()
-        return Exchange(status=reply.status, sent=sent, received=tuple(pieces), finished=reply.finished)
+        return Exchange(
+            status=reply.status,
+            sent=sent,
+            received=tuple(pieces),
+            finished=reply.finished,
+            retry_after=reply.retry_after,
+        )
 
     def close(self) -> None:
         """Close at once; harmless when closed."""
@@ -237,7 +243,10 @@ class Reply:
         pieces: list that receives the body, without its transfer coding, as it arrives.
     """
 
-    __slots__ = ("_delimited", "_parser", "_time", "complete", "finished", "keep_alive", "pieces", "started", "status")
+    __slots__ = (
+        *("_delimited", "_parser", "_time", "complete", "finished", "keep_alive", "pieces", "retry_after"),
+        *("started", "status"),
+    )
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
@@ -247,6 +256,7 @@ class Reply:
         self.complete = False
         self.keep_alive = False
         self.finished = 0.0
+        self.retry_after = ""
         self._time = 0.0
         self._delimited = False
         self._parser = httptools.HttpResponseParser(self)
@@ -278,10 +288,12 @@ class Reply:
         if self.complete:
             raise ReplyError("more bytes than the answer has")
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
-        """Notice whether the end of the body can be told from the body."""
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Notice whether the end of the body can be told from the body, and when to come back."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._delimited = True
+        elif name.lower() == b"retry-after":
+            self.retry_after = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Take the status; 1xx heads precede the one that counts."""

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from draftwise.setups.write import write_words
 __all__ = ["EmbeddedBackend"]
 
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
+_PHASE = re.compile(r"([a-z].*): (\d+\.\d) s")
 _INVALID = 1
 """Exit status of a command that found its user's mistakes; they are on its `error:` lines."""
 
@@ -71,6 +72,11 @@ class EmbeddedBackend(ChildBackend):
 
     async def rest(self) -> None:
         """Do nothing: its engine waits without using a core."""
+
+    def _watch(self, lines: Sequence[str]) -> str:
+        """Return which phase it has been through: its lines tell of those that are over."""
+        over = next((found for line in reversed(lines) if (found := _PHASE.fullmatch(line))), None)
+        return self._doing if over is None else f"{over[1]} took {over[2]} s"
 
     def _explain(self, status: int) -> Exception:
         faults = [line.removeprefix("error: ") for line in self._tail.lines if line.startswith("error: ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Mapping
@@ -21,11 +22,17 @@ from draftwise.backends.exposition import (
     parse_load_and_counters,
     parse_start,
 )
+from draftwise.backends.patience import BUSY, Patience
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, ServerLoad
 
 __all__ = ["UrlBackend"]
 
+_KEPT_S = 1.0
+"""Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
+_GET_PATIENCE_S = 5.0
+"""Pauses together before small answers are asked for again, when a connection breaks or a server has no time."""
+_UNAVAILABLE = 503
 _SMALL_ANSWER_S = 30.0
 """In which a server tells its model or its counters, however busy it is."""
 
@@ -183,7 +190,13 @@ class UrlBackend:
         timeout = httpx.Timeout(600, connect=10)
         tls = _open_tls()
         self._client = httpx.AsyncClient(
-            base_url=self.url, headers=self.headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
+            base_url=self.url,
+            headers=self.headers,
+            timeout=timeout,
+            transport=transport,
+            verify=tls,
+            trust_env=False,
+            limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
         self._wire = Wire(self.url, headers=self.headers, now=self.now, tls=tls)
 
@@ -198,12 +211,26 @@ class UrlBackend:
             for name in self.headers:
                 request.headers.pop(name, None)
             request.headers.update({"Host": request.url.netloc.decode(), **headers})
-        try:
-            return await self.client.send(request)
-        except httpx.HTTPError as error:
-            raise BackendError(
-                f"{self.name}: {request.url} does not answer ({type(error).__name__}). Is the server running there?"
-            ) from None
+        patience = Patience(_GET_PATIENCE_S)
+        while True:
+            told, failure, response = "", None, None
+            try:
+                response = await self.client.send(request)
+            except httpx.HTTPError as error:
+                failure = error
+            if response is not None:
+                told = response.headers.get("retry-after", "")
+                # (A gateway that never shows a page may answer 503 each time.)
+                if response.status_code not in BUSY or (response.status_code == _UNAVAILABLE and not told):
+                    return response
+            if isinstance(failure, httpx.ConnectError) or (pause_s := patience.pause_s(told)) is None:
+                break
+            await asyncio.sleep(pause_s)
+        if response is not None:
+            return response
+        raise BackendError(
+            f"{self.name}: {request.url} does not answer ({type(failure).__name__}). Is the server running there?"
+        )
 
     async def _get_json(self, path: str) -> dict[str, Any]:
         response = await self._get(path)

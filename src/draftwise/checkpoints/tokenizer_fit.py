@@ -162,7 +162,7 @@ def find_tokenizer_findings(
         yield from rules.ruling("text-split-differs", splitting=comparison.splitting, where=where)
 
 
-_PUT_BESIDE = "Put the tokenizer that each model was trained with beside its weights."
+_PUT_BESIDE = "Put each model's tokenizer next to its weights."
 
 
 def _describe_lacking(directories: Sequence[str]) -> str:

@@ -86,7 +86,8 @@ def split_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 class PhaseLines(Silent):
     """Shows the phases of a start on stderr: a line for each, drawn while it lasts where there is a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, says_to_stderr: bool = False) -> None:
+        self._says_to_stderr = says_to_stderr
         self._console = open_console(stderr=True)
         self._status = self._console.status("") if self._console.is_terminal else None
 
@@ -97,8 +98,8 @@ class PhaseLines(Silent):
         self._hide()
 
     def status(self, text: str) -> None:
-        """Print that the server is ready, to stdout."""
-        click.echo(text)
+        """Print that the server is ready, to stdout unless that is for JSON."""
+        click.echo(text, err=self._says_to_stderr)
 
     def update(self, result: object) -> None:
         """Draw a phase that begins, or write down one that is over."""

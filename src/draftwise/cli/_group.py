@@ -5,24 +5,29 @@ from __future__ import annotations
 import gc
 import importlib
 import io
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import click
 
-from draftwise.core import BackendError, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
+from draftwise.core import DraftwiseError, Finding, InvalidSetup
+from draftwise.core.exit_codes import ExitCode, exit_code_of
 from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
 
-__all__ = ["BEGAN", "VerbGroup"]
+__all__ = ["AS_JSON", "BEGAN", "VerbGroup"]
+
+AS_JSON = "draftwise.as_json"
+"""In a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 
 BEGAN = "draftwise.began_s"
 """In a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
-_EXIT_FINDINGS, _EXIT_USAGE, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 def _import(name: str) -> ModuleType:
@@ -41,7 +46,7 @@ def _import(name: str) -> ModuleType:
 class VerbGroup(click.Group):
     """The verbs as commands; `draftwise.cli.serve_command` holds the command `serve`.
 
-    Exit codes: 0 good, 1 findings of severity error, 2 usage, 3 backend failure, 130 interrupted.
+    It ends with a code of `ExitCode`. Where there is no answer, stderr says why, and with `--json` stdout too.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -50,10 +55,18 @@ class VerbGroup(click.Group):
         )
         self.params.append(_version_option())
 
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run the command line."""
+    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        """Run the command line and end the process; without `standalone_mode` errors are raised instead."""
         _settle_streams()
-        return super().main(*arguments, **options)
+        run: Any = super().main
+        if not standalone_mode:
+            return run(args, *more, standalone_mode=False, **options)
+        as_json = _wants_json(sys.argv[1:] if args is None else args)
+        try:
+            code = run(args, *more, standalone_mode=False, **options)
+        except Exception as error:
+            code = _report(error, as_json=as_json)
+        sys.exit(code if isinstance(code, int) else ExitCode.GOOD)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the verbs."""
@@ -65,6 +78,11 @@ class VerbGroup(click.Group):
             return None
         command: click.Command = getattr(_import(f"draftwise.cli.{row.module}_command"), row.module)
         return command
+
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the exit codes, which are those of every verb."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), code.meaning) for code in ExitCode])
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs by group, without importing them."""
@@ -78,6 +96,7 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb; one that is misspelled is told what it may have been, and no argument may be empty."""
+        ctx.meta[AS_JSON] = _wants_json(args)
         _refuse_empty(ctx, args)
         try:
             return super().resolve_command(ctx, args)
@@ -90,24 +109,73 @@ class VerbGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; a mistake of the user or a failed server becomes a message, never a traceback."""
+        """Run the verb; what it refuses names no option that it does not have."""
         ctx.meta[BEGAN] = time.monotonic()
         try:
             return super().invoke(ctx)
-        except InvalidRequest as error:
-            command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            of_verb = ctx if command is None else click.Context(command, info_name=ctx.invoked_subcommand, parent=ctx)
-            raise click.UsageError(" ".join(map(str, error.findings)), of_verb) from None
         except InvalidSetup as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            options = {name for each in getattr(command, "params", ()) for name in each.opts}
+            of_verb = [replace(each, where="") if _is_foreign(each.where, options) else each for each in error.findings]
+            raise type(error)(of_verb).with_traceback(error.__traceback__) from None
+
+
+def _is_foreign(where: str, options: Container[str]) -> bool:
+    """Whether a place is an option of some verb, and neither one of these nor a flag of vLLM."""
+    if not where.startswith("--") or where in options:
+        return False
+    from draftwise.verbs.sources import flags_of_vllm
+
+    return where not in flags_of_vllm()
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether a command line, which may be wrong, asks for JSON."""
+    own = list(words[: words.index("--")] if "--" in words else words)
+    return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    """Say why there is no answer, as text on stderr and as JSON on stdout; return the exit code."""
+    cause: BaseException = error
+    if isinstance(error, click.Abort):
+        code, cause = ExitCode.INTERRUPTED, KeyboardInterrupt()
+        click.echo("interrupted", err=True)
+    elif isinstance(error, click.ClickException):
+        code, cause = ExitCode.USAGE, InvalidSetup(_describe_usage(error))
+        error.show()
+    else:
+        code = exit_code_of(error)
+        if isinstance(error, InvalidSetup):
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
-            sys.exit(_EXIT_USAGE if isinstance(error, UnreadableSource) else _EXIT_FINDINGS)
-        except (BackendError, StorageError) as error:
+        elif isinstance(error, DraftwiseError):
             click.echo(f"error: {error}", err=True)
-            sys.exit(_EXIT_BACKEND)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            sys.exit(_EXIT_INTERRUPTED)
+        else:
+            import traceback
+
+            traceback.print_exc()
+    if as_json:
+        from draftwise.verbs.error_documents import describe_error
+
+        click.echo(json.dumps(describe_error(cause)))
+    return code
+
+
+def _describe_usage(error: click.ClickException) -> Finding:
+    """Return the finding of a mistake in the command line."""
+    message = error.format_message()
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    fix = "" if ctx is None else f"Run `{ctx.command_path} --help`."
+    if isinstance(error, click.NoSuchOption):
+        return Finding.error("no-such-option", message, fix=fix)
+    if isinstance(error, click.MissingParameter):
+        return Finding.error("missing-argument", message, fix=fix)
+    if isinstance(error, click.BadParameter):
+        return Finding.error("unusable-value", message, fix=fix)
+    if message.startswith("No such command"):
+        return Finding.error("unknown-verb", message, fix=fix)
+    return Finding.error("wrong-usage", message, fix=fix)
 
 
 def _refuse_empty(ctx: click.Context, args: Sequence[str]) -> None:

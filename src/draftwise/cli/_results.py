@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import click
 from rich.console import Console
 
 from draftwise.cli._console import UNBROKEN, open_console
+from draftwise.cli._group import AS_JSON
 from draftwise.verbs.verb import Result
 
-__all__ = ["json_option", "show"]
+__all__ = ["json_option", "show", "show_names"]
 
 R = TypeVar("R", bound=Result)
 
@@ -45,3 +46,8 @@ def show(
         render(open_console(stderr=False, width=width), result)
     if result.exit_code:
         sys.exit(result.exit_code)
+
+
+def show_names(ctx: click.Context, names: Sequence[str]) -> None:
+    """Print a list that an option asks for: a name on each line, or JSON where the command line says --json."""
+    click.echo(json.dumps(list(names), indent=1) if ctx.meta[AS_JSON] else "\n".join(names))

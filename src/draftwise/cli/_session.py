@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -17,13 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from draftwise.cli._console import open_console
 from draftwise.cli._options import add_options
 from draftwise.core import BackendError, Finding, Severity, StorageError
+from draftwise.core.exit_codes import exit_code_of
 from draftwise.core.progress import Silent, Stopped
 from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
-__all__ = ["ConsoleProgress", "access_options", "launch_options", "refuse_others", "run_measurement"]
+__all__ = ["ConsoleProgress", "access_options", "end_measurement", "launch_options", "refuse_others", "run_measurement"]
 
-_INTERRUPTED = 130
 _QUIET_S = 30
 """Without a measured answer, after which a run says that it waits."""
 _LONGEST_STATUS = 100
@@ -68,8 +69,14 @@ def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Excep
                 raise
             return progress.result, error
         except Stopped:
-            click.echo("interrupted before anything was measured", err=True)
-            raise SystemExit(_INTERRUPTED) from None
+            raise click.Abort from None
+
+
+def end_measurement(result: Any, failure: Exception | None) -> NoReturn:
+    """End the command with the exit code of a result, or of the failure that ended it early, which stderr names."""
+    if failure is not None:
+        click.echo(f"error: {failure}", err=True)
+    sys.exit(result.exit_code if failure is None else exit_code_of(failure))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,13 @@ from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import WHOLE_NUMBERS, Finite
 from draftwise.cli._options import context_option
-from draftwise.cli._session import access_options, launch_options, refuse_others, run_measurement
+from draftwise.cli._session import access_options, end_measurement, launch_options, refuse_others, run_measurement
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
 
 __all__ = ["calibrate", "render"]
 
-_OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "as_json"})
+_OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "candidates", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
 _LARGE_ERROR = 0.10
 """Of a point that the others do not foresee."""
@@ -78,9 +77,7 @@ def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     if not result.is_finished:
         again = f"draftwise calibrate --resume {result.directory} --out {given['out']}"
         click.echo(f"Unfinished: go on with: {again}", err=True)
-    if failure is not None:
-        raise failure
-    sys.exit(result.exit_code)
+    end_measurement(result, failure)
 
 
 def render(console: Console, result: CalibrateResult) -> None:

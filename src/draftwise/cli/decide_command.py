@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from draftwise.cli._decision import show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, load_options
 from draftwise.cli._options import context_option
-from draftwise.cli._session import access_options, launch_options, refuse_others, run_measurement
+from draftwise.cli._session import access_options, end_measurement, launch_options, refuse_others, run_measurement
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
 
@@ -75,9 +74,7 @@ def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     if not result.is_finished:
         again = f"draftwise decide --resume {result.directory}"
         click.echo(f"Unfinished: everything measured is kept. Go on with: {again}", err=True)
-    if failure is not None:
-        raise failure
-    sys.exit(result.exit_code)
+    end_measurement(result, failure)
 
 
 def render(console: Console, result: DecideResult) -> None:

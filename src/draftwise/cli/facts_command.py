@@ -66,9 +66,10 @@ def add(what: str | None, python: str | None, as_json: bool) -> None:
 
 @facts.command(short_help="Remove a release that was added.")
 @click.argument("what", metavar="vllm==X")
-def remove(what: str) -> None:
+@json_option
+def remove(what: str, as_json: bool) -> None:
     """Remove a release that was added with `draftwise facts add`; those that are shipped stay."""
-    show(run_facts.run(FactsRequest(remove=what)), render, as_json=False)
+    show(run_facts.run(FactsRequest(remove=what)), render, as_json=as_json)
 
 
 @facts.command(short_help="List known defects, by release and method.")

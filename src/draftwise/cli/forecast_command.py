@@ -212,13 +212,17 @@ def _show_held(console: Console, result: ForecastResult) -> None:
     """Print forecasts next to what was measured, and how far off they were."""
     held, tell = result.held, partial(console.print, soft_wrap=True, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("workload", "load", "candidate", "forecast", "measured", "error"):
-        table.add_column(name, justify="right" if name in ("forecast", "measured", "error") else "left")
+    numbers = ("forecast", "measured", "error", "of it acceptance", "steps")
+    for name in ("workload", "load", "candidate", *numbers):
+        table.add_column(name, justify="right" if name in numbers else "left")
     for each in held:
         measured = f"{each.measured:.2f} ({each.measured_low:.2f}-{each.measured_high:.2f})"
         error = "-" if each.is_other_traffic else f"{100 * each.error:+.1f} %"
-        table.add_row(each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, error)
+        parts = ["-" if part is None else f"{100 * part:+.1f} %" for part in (each.of_acceptance, each.of_steps)]
+        table.add_row(each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, error, *parts)
     show_table(console, table)
+    for line in result.differences:
+        tell(f"Calibration and run differ: {line}.")
     for each in held:
         if each.is_other_traffic:
             tell(

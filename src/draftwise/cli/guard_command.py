@@ -70,7 +70,9 @@ def guard(as_json: bool, **given: Any) -> None:
     """
     result = run_guard.run(GuardRequest(**given), _Looks(as_json=as_json))
     for sentence in result.done:
-        click.echo(sentence)
+        click.echo(sentence, err=as_json)
+    if as_json and result.done:
+        click.echo(json.dumps(result.to_dict(), allow_nan=False))
     if result.exit_code:
         sys.exit(result.exit_code)
 

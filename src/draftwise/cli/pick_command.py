@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import show_table
-from draftwise.cli._results import json_option, show
+from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
 from draftwise.verbs.pick import (
@@ -43,13 +43,13 @@ class _Traffic(click.Choice[str]):
 
 def _list_models(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        click.echo("\n".join(list_models()))
+        show_names(ctx, list_models())
         ctx.exit()
 
 
 def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        click.echo("\n".join(list_gpus()))
+        show_names(ctx, list_gpus())
         ctx.exit()
 
 

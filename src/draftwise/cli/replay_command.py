@@ -50,6 +50,9 @@ _SHOWN_KS = (1, 3, 5, 7)
 @click.option("--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Of the server that wrote the log.")
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="Requests decoded together, for what is drafted from other answers.")  # fmt: skip
+@click.option("--prompts", type=click.IntRange(1), metavar="N",
+              help="Requests to replay, drawn over the log as `decide` draws them  [default: all]")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw.")
 @click.option("--warm", type=click.IntRange(0), default=0, show_default=True, metavar="N",
               help="First requests of the log that a method with a memory has seen, not counted.")  # fmt: skip
 @click.option("--to-the-end", is_flag=True,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from draftwise.cli._results import show
+from draftwise.cli._results import json_option, show
 from draftwise.verbs.rollback import RollbackRequest, RollbackResult
 from draftwise.verbs.rollback import rollback as run_rollback
 
@@ -19,7 +20,8 @@ __all__ = ["render", "rollback"]
 @click.option("--apply", "applies", is_flag=True, help="Show the change and put it into force.")
 @click.option("--remove", "removes", is_flag=True, help="Take away the twin that ran next to the service.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
+@json_option
+def rollback(folder: Path, applies: bool, removes: bool, yes: bool, as_json: bool) -> None:
     """Print how a deployment goes back to serving without speculation, or do it.
 
     DIR is a folder that `draftwise deploy` wrote. One command puts the next revision of the service into force, without
@@ -34,8 +36,10 @@ def rollback(folder: Path, applies: bool, removes: bool, yes: bool) -> None:
       draftwise rollback deploy/ --apply
       draftwise rollback deploy/ --remove --yes
     """
-    request = RollbackRequest(folder, apply=applies, remove=removes, confirm=_tell if yes else _ask)
-    show(run_rollback.run(request), render, as_json=False)
+    request = RollbackRequest(
+        folder, apply=applies, remove=removes, confirm=partial(_tell if yes else _ask, err=as_json)
+    )
+    show(run_rollback.run(request), render, as_json=as_json)
 
 
 def render(console: Console, result: RollbackResult) -> None:
@@ -49,12 +53,12 @@ def render(console: Console, result: RollbackResult) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _tell(first: str, _command: str) -> bool:
+def _tell(first: str, _command: str, *, err: bool) -> bool:
     if first:
-        click.echo(first)
+        click.echo(first, err=err)
     return True
 
 
-def _ask(first: str, command: str) -> bool:
-    _tell(first, command)
-    return click.confirm(f"Run: {command}", abort=True)
+def _ask(first: str, command: str, *, err: bool) -> bool:
+    _tell(first, command, err=err)
+    return click.confirm(f"Run: {command}", abort=True, err=err)

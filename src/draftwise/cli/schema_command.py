@@ -16,17 +16,17 @@ from draftwise.verbs.schema import schema as run_schema
 
 __all__ = ["render", "schema"]
 
-_WITHOUT_JSON = ("rollback", "serve", "warm-up", "schema")
-
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
-@click.argument("verb", required=False, type=click.Choice(sorted(VERBS.keys() - _WITHOUT_JSON)))
+@click.argument("verb", required=False, type=click.Choice([*sorted(VERBS), "error"]))
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
 @nearest_option
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
 def schema(**given: Any) -> None:
     """Print the JSON Schema of --speculative-config in a vLLM release, by which editors complete and check it.
 
-    With VERB, print the schema of what `draftwise VERB --json` prints.
+    With VERB, print the schema of what `draftwise VERB --json` prints; with `error`, of what every verb prints where
+    there is no answer.
 
     \b
     Examples:

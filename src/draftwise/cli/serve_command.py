@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
+from draftwise.cli._results import json_option, show
 from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
 from draftwise.verbs.serve import serve as run_serve
 
@@ -64,7 +65,8 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
     help="Compiled kernels: taken from there, new ones kept there.  [env: DRAFTWISE_KERNEL_CACHE]",
 )
 @engine_options
-def serve(**given: Any) -> None:
+@json_option
+def serve(as_json: bool, **given: Any) -> None:
     """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
     Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /ping, /load,
@@ -75,8 +77,10 @@ def serve(**given: Any) -> None:
     """
     request = ServeRequest(**split_settings(given))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
-    with PhaseLines() as phases:
-        run_serve.run(request, phases)
+    with PhaseLines(says_to_stderr=as_json) as phases:
+        result = run_serve.run(request, phases)
+    if as_json:
+        show(result, render, as_json=True)
 
 
 def render(console: Console, result: ServeResult) -> None:

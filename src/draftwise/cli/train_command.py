@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -18,7 +17,6 @@ from draftwise.verbs.train import train as run_train
 
 __all__ = ["render", "train"]
 
-_EXIT_INTERRUPTED = 130
 _FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
@@ -121,7 +119,7 @@ def _command(method: str) -> click.Command:
             result = run_train.run(request, progress)
         except Stopped as stopped:
             click.echo(str(stopped), err=True)
-            sys.exit(_EXIT_INTERRUPTED)
+            raise click.Abort from None
         if result.is_first:
             show(result, render, as_json=as_json, indent=None)
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
-from draftwise.cli._results import show
+from draftwise.cli._results import json_option, show
 from draftwise.verbs.warm_up import WarmUpRequest, WarmUpResult
 from draftwise.verbs.warm_up import warm_up as run_warm_up
 
@@ -21,7 +21,8 @@ __all__ = ["render", "warm_up"]
 @click.option("--out", required=True, metavar="DIR", help="Folder of the kernels: new, or filled on such a machine.")
 @click.option("--speculative-config", "-sc", metavar="JSON", help="As the server will have it.")
 @engine_options
-def warm_up(**given: Any) -> None:
+@json_option
+def warm_up(as_json: bool, **given: Any) -> None:
     """Compile the kernels that `draftwise serve MODEL` needs with the same flags, without serving.
 
     DIR then goes to other machines with the same processor and versions, as a folder or in an image, where
@@ -30,9 +31,9 @@ def warm_up(**given: Any) -> None:
     """
     request = WarmUpRequest(**split_settings(given))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
-    with PhaseLines() as phases:
+    with PhaseLines(says_to_stderr=as_json) as phases:
         result = run_warm_up.run(request, phases)
-    show(result, render, as_json=False)
+    show(result, render, as_json=as_json)
 
 
 def render(console: Console, result: WarmUpResult) -> None:

@@ -119,6 +119,18 @@ class HeldAgainst:
         return self.predicted / self.measured - 1
 
     @property
+    def of_acceptance(self) -> float | None:
+        """Part of the error that acceptance explains: replayed over counted tokens per step, minus 1."""
+        if not self.replayed_tokens_per_step or not self.counted_tokens_per_step:
+            return None
+        return self.replayed_tokens_per_step / self.counted_tokens_per_step - 1
+
+    @property
+    def of_steps(self) -> float | None:
+        """What is left of it: the time of the candidate's steps against the baseline's, forecast over measured."""
+        return None if self.of_acceptance is None else (1 + self.error) / (1 + self.of_acceptance) - 1
+
+    @property
     def is_other_traffic(self) -> bool:
         """Whether so much more or less was accepted than in the replay that the error says nothing of the forecast."""
         replayed, counted = self.replayed_tokens_per_step, self.counted_tokens_per_step

@@ -151,6 +151,8 @@ class Answer:
     """Whether the server said how many tokens each chunk holds (else one a chunk is assumed)."""
     total_exact: bool = True
     """Whether the server said how many tokens the whole answer has; else what arrives at once counts as one."""
+    refusals: int = 0
+    """How often the server had refused it for want of time (HTTP 429, 503), before it was sent again."""
     error: str | None = None
 
     @property

@@ -130,7 +130,7 @@ def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Findi
                 f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at {heavy:g} "
                 f"({faster.span}, {axis}): there is no one load up to which it pays.",
                 where=candidate,
-                fix="Go by the verdict at each load, and measure loads between them. Batches beyond the largest CUDA "
+                fix="Follow the verdict at each load, and measure loads between them. Batches beyond the largest CUDA "
                 "graph are a usual cause, on either server: `draftwise check` tells their sizes.",
             )
 

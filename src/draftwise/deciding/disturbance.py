@@ -161,14 +161,25 @@ def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> d
         for reading, ratio in _find_far(series, math.log(1 + least)):
             # A clock is read beside the prompts, and is none the faster for a smaller number.
             notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
+    usual = _find_usual(uses, thresholds) if is_ours else 0.0
     for use in uses:
-        if (reason := _find_taken(use, thresholds, is_ours=is_ours)) is not None:
+        if (reason := _find_taken(use, thresholds, usual, is_ours=is_ours)) is not None:
             notes[use.turn.turn] = _Note(reason)
     return notes
 
 
-def _find_taken(use: MachineUse, thresholds: Thresholds, *, is_ours: bool) -> str | None:
-    """Return in words who took the CPU from a turn; None where nobody did, or nothing is known."""
+def _find_usual(uses: Sequence[MachineUse], thresholds: Thresholds) -> float:
+    """Return the share of the cores that others use all the time; 0 where that is little.
+
+    What is always there disturbs no single turn: pairs have it on both sides, and intervals are the wider for it.
+    """
+    shares = [each.foreign_s / (each.cores * each.seconds) for each in uses if each.foreign_s is not None]
+    usual = median(shares) if shares else 0.0
+    return usual if usual > thresholds.other_processes else 0.0
+
+
+def _find_taken(use: MachineUse, thresholds: Thresholds, usual: float, *, is_ours: bool) -> str | None:
+    """Return in words who took the CPU from a turn; None where nobody did more than usual, or nothing is known."""
     stolen = use.cpu.get("steal_s", 0.0)
     wanted = use.cpu.get("busy_s", 0.0) + stolen
     if stolen > max(thresholds.turn_held_up * wanted, _TICKS_S):
@@ -177,7 +188,7 @@ def _find_taken(use: MachineUse, thresholds: Thresholds, *, is_ours: bool) -> st
     if held > max(thresholds.turn_held_up * use.seconds, _TICKS_S):
         return f"the container's CPU limit held processes up for {held / use.seconds:.2f} s in every second"
     foreign, whole = use.foreign_s if is_ours else None, use.cores * use.seconds
-    is_much = foreign is not None and foreign > max(thresholds.other_processes * whole, _TICKS_S)
+    is_much = foreign is not None and foreign > max((usual + thresholds.other_processes) * whole, _TICKS_S)
     if foreign is not None and is_much and _is_crowded(use, wanted / whole, thresholds):
         return f"other processes used {foreign / use.seconds:.2f} of this machine's {use.cores} cores"
     return None

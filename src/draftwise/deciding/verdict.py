@@ -41,7 +41,7 @@ _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. That of a gain is of no
 more than the margin; that of a loss is of none at all, and must be smaller."""
-UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup")
+UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = (
     *("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic"),

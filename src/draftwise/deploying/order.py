@@ -327,7 +327,7 @@ def _refuse_incomplete(setup: Setup) -> None:
         raise refusal("target-not-named")
     if setup.device is not None and setup.device.kind == "cpu":
         raise InvalidSetup.because(
-            "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
+            "no-cpu-service", "deploy does not support services on CPUs.", fix="Give the setup with its GPUs."
         )
 
 

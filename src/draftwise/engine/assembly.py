@@ -121,7 +121,7 @@ def _build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, l
         scheduler=site.make_scheduler(num_pages=pages),
         runner=runner,
         lag=lag,
-        findings=(*(resolved.findings if resolved else ()), *capture.findings),
+        findings=(*(resolved.findings if resolved else ()), *model.notes, *capture.findings),
     )
 
 

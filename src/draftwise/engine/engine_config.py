@@ -24,7 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("fp8",)
+QUANTIZATIONS = ("fp8", "int8", "int4")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "device": DEVICES,
     "dtype": DTYPES,
@@ -47,7 +47,7 @@ class EngineConfig:
     """Engine settings, with vLLM's names.
 
     Attributes:
-        dtype: `auto` (the checkpoint's), `bfloat16`, `float16`, `float32` or `float64`.
+        dtype: `auto` (the checkpoint's; a GGUF's own blocks on a CPU), `bfloat16`, `float16`, `float32`, `float64`.
         device: `auto`, `cpu` or `cuda`.
         max_model_len: longest prompt plus output, in tokens; None is the model's own.
         max_num_seqs: sequences decoded together at most; None is the device's `Limits`.
@@ -59,7 +59,8 @@ class EngineConfig:
         num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
         block_size: tokens a page.
         kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
-        quantization: None (weights as they are) or `fp8` (quantized while loading, one scale an output channel).
+        quantization: None (weights as they are), `fp8` (quantized while loading, one scale an output channel), or on a
+            CPU `int8` and `int4` (in blocks of 32 inputs).
         load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
         skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
         enforce_eager: capture no CUDA graphs.
@@ -237,5 +238,6 @@ def vllm_setup(model: str, spec: SpecConfig | None, settings: Mapping[str, Any])
         name: value
         for name, value in settings.items()
         if value is not None and name not in _OURS and (name not in PARALLEL_SIZES or value != 1)
+        if (name, value) not in (("quantization", "int8"), ("quantization", "int4"))
     }
     return Setup(target=model, engine="vllm", spec=spec, args=args)

@@ -149,7 +149,7 @@ class KernelCache:
                 raise InvalidSetup.because(
                     "kernels-not-writable",
                     f"{path} is empty and cannot be written to: {error.strerror}.",
-                    fix="Fill it with draftwise warm-up first, or give a folder that this user may write to.",
+                    fix="Fill it with `draftwise warm-up` first, or give a folder that you can write to.",
                 ) from None
             return new
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -204,7 +204,7 @@ def _one_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts
             "params-mismatch",
             f"{len(params)} sampling params for {num_prompts} prompts.",
             where="sampling_params",
-            fix="Give one for all prompts, or one for each.",
+            fix="Give one set for all prompts, or one for each.",
         )
     return params
 

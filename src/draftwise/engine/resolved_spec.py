@@ -163,7 +163,7 @@ def resolve_spec(config: SpecConfig) -> ResolvedSpec:
     findings += _check_lookup(settings)
     settings["num_speculative_tokens"] = k = _resolve_k(settings)
     if k is None and _where("num_speculative_tokens") not in faulty:
-        findings.append(_error("num_speculative_tokens", "missing-k", "is missing.", "Say how many tokens to draft."))
+        findings.append(_error("num_speculative_tokens", "missing-k", "is missing.", "Set how many tokens to draft."))
     findings += _check_schedule(settings)
     findings += _check_acceptance(settings, given)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]

@@ -19,14 +19,14 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     if not rules.break_even:
         yield Finding.warning(
             "break-even-unknown",
-            "Where speculation stops paying is not known, so that no replica is taken out of the traffic.",
-            fix="Give the baseline.json of a deployment from a run with --baseline.",
+            "The break-even is unknown, so that no replica is taken out of the traffic.",
+            fix="Pass --baseline with the baseline.json of a deployment from a run.",
         )
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield Finding.error(
             "nothing-is-read",
             "No replica shows its counters, so that nothing is known of the service and nothing is done to it.",
-            fix="Look whether the service runs, and whether this machine reaches it.",
+            fix="Check that the service runs, and that this machine reaches it.",
         )
     for name, window in reading.spec.items():
         if window is not None and window.restarted:
@@ -78,7 +78,7 @@ def failed(action: Action, error: Exception) -> Finding:
     return Finding.error(
         "step-failed",
         f"The step {action.step} on {', '.join(action.replicas) or 'the service'} was not done. {error}",
-        fix="Remove the cause; the step is tried again in an hour.",
+        fix="Fix the cause. The guard tries the step again in an hour.",
     )
 
 
@@ -98,7 +98,7 @@ def unconfirmed(replica: str) -> Finding:
         "step-unconfirmed",
         f"A step on {replica} had begun when the guard ended, and whether it was done cannot be seen.",
         where=replica,
-        fix="Look at the proxy; `draftwise guard --undo` puts the replica back for certain.",
+        fix="Check the proxy. To put the replica back for certain, run `draftwise guard --undo`.",
     )
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from draftwise.core import Severity
 from draftwise.knowledge.stored import read_folder
 
-__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
+__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "find_fix", "get_finding", "read_finding_rooms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,12 @@ class FindingFact:
 def get_finding(code: str) -> FindingFact:
     """Return a row by its code; KeyError for an unknown one."""
     return all_findings()[code]
+
+
+def find_fix(code: str) -> str:
+    """Return what to do in general about the findings of a code; empty for a code of another registry."""
+    fact = all_findings().get(code)
+    return "" if fact is None else fact.fix
 
 
 @cache

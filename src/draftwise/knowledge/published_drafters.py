@@ -13,7 +13,15 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
+__all__ = [
+    "NativeModules",
+    "PublishedDrafter",
+    "find_native",
+    "find_published_drafter",
+    "find_published_drafters",
+    "read_native_modules",
+    "read_published_drafters",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +61,28 @@ class NativeModules:
 def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
     """Return the drafters of a target that is known under any of these names, in upper or lower case."""
     wanted = {name.lower() for name in names}
-    return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
+    return tuple(row for row in read_published_drafters() if any(target.lower() in wanted for target in row.targets))
 
 
 def find_published_drafter(model: str) -> PublishedDrafter | None:
     """Return the row of a drafter by its own name on the hub, in upper or lower case; None for one without a row."""
-    return next((row for row in _drafters() if row.model.lower() == model.lower()), None)
+    return next((row for row in read_published_drafters() if row.model.lower() == model.lower()), None)
 
 
 def find_native(model_type: str) -> NativeModules | None:
     """Return the row of a family by its `model_type`; None for one without a row."""
-    return next((row for row in _native() if model_type in row.model_types), None)
+    return next((row for row in read_native_modules() if model_type in row.model_types), None)
 
 
 @cache
-def _drafters() -> tuple[PublishedDrafter, ...]:
+def read_published_drafters() -> tuple[PublishedDrafter, ...]:
+    """Return every row, the preferred drafter of a target and method first."""
     return tuple(PublishedDrafter(**row) for row in _load()["drafters"])
 
 
 @cache
-def _native() -> tuple[NativeModules, ...]:
+def read_native_modules() -> tuple[NativeModules, ...]:
+    """Return every family with modules of its own."""
     return tuple(NativeModules(**row) for row in _load()["native"])
 
 

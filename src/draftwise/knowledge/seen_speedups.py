@@ -9,7 +9,7 @@ from math import exp, log
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["SeenSpeedup", "find_seen_speedups"]
+__all__ = ["SeenSpeedup", "find_seen_speedups", "read_seen_speedups"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,13 @@ class SeenSpeedup:
 def find_seen_speedups(names: Iterable[str], method: str) -> tuple[SeenSpeedup, ...]:
     """Return the readings of a method on a target that is known under any of these names, in upper or lower case."""
     wanted = {name.lower() for name in names}
-    found = (row for row in _rows() if row.method == method)
+    found = (row for row in read_seen_speedups() if row.method == method)
     return tuple(row for row in found if not wanted.isdisjoint(map(str.lower, row.targets)))
 
 
 @cache
-def _rows() -> tuple[SeenSpeedup, ...]:
+def read_seen_speedups() -> tuple[SeenSpeedup, ...]:
+    """Return every series."""
     return tuple(
         SeenSpeedup(**{**row, "points": tuple((count, gain) for count, gain in row["points"])})
         for row in read_rows("seen_speedups")

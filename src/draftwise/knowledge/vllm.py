@@ -129,7 +129,7 @@ def _unknown(asked: Version, closest: Release) -> InvalidSetup:
         fix = f"Give a release from {known[0]} to {known[-1]}."
     else:
         message = f"vLLM {asked} is not known here. The releases known are {', '.join(map(str, known))}."
-        fix = f"Add it with `draftwise facts add vllm=={asked}`, or give --nearest to have it judged as {closest}."
+        fix = f"Add it with `draftwise facts add vllm=={asked}`; the nearest known one is {closest}."
     return InvalidSetup.because("unknown-release", message, where="engine_version", fix=fix)
 
 

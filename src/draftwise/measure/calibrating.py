@@ -6,8 +6,9 @@ The clock in vLLM's iteration log begins when the engine starts to wait for a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from math import sqrt
 from statistics import mean, stdev
@@ -24,9 +25,12 @@ from draftwise.core import (
     Calibration,
     ClosedLoop,
     Counters,
+    Finding,
     FirstPoint,
     InvalidSetup,
     Run,
+    RunContext,
+    RunPlan,
     SpecConfig,
     StepPoint,
     TurnRecord,
@@ -36,20 +40,51 @@ from draftwise.deciding.thresholds import get_thresholds
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.measure.run_context import describe_machine
 
-__all__ = ["find_firsts", "find_points", "make_calibration"]
+__all__ = ["find_firsts", "find_points", "make_calibration", "require_known"]
 
 
-def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
+Specs = Mapping[str, SpecConfig]
+
+
+def require_known(plan: RunPlan, context: RunContext, *, target: str | None = None, specs: Specs | None = None) -> None:
+    """Refuse servers of which a calibration would lack something, before they are measured.
+
+    Args:
+        plan: of the run; its arms that are not in the context are not looked at.
+        context: with what the servers say of themselves.
+        target: as for `make_calibration`.
+        specs: likewise.
+
+    Raises:
+        InvalidSetup: the target's shape or a server's speculative config is not known.
+    """
+    faults: list[Finding] = []
+    name = target or context.model_name or plan.arms[0].name
+    needed: list[Callable[[], object]] = [partial(_find_config, name, plan.arms[0].setup.target)]
+    needed += [
+        partial(_make_setting, plan, context, arm, specs or {}) for arm in plan.arms if arm.name in context.servers
+    ]
+    for find in needed:
+        try:
+            find()
+        except InvalidSetup as error:
+            faults += error.findings
+    if faults:
+        raise InvalidSetup(faults)
+
+
+def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None = None) -> Calibration:
     """Return what a run says of the steps of its servers.
 
     Args:
         run: of servers that differ in their speculative config only, under closed loads.
         target: directory or well-known id of the model; None for what the run says it is.
+        specs: speculative configs by arm, of servers that the run knows no config of.
 
     Raises:
         InvalidSetup: the target's shape or a server's speculative config is not known, or nothing was measured.
     """
-    settings = tuple(_make_setting(run, arm) for arm in run.plan.arms)
+    settings = tuple(_make_setting(run.plan, run.context, arm, specs or {}) for arm in run.plan.arms)
     lengths = {each.name: each.k for each in settings}
     points = find_points(run, lengths)
     known = {each.name for each in settings if each.name in {point.setting for point in points}}
@@ -79,10 +114,10 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
     )
 
 
-def _make_setting(run: Run, arm: Arm) -> CalibratedSetting:
-    if arm == run.plan.arms[0]:
+def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) -> CalibratedSetting:
+    if arm == plan.arms[0]:
         return CalibratedSetting(name=arm.name)
-    spec, told = arm.spec, _told_spec(run.context.server(arm.name).version)
+    spec, told = specs.get(arm.name, arm.spec), _told_spec(context.server(arm.name).version)
     if spec is None:
         spec = told
     elif spec.num_speculative_tokens is None and told is not None:  # it has a default: suffix, modules of the target

@@ -26,6 +26,8 @@ from draftwise.core import (
     Setup,
     Severity,
 )
+from draftwise.core.finding import join_names
+from draftwise.machine.cores import count_cores
 from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.measurement_spec import MeasurementSpec
@@ -56,12 +58,13 @@ class Measurement:
     began_s: float = field(default_factory=time.monotonic)
     """When it was asked for, on the monotonic clock."""
 
-    def open(self, progress: Progress) -> Session:
+    def open(self, progress: Progress, examine: Callable[[RunPlan, RunContext], None] | None = None) -> Session:
         """Return the session that measures it; its servers are not started yet.
 
         Args:
             progress: receives what `check` warns of in the setups, what the servers do while they start, and what
                 the session reports.
+            examine: refuses servers by what they say of themselves.
 
         Raises:
             InvalidSetup: a server cannot be started so, or its release would refuse its setup.
@@ -69,8 +72,9 @@ class Measurement:
         arms = self.plan.arms
         try:
             single, joined = self.plan.one_at_a_time, None
+            waits = _Waits(progress.status)
             backends = build_backends(
-                arms, self.context, self.directory, headers=self.headers, on_wait=progress.status, one_at_a_time=single
+                arms, self.context, self.directory, headers=self.headers, on_wait=waits.report, one_at_a_time=single
             )
             for finding in judge_backends(backends):
                 progress.notice(finding)
@@ -93,6 +97,8 @@ class Measurement:
             line_up=joined,
             budget_s=self.budget_s,
             spent_s=time.monotonic() - self.began_s,
+            examine=examine,
+            starts_at_once=count_cores() if arms[0].url is None else None,
         )
 
 
@@ -178,13 +184,13 @@ def build_backends(
     directory: RunDirectory,
     *,
     headers: Sequence[Header] = (),
-    on_wait: Callable[[str], None],
+    on_wait: Callable[[str, str], None],
     one_at_a_time: bool = False,
 ) -> list[Backend]:
     """Return the server of every arm, not started yet.
 
     Args:
-        on_wait: called with what a server does while it starts.
+        on_wait: called with an arm and what its server does while it starts; with nothing once it has ended.
         headers: of the requests to servers that run already.
         one_at_a_time: whether each has all the GPUs, as the others are down then.
 
@@ -203,7 +209,7 @@ def build_backends(
             )
             for arm in arms
         ]
-    reports = {arm.name: partial(_report, on_wait, arm.name) for arm in arms}
+    reports = {arm.name: partial(on_wait, arm.name) for arm in arms}
     placements = _place(arms, context) if not one_at_a_time else _place(arms[:1], context) * len(arms)
     if arms[0].setup.engine != "vllm":
         return [
@@ -254,8 +260,27 @@ def _place(arms: Sequence[Arm], context: RunContext) -> list[GpuPlacement | None
     return list(place_arms(len(arms), gpus, arms[0].setup.args)) if gpus else [None] * len(arms)
 
 
-def _report(on_wait: Callable[[str], None], arm: str, line: str) -> None:
-    on_wait(f"{arm}: {line}")
+class _Waits:
+    """Names what is waited for: the servers that are starting, with what the first of them does.
+
+    Args:
+        status: receives it in words.
+    """
+
+    def __init__(self, status: Callable[[str], None]) -> None:
+        self._status = status
+        self._doing: dict[str, str] = {}
+
+    def report(self, arm: str, doing: str) -> None:
+        """Take in what a server does while it starts; nothing once it has ended."""
+        if doing:
+            self._doing[arm] = doing
+        else:
+            self._doing.pop(arm, None)
+        if self._doing:
+            (first, what), *others = self._doing.items()
+            more = f"; {join_names([name for name, _ in others], most=3)} too" if others else ""
+            self._status(f"{first} is starting: {what}{more}")
 
 
 def _must_start_in_turn(setup: Setup, placements: Sequence[GpuPlacement | None]) -> bool:

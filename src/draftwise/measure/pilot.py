@@ -21,8 +21,17 @@ from draftwise.measure.readiness import WARM_UP_LENGTH, WarmUp
 from draftwise.measure.roster import Roster
 from draftwise.measure.time_estimate import TextPace, TimeEstimate
 from draftwise.runs.turn_order import Turn
+from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Lengths", "Pilot", "look_at_lengths", "look_at_paces", "make_estimate", "spare_prompts"]
+__all__ = [
+    "Lengths",
+    "Pilot",
+    "expect_candidate_s",
+    "look_at_lengths",
+    "look_at_paces",
+    "make_estimate",
+    "spare_prompts",
+]
 
 _LOOKED_AT = 2
 """Prompts of each workload that every server is asked one at a time."""
@@ -30,6 +39,10 @@ _SPARED_OF = 20
 """Prompts of a workload from which on it can spare some."""
 _TOGETHER = 16
 """Prompts that the baseline answers at once."""
+_FEW_TOKENS, _CUT = 64, 1.5
+"""Tokens that tell roughly how fast a machine is; how many times as long an answer that they cut is taken to be."""
+_PATIENCE_S = 5.0
+"""Wait for these answers when the time of the look is over."""
 _STEP = (5**0.5 - 1) / 2
 """Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
 
@@ -99,12 +112,42 @@ async def look_at_lengths(
         # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
         hidden = [prompt if client.keeps_apart else disguise(prompt) for _, prompt in together]
         asked = [(_make_turn(arm, name, plan), each) for (name, _), each in zip(together, hidden, strict=True)]
-        answers = await asyncio.gather(*(client.ask(*each, seed=plan.seed) for each in asked))
-        for (name, prompt), answer in zip(together, answers, strict=True):
-            if answer.error is None:
+        asking = {
+            asyncio.create_task(client.ask(*each, seed=plan.seed)): place
+            for each, place in zip(asked, together, strict=True)
+        }
+        # Answers that take far longer than the look may are given up: their lengths are not worth the time.
+        done, late = await asyncio.wait(asking, timeout=max(0.0, ends_at - clock()) + _PATIENCE_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        for task in done:
+            name, prompt = asking[task]
+            if (answer := task.result()).error is None:
                 found[name, prompt.id] = answer.timing.num_tokens
     await client.backend.rest()
     return found
+
+
+async def expect_candidate_s(client: Client, plan: RunPlan) -> float:
+    """Return about how many seconds the fewest prompts that decide anything take of a server like this one.
+
+    Going by the first tokens of an answer of each workload; one that is cut is taken to be half as long again.
+
+    Raises:
+        BackendError: it broke.
+    """
+    clock, seconds = asyncio.get_running_loop().time, 0.0
+    await client.backend.wake()
+    for workload in plan.workloads:
+        last = workload.prompts[-1]
+        asked = replace(disguise(last), max_tokens=min(_FEW_TOKENS, last.max_tokens))
+        began = clock()
+        answer = await client.ask(_make_turn(client.backend.name, workload.name, plan), asked, seed=plan.seed)
+        is_cut = answer.timing.num_tokens >= asked.max_tokens < last.max_tokens
+        seconds += (clock() - began) * (_CUT if is_cut else 1.0)
+    await client.backend.rest()
+    return FEWEST_PROMPTS * len(plan.conditions) * seconds
 
 
 async def look_at_paces(

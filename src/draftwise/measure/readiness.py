@@ -59,6 +59,8 @@ _REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
 _TIMES = 4
 WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
 """Characters of a warm-up prompt."""
+_PAUSES_S = (0.5, 2.0)
+"""Pauses before a warm-up request that failed is sent again."""
 _LOOK_S = 0.5
 """For which servers that are asked nothing are watched."""
 _IDLE = 0.10
@@ -236,11 +238,22 @@ async def _ask_together(client: Client, condition: Condition, plan: RunPlan, num
     chat, arm = _is_chat(plan), client.backend.name
     turn = Turn(number=-1, arm=arm, workload="", repeat=0, prompts=(), condition=condition)
     prompts = [_warmup_prompt(number, _WARMUP_TOKENS, chat) for number in numbers]
-    answers = await asyncio.gather(*(client.ask(turn, prompt, seed=plan.seed) for prompt in prompts))
+    answers = await asyncio.gather(*(_ask_twice(client, turn, prompt, plan.seed) for prompt in prompts))
     for answer in answers:
         if answer.error is not None:
             raise BackendError(f"{arm}: a warm-up request failed: {answer.error}")
     return answers
+
+
+async def _ask_twice(client: Client, turn: Turn, prompt: Prompt, seed: int) -> Answer:
+    """Return the answer to a warm-up prompt, asked again where a server that was just started gave none."""
+    answer = await client.ask(turn, prompt, seed=seed)
+    for pause_s in _PAUSES_S if answer.error is not None else ():
+        await asyncio.sleep(pause_s)
+        answer = await client.ask(turn, prompt, seed=seed)
+        if answer.error is None:
+            break
+    return answer
 
 
 def _is_chat(plan: RunPlan) -> bool:

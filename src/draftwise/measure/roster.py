@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from statistics import median
 from typing import TypeVar
 
 from draftwise.backends import Backend
@@ -30,14 +31,18 @@ class Roster:
         progress: receives every candidate that is left out; starting servers ends when it asks to stop.
         may_leave_out: whether the session goes on without a candidate whose server fails.
         is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
+        starts_at_once: servers that start together, as they share cores; None for all.
     """
 
     backends: Sequence[Backend]
     progress: Progress
     may_leave_out: bool = True
     is_one_at_a_time: bool = False
+    starts_at_once: int | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
     """Of the servers that answer, by arm."""
+    _starts: dict[str, float] = field(default_factory=dict, init=False)
+    """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)
 
     @property
@@ -72,10 +77,10 @@ class Roster:
             return None
 
     async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
-        """Start servers together; return when each is up, or left out.
+        """Start servers, as many together as there are cores for; return when each is up, or left out.
 
         Args:
-            group: some of the backends.
+            group: some of the backends, the most promising first.
             ends_at: on the clock of the event loop: from then on candidates are not waited for where others are up.
 
         Raises:
@@ -84,7 +89,10 @@ class Roster:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        starting = {asyncio.create_task(self.attempt(each, each.start())): each for each in group}
+        turn = asyncio.Semaphore(self.starts_at_once or len(group))
+        starting = {
+            asyncio.create_task(self.attempt(each, self._start_in_turn(each, turn, ends_at))): each for each in group
+        }
         try:
             while starting:
                 left_s = ends_at - clock()
@@ -102,6 +110,21 @@ class Roster:
                         await self._leave_out(each, _too_late(each, clock() - began))
         finally:
             await _cancel(starting)
+
+    async def _start_in_turn(self, backend: Backend, turn: asyncio.Semaphore, ends_at: float) -> None:
+        """Start a server when it is its turn; fail at once where the time is too short for it, and others are up."""
+        clock = asyncio.get_running_loop().time
+        async with turn:
+            began = clock()
+            usual_s = median(self._starts.values()) if self._starts else 0.0
+            if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
+                left_s = max(0.0, ends_at - began)
+                raise BackendError(
+                    f"{backend.name}: it was not started: servers take {usual_s:.0f} s to start here, and {left_s:.0f} "
+                    "s were left for that.\nGive more --minutes, or fewer candidates."
+                )
+            await backend.start()
+            self._starts[backend.name] = clock() - began
 
     async def greet(self, group: Iterable[Backend], hello: Prompt, *, salt: str) -> None:
         """Ask each server that is up the simplest question.
@@ -131,7 +154,7 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = f"Left out: candidate {backend.name}: its server failed, and the others are measured. {error}"
+        text = f"Left out: candidate {backend.name}: its server is not up, and the others are measured. {error}"
         self.progress.notice(Finding.info("left-out", text))
 
 

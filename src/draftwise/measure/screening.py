@@ -41,7 +41,7 @@ from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length
 
-__all__ = ["ScreenedPlan", "screen"]
+__all__ = ["ScreenedPlan", "find_differences", "screen"]
 
 _REACH = 2.0
 """Times the calibrated batch, up to which a load is looked at."""
@@ -74,7 +74,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     """
     profile = read_profile(spec.profile) if isinstance(spec.profile, Path) else spec.profile
     calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
-    if calibration is not None and (differences := list(_compare(calibration, plan, context))):
+    if calibration is not None and (differences := list(find_differences(calibration, plan, context))):
         name = _name(spec.calibration, "the calibration")
         text = f"{name} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
         progress.notice(Finding.warning("not-screened", text))
@@ -251,7 +251,7 @@ class _Forecasts:
                     yield cell
 
 
-def _compare(calibration: Calibration, plan: RunPlan, context: RunContext) -> Iterator[str]:
+def find_differences(calibration: Calibration, plan: RunPlan, context: RunContext) -> Iterator[str]:
     """Yield what of a calibration is not the run's, or is not known to be."""
     here = describe_machine(context.hardware)
     if not here or here != calibration.hardware:
@@ -262,8 +262,11 @@ def _compare(calibration: Calibration, plan: RunPlan, context: RunContext) -> It
         yield "the model of this run is not known"
     elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
         yield f"the model's {join_names(different)} differ"
-    if calibration.engine != setup.engine or calibration.engine_version != setup.engine_version:
-        here = f"this is {setup.engine} {setup.engine_version}" if setup.engine else "what serves here is not known yet"
+    record = context.server(plan.arms[0].name)
+    engine = setup.engine or str(record.version.get("engine", ""))
+    version = setup.engine_version or record.release or ""
+    if (calibration.engine, calibration.engine_version) != (engine, version):
+        here = f"this is {engine} {version}" if engine else "what serves here is not known yet"
         yield f"it is of {calibration.engine} {calibration.engine_version}, and {here}"
     if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
         yield f"the flags {join_names(flags)} differ"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import median
@@ -33,6 +33,7 @@ from draftwise.deciding.conclusions import find_early_end
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.server_checks import find_differences
+from draftwise.knowledge.methods import find_method
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, no_device
@@ -44,7 +45,15 @@ from draftwise.measure.output_probes import (
     find_null,
     needs_probes,
 )
-from draftwise.measure.pilot import Lengths, Pilot, look_at_lengths, look_at_paces, make_estimate, spare_prompts
+from draftwise.measure.pilot import (
+    Lengths,
+    Pilot,
+    expect_candidate_s,
+    look_at_lengths,
+    look_at_paces,
+    make_estimate,
+    spare_prompts,
+)
 from draftwise.measure.readiness import (
     WarmUp,
     check_addresses,
@@ -62,9 +71,14 @@ from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate, describe_plan, fit_plan
 from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
+from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = ["Session"]
 
+_MANY_SERVERS = 4
+"""Servers from which on it is looked at how many the time has room for, before they all start."""
+_LOOKED_AT_MORE = 1.3
+"""Times what its prompts take, for a candidate's warm-up and the look at its pace."""
 _TIMED = 5
 """Readings of counters and of the machine of which the median tells how long they take."""
 _PLANNED = 0.98
@@ -115,6 +129,8 @@ class Session:
         omissions: what was left out of the plan beforehand.
         budget_s: time for all of it, the report included; None for as long as it takes.
         spent_s: time that had passed since the command was given.
+        starts_at_once: servers that start together; None for all.
+        examine: refuses servers, by what they say of themselves, before they are asked anything else.
         progress: receives what is going to be measured, how long that takes, and what was noticed or left out.
         line_up: of the backends, where one is up at a time; None where all are.
     """
@@ -132,6 +148,8 @@ class Session:
     omissions: Sequence[Omission] = ()
     budget_s: float | None = None
     spent_s: float = 0.0
+    starts_at_once: int | None = None
+    examine: Callable[[RunPlan, RunContext], None] | None = None
     is_stopped: bool = field(default=False, init=False)
     """Whether the session ended because the progress asked to stop: the rest can be measured later."""
     _tracked: _TrackedProgress = field(init=False)
@@ -177,7 +195,7 @@ class Session:
         await self._begin(roster, estimate, budget)
         self.directory.reserve()
         if self.line_up is not None:
-            self._keep_warm(self.line_up, roster, budget)
+            self.line_up.warm = self._make_warmer(roster, budget)
         sweep = self._make_sweep(roster, warm, estimate, budget)
         self._report_plan(given, self._list_present(roster), warm, sweep.expect_seconds())
         try:
@@ -195,6 +213,7 @@ class Session:
             # Where a command replaces servers, nobody knows which one is up once it has failed.
             may_leave_out=self.line_up is None or self.plan.arms[0].url is None,
             is_one_at_a_time=self.line_up is not None,
+            starts_at_once=self.starts_at_once,
         )
 
     def _make_sweep(self, roster: Roster, warm: WarmUp, estimate: TimeEstimate, budget: TimeBudget) -> Sweep:
@@ -213,6 +232,8 @@ class Session:
             budget=budget,
             without=set(roster.left_out),
             returned=self._returned,
+            # What draftwise starts itself does not come back by itself.
+            warm=self._make_warmer(roster, budget) if all(arm.url for arm in self.plan.arms) else None,
         )
 
     def _report_plan(self, given: RunPlan, plan: RunPlan, warm: WarmUp, seconds: float) -> None:
@@ -231,7 +252,8 @@ class Session:
         """Start and warm up all servers, or one after the other, see to it that they are what they should be, and look
         at a few of their outputs."""
         clock, progress, greeting = asyncio.get_running_loop().time, self._tracked, make_greeting(self.plan)
-        groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
+        ordered = _sort_by_promise(self.plan, self.backends)
+        groups = [ordered] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
         warm, pilots = WarmUp(pace={}, decoding={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
         lengths: Lengths = {}
@@ -241,9 +263,12 @@ class Session:
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             progress.status("starting the servers")
-            await roster.start(group, ends_at=budget.start_end(began))
+            group, up = await self._start_what_fits(roster, group, budget, salt)
             budget.start_s = clock() - began
-            await roster.greet(group, greeting, salt=salt)
+            await roster.greet([each for each in group if each.name not in up], greeting, salt=salt)
+            if self.examine is not None:
+                servers = {each.name: await describe_server(each, self.context.notes) for each in roster.present}
+                self.examine(self.plan, replace(self.context, servers=servers))
             if not self.resume:
                 self.plan = presume_warm_prefixes(self.plan, roster.clients)
             warm_up_end = budget.warm_up_end(clock(), share)
@@ -267,6 +292,43 @@ class Session:
             estimate.switch_s = median(starts)
             self._report_switch_cost(estimate.switch_s)
         return warm, estimate
+
+    async def _start_what_fits(
+        self, roster: Roster, group: list[Backend], budget: TimeBudget, salt: str
+    ) -> tuple[list[Backend], Container[str]]:
+        """Start servers; where they share cores with little time, the first two, and of the others as many as fit.
+
+        Returns:
+            The servers that stay in the run, and the names of those that were greeted.
+        """
+        clock = asyncio.get_running_loop().time
+        ends_at = budget.start_end(clock())
+        if self.starts_at_once is None or not budget.is_bounded or self.resume or len(group) < _MANY_SERVERS:
+            await roster.start(group, ends_at=ends_at)
+            return group, ()
+        first, others, began = group[:2], group[2:], clock()
+        await roster.start(first, ends_at=ends_at)
+        start_s = (clock() - began) / min(2, self.starts_at_once)
+        await roster.greet(first, make_greeting(self.plan), salt=salt)
+        up = {each.name for each in first}
+        each_s = await expect_candidate_s(roster.clients[group[0].name], self.plan)
+        left_s = _PLANNED * (budget.turns_end - clock())
+        count = max(len(roster.left_out), math.floor((left_s - 2 * each_s) / (_LOOKED_AT_MORE * each_s + start_s)))
+        if count < len(others):
+            names = [each.name for each in others[count:]]
+            reason = (
+                f"a server takes {start_s:.0f} s to start here, and {FEWEST_PROMPTS} prompts of each workload about "
+                f"{each_s:.0f} s; {left_s / 60:.1f} min are left"
+            )
+            gone = [Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True) for name in names]
+            for line in describe_omissions(gone):
+                self.progress.notice(Finding.info("left-out", f"Left out: {line}.", fix="Give more --minutes."))
+            self.omissions = (*self.omissions, *gone)
+            self.plan = self.plan.keep_arms([arm.name for arm in self.plan.arms if arm.name not in names])
+            self.backends = roster.backends = [each for each in self.backends if each.name not in names]
+            others = others[:count]
+        await roster.start(others, ends_at=ends_at)
+        return first + others, up
 
     async def _probe_outputs(self, roster: Roster, group: Sequence[Backend]) -> None:
         """Ask servers for greedy answers, where no load compares outputs one by one."""
@@ -300,15 +362,15 @@ class Session:
         )
         self.progress.notice(Finding.info("measurement-planned", text))
 
-    def _keep_warm(self, line_up: LineUp, roster: Roster, budget: TimeBudget) -> None:
-        """See to it that a server that comes up again is warm before it is measured."""
+    def _make_warmer(self, roster: Roster, budget: TimeBudget) -> Callable[[str], Awaitable[None]]:
+        """Return what makes a server that comes up again warm before it is measured."""
 
         async def warm(arm: str) -> None:
             ends_at = budget.warm_up_end(asyncio.get_running_loop().time(), 1 / len(self.backends))
             group = [roster.clients[arm].backend]
             await warm_up(roster, group, self.plan, ends_at=ends_at, progress=self._tracked)
 
-        line_up.warm = warm
+        return warm
 
     async def _check_warm_up(self, roster: Roster, warm: WarmUp, unrest: str | None) -> None:
         """See to it that servers are what they should be, and say which are not steady or not at rest."""
@@ -403,6 +465,18 @@ class Session:
             keep=self.directory.add_divergence,
             arm_by_arm=self.line_up is not None,
         )
+
+
+def _sort_by_promise(plan: RunPlan, backends: Sequence[Backend]) -> list[Backend]:
+    """Return the servers: the baseline's, then those that need no weights and start soonest, then the others in the
+    order that the guides give to their methods."""
+
+    def rank(backend: Backend) -> tuple[bool, bool, int]:
+        spec = next(arm.spec for arm in plan.arms if arm.name == backend.name)
+        method = None if spec is None else find_method(spec.method)
+        return spec is not None, method is None or method.has_weights, method.advice.rank if method is not None else 0
+
+    return sorted(backends, key=rank)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

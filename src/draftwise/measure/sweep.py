@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
 
-from draftwise.core import CellLook, Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
+from draftwise.core import BackendError, CellLook, Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
 from draftwise.core.progress import check_stop
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.experiment import Experiment
@@ -48,6 +49,12 @@ _ANCHORS_OF = 20
 """Prompts without which they would cost too much of the time."""
 _QUEUED = 64
 """Blocks of a place that are planned in one go: a log may have ten thousand."""
+_AWAY_S, _AWAY, _AWAY_POLL_S = 180.0, 0.25, 1.0
+"""Most seconds that a server that broke is waited for, the same as a share of what is left, and those between looks."""
+_MOST_RETURNS = 3
+"""Times that a server may break and come back."""
+_SLOWER = 1.25
+"""Times the time that is left, from which blocks that are still needed do not fit: forecasts are as far off as that."""
 _WARMED = 4
 """Blocks of a place after which a server that was not steady in the warm-up counts as steady."""
 
@@ -83,6 +90,7 @@ class Sweep:
         budget: in which everything has to end.
         without: candidates that are left out.
         returned: candidates that the run was measured without before it was continued.
+        warm: warms up an arm's server that was away; None where a server that breaks ends the run.
     """
 
     experiment: Experiment
@@ -90,6 +98,7 @@ class Sweep:
     budget: TimeBudget
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
+    warm: Callable[[str], Awaitable[None]] | None = None
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
@@ -105,6 +114,8 @@ class Sweep:
     _reopened: bool = field(default=False, init=False)
     """Whether candidates that had left are measured again, as there is time."""
     _is_over: bool = field(default=False, init=False)
+    _returns: Counter[str] = field(default_factory=Counter, init=False)
+    """How often a server broke and came back, by arm."""
 
     async def run(self) -> None:
         """Measure until everything is asked or the time is over.
@@ -170,13 +181,28 @@ class Sweep:
         ready = [lane for lane in self._lanes if not lane.is_closed and self._fill(lane)]
         if not ready:
             return None
-        if few := [lane for lane in ready if lane.blocks < FEWEST_PROMPTS]:
+        if few := self._keep_what_fits([lane for lane in ready if lane.blocks < FEWEST_PROMPTS]):
             return min(few, key=lambda lane: lane.blocks)
+        if not (ready := [lane for lane in ready if not lane.is_closed]):
+            return None
         spent: dict[str, list[float]] = {}
         for lane in ready:
             spent.setdefault(lane.condition.label, []).append(lane.seconds)
         load = min(spent, key=lambda each: sum(spent[each]) / len(spent[each]))
         return min((lane for lane in ready if lane.condition.label == load), key=lambda lane: lane.prompts)
+
+    def _keep_what_fits(self, few: Sequence[_Lane]) -> list[_Lane]:
+        """Close lanes where a machine became so slow that they keep others from the fewest blocks that decide."""
+
+        def need_s(lane: _Lane) -> float:
+            return (FEWEST_PROMPTS - lane.blocks) * self.estimate.sum(lane.queue[0])
+
+        kept = sorted(few, key=need_s)
+        is_known = all(lane.blocks for lane in kept)
+        while is_known and len(kept) > 1 and sum(map(need_s, kept)) > _SLOWER * self._left_s():
+            lane = kept.pop()
+            self._end_lane(lane, need_s(lane), "those that decide anything take")
+        return kept
 
     def _fill(self, lane: _Lane) -> bool:
         """Plan the next blocks of a lane; return whether there are any: a prompt comes back only after all others."""
@@ -190,11 +216,11 @@ class Sweep:
                 lane.repeat += 1
         return True
 
-    def _end_lane(self, lane: _Lane, expected_s: float) -> None:
-        """Close a lane whose next block would not end in time, and say so where that is not the usual end."""
+    def _end_lane(self, lane: _Lane, expected_s: float, what: str = "a block there takes") -> None:
+        """Close a lane whose next blocks would not end in time, and say so where that is not the usual end."""
         lane.is_closed = True
         if lane.blocks < FEWEST_PROMPTS:
-            reason = f"a block there takes {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+            reason = f"{what} {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
             what = f"more than {lane.blocks} paired blocks of {lane.place[0]} at {lane.place[1]}"
             self._leave_out(Omission(what=what, reason=reason))
 
@@ -202,10 +228,13 @@ class Sweep:
         clock = asyncio.get_running_loop().time
         began = clock()
         self._progress.status(f"measuring {lane.place[0]} at {lane.place[1]}")
-        await self._take(block)
+        is_whole = await self._take(block)
+        lane.seconds += clock() - began
+        if not is_whole:
+            lane.is_stale = True
+            return
         lane.blocks += 1
         lane.prompts += len(block[0].prompts)
-        lane.seconds += clock() - began
         if self.experiment.cold and min(each.blocks for each in self._lanes) >= _WARMED:
             self.experiment.cold.clear()
 
@@ -437,18 +466,49 @@ class Sweep:
         turns = plan_turns(self._plan, conditions, repeat, added=run.added, settled=settled)
         return (turn for turn in turns if workload in (None, turn.workload))
 
-    async def _take(self, block: Sequence[Turn]) -> None:
-        """Measure a paired block, and learn how long its turns take."""
+    async def _take(self, block: Sequence[Turn]) -> bool:
+        """Measure a paired block, and learn how long its turns take; return whether no server broke."""
         clock = asyncio.get_running_loop().time
         for turn in block:
             check_stop(self._progress)
             await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
             expected_s = self.estimate.expect_first(turn)
-            if await self.experiment.take(replace(turn, number=self._number), expected_s=expected_s):
+            number, self._number = self._number, self._number + 1
+            try:
+                is_taken = await self.experiment.take(replace(turn, number=number), expected_s=expected_s)
+            except BackendError as error:
+                await self._wait_for_return(turn.arm, error)
+                return False
+            if is_taken:
                 self.estimate.learn(turn, clock() - began)
                 self._done += 1
-            self._number += 1
+        return True
+
+    async def _wait_for_return(self, arm: str, error: BackendError) -> None:
+        """Return when a server that broke answers again, as the same model, and is warm.
+
+        Raises:
+            BackendError: the given one, where it does not come back.
+        """
+        clock, client = asyncio.get_running_loop().time, self.experiment.clients[arm]
+        began = clock()
+        ends_at = began + min(_AWAY_S, _AWAY * max(0.0, self._left_s()))
+        self._returns[arm] += 1
+        self._progress.status(f"waiting for the server of {arm} to come back")
+        while self.warm is not None and self._returns[arm] <= _MOST_RETURNS and clock() < ends_at:
+            check_stop(self._progress)
+            with suppress(BackendError):
+                if (await client.backend.describe()).model == client.model:
+                    await self.warm(arm)
+                    why = str(error).partition("\n")[0]
+                    text = f"its server broke, and answered again after {clock() - began:.0f} s: {why}"
+                    self._progress.notice(Finding.warning("server-came-back", text, where=arm))
+                    what = f"a turn of {arm}, at first"
+                    self._directory.add_omission(Omission(what=what, reason=f"{text}; it was taken again"))
+                    return
+            await asyncio.sleep(_AWAY_POLL_S)
+        raise error
 
     async def _retake(self) -> bool:
         """Take disturbed turns again, up to a limit; return whether there were any.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["TimeBudget"]
 
-_START = 0.4
+_START = 0.3
 """Share of the whole after which candidates that are not up yet are left out, where others can be measured."""
 _WARM_UP = 0.2
 """Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""

@@ -192,8 +192,9 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
 
     Prompts are drawn as long as there is time: nothing of them is left out beforehand. Where not even the fewest that
     decide anything fit for everything, loads go, those in the middle before the ends (between which a crossover can
-    still be searched), then the last candidates, of which nothing is known yet. If even the rest does not fit it is
-    returned: the time ends it. Where one server is up at a time, each repetition asks the same prompts
+    still be searched), then the candidates that were slowest in the look at their paces, then the last workloads: one
+    that is decided is worth more than several that are not. If even the rest does not fit it is returned: the time
+    ends it. Where one server is up at a time, each repetition asks the same prompts
     (`_fit_stretches`).
     """
     if plan.one_at_a_time:
@@ -207,9 +208,14 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         fitted = _without_condition(fitted)
     found = [Omission(what=what, reason=reason, is_final=True) for what in name_missing(fitted, plan)]
     while _expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
-        name = fitted.arms[-1].name
-        found.append(Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True))
-        fitted = _without_last_arm(fitted)
+        name = _find_slowest(fitted, estimate)
+        why = f"{reason}; it was the slowest of those left in a look at their paces, which is no claim"
+        found.append(Omission(what=f"candidate {name}", reason=why, candidate=name, is_final=True))
+        fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
+    while _expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:
+        *kept, last = fitted.workloads
+        found.append(Omission(what=f"workload {last.name}", reason=reason, is_final=True))
+        fitted = replace(fitted, workloads=tuple(kept))
     if (least_s := _expect_least(fitted, estimate)) > seconds:
         reason = (
             f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, and {seconds / 60:.1f} min are left"
@@ -258,9 +264,9 @@ def _fit_stretches(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tup
         least = max(_LEAST_PROMPTS, ceil(FEWEST_PROMPTS / len(fitted.workloads)))
         fitted = _cut(fitted, estimate, seconds, least)
     while expect_seconds(fitted, estimate) > seconds and len(fitted.arms) > 2:
-        name = fitted.arms[-1].name
+        name = _find_slowest(fitted, estimate)
         found.append(Omission(what=f"candidate {name}", reason=needed, candidate=name, is_final=True))
-        fitted = _without_last_arm(fitted)
+        fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
     return _cut(replace(fitted, workloads=plan.workloads), estimate, seconds, fewest), found
 
@@ -305,8 +311,13 @@ def _without_condition(plan: RunPlan) -> RunPlan:
     return replace(plan, conditions=(*plan.conditions[:middle], *plan.conditions[middle + 1 :]))
 
 
-def _without_last_arm(plan: RunPlan) -> RunPlan:
-    return plan.keep_arms([arm.name for arm in plan.arms[:-1]])
+def _find_slowest(plan: RunPlan, estimate: TimeEstimate) -> str:
+    """Return the candidate that is expected to take longest for the first prompts of all workloads."""
+    few = replace(plan, workloads=tuple(each.first(FEWEST_PROMPTS) for each in plan.workloads))
+    seconds = dict.fromkeys((arm.name for arm in plan.arms), 0.0)
+    for turn in plan_turns(few, few.conditions, 1):
+        seconds[turn.arm] += estimate.expect(turn)
+    return max(reversed(plan.arms[1:]), key=lambda arm: seconds[arm.name]).name
 
 
 def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:

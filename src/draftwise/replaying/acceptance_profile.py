@@ -83,7 +83,7 @@ def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
         f"{largest} of {len(steps_R)} requests at temperature {anchors.temperature:g} hold {share:.0%} of the "
         f"variance of {anchors.candidate.label}: its interval is wide for that reason, and may still be too narrow.",
         where=anchors.candidate.label,
-        fix="Replay more of the log, or group it (--group-by) so that unlike traffic is apart.",
+        fix="Replay more of the log, or use --group-by to separate different traffic.",
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from draftwise.core import Interval
 from draftwise.deciding.compare.changes import TOKENS_PER_S, CellChange, ReadingChange
-from draftwise.deciding.compare.run_pair import Compared, ContextDifference, PairSide, VerdictChange, VerdictOutcome
+from draftwise.deciding.compare.run_pair import (
+    Compared,
+    ContextDifference,
+    PairSide,
+    VerdictChange,
+    VerdictOutcome,
+    find_shared,
+)
 from draftwise.reporting.markdown import escape, fold, format_table
 from draftwise.reporting.units import format_ratio
 
@@ -150,6 +157,11 @@ def list_notes(compared: Compared) -> list[str]:
         f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
     ]
     how = {change.how for cell in compared.cells for change in cell.changes}
+    found += [
+        f"{name}: judged by the {both} prompts that both asked, of {one} and {other}"
+        for name, both, one, other in find_shared(compared.before.results, compared.after.results)
+        if both < max(one, other)
+    ]
     found.append("the two ran at different times: what the machine did meanwhile is in the ratios between them")
     if "unpaired" in how:
         found.append("other prompts on both sides, or not known to be the same: requests are taken as independent")

@@ -214,7 +214,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
             "not-expressible",
             f"The target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
             where=where,
-            fix="Train another method: eagle3 works with every target.",
+            fix="Train another method. eagle3 works with every target.",
         )
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from draftwise.core import Calibration, ClosedLoop, Condition, SpecConfig
+from draftwise.core import Calibration, ClosedLoop, Condition, InvalidSetup, SpecConfig
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
-from draftwise.measure.calibrating import make_calibration
+from draftwise.measure.calibrating import make_calibration, require_known
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.plan.cost.calibrated import CalibratedCosts
@@ -43,7 +45,6 @@ _LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)
 """Streams by engine: from one sequence to where computing takes as long as reading the weights."""
 _REPEATS = 2
 _WORKLOADS = ("code", "rewrite")
-_UNFINISHED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class CalibrateResult(Result):
     @property
     def exit_code(self) -> int:
         """130 if the measurement was stopped."""
-        return 0 if self.is_finished else _UNFINISHED
+        return 0 if self.is_finished else ExitCode.INTERRUPTED
 
     def to_wire(self) -> Calibration:
         """Return the calibration, which is the document."""
@@ -95,15 +96,20 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     of the progress are requests. Where a server fails, the result so far goes to `progress.update` before the error is
     raised.
     """
+    named = request.model or request.target
+    target, specs = None if named is None else str(named), _name_specs(request)
     if request.from_run is None:
         measurement = _open(request, progress)
-        ending = measure(measurement, progress)
+        ending = measure(measurement, progress, partial(require_known, target=target, specs=specs))
         ending.require_some(measurement.directory.path)
         directory = measurement.directory
     else:
         directory, ending = RunDirectory(Path(request.from_run)), Ending(is_finished=True)
-    named = request.model or request.target
-    calibration = make_calibration(directory.read(), target=None if named is None else str(named))
+    try:
+        calibration = make_calibration(directory.read(), target=target, specs=specs)
+    except InvalidSetup as error:
+        kept = f" The readings are kept: draftwise calibrate --from {directory.path}, with what is missing."
+        raise InvalidSetup(replace(each, fix=f"{each.fix}{kept}") for each in error.findings) from None
     if request.out is not None:
         write_document(Path(request.out), calibration)
     result = CalibrateResult(calibration=calibration, directory=directory.path, is_finished=ending.is_finished)
@@ -113,10 +119,16 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     return result
 
 
+def _name_specs(request: CalibrateRequest) -> dict[str, SpecConfig]:
+    """Return speculative configs that are given by name, for servers that do not tell theirs."""
+    given = read_candidates(request.candidates)
+    return {each.name: each.spec for each in given if each.name and each.spec is not None}
+
+
 def _open(request: CalibrateRequest, progress: Progress) -> Measurement:
     headers = read_headers(request.headers, request.key_variables)
     if request.resume is not None:
-        refuse_changes(request, stay=("model", "out"))
+        refuse_changes(request, stay=("model", "out", "candidates"))
         return measurements.resume(
             Path(request.resume), headers=headers, minutes=request.minutes, began_s=request.began_s
         )

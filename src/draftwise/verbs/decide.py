@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from draftwise.core import Arrivals, Calibration, Condition, Phase, Profile
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.measurement import Measurement
@@ -32,8 +33,6 @@ from draftwise.verbs.verb import verb
 from draftwise.workloads import BUNDLED
 
 __all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
-
-_UNFINISHED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class DecideResult(Concluded):
     def exit_code(self) -> int:
         """130 if it was stopped; 1 if there is a finding of severity error, or nothing was compared."""
         if not self.is_finished:
-            return _UNFINISHED
+            return ExitCode.INTERRUPTED
         return int(self.decision.has_error or not self.decision.comparisons)
 
 

@@ -62,7 +62,7 @@ class ForecastRequest:
 class HeldRow(HeldAgainst):
     """A forecast compared with what was measured later, and its error."""
 
-    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "is_other_traffic")
+    JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "of_acceptance", "of_steps", "is_other_traffic")
 
     @classmethod
     def of(cls, held: HeldAgainst) -> HeldRow:
@@ -79,6 +79,8 @@ class ForecastResult(Result):
     """None where the request names a run to compare with."""
     held: tuple[HeldRow, ...] = field(default=(), metadata=HIDDEN)
     """Forecasts compared with the measurements of a run; empty where the request names none."""
+    differences: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    """What of the run is not as it was calibrated and replayed, in words."""
     calibration: Calibration = field(metadata=HIDDEN)
     """With the errors of the forecasts that were compared."""
     file: Path | None = field(default=None, metadata=HIDDEN)
@@ -125,7 +127,10 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
         calibration = _remember(calibration, held)
         if file is not None:
             write_document(file, calibration)
-        return shown(held=tuple(map(HeldRow.of, held)), calibration=calibration)
+        from draftwise.measure.screening import find_differences  # a forecast alone needs nothing that measures
+
+        rows, different = tuple(map(HeldRow.of, held)), tuple(find_differences(calibration, run.plan, run.context))
+        return shown(held=rows, differences=different, calibration=calibration)
     made = _make(profile, calibration, request)
     if request.out is not None:
         write_document(Path(request.out), made)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from draftwise.core import BackendError, Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, Window
 from draftwise.core.action import Action
-from draftwise.core.documents import HIDDEN
+from draftwise.core.documents import json_form
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.runs.documents import read_baseline
 from draftwise.verbs.field_types import Range
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardRequest", "GuardResult", "ReplicaRow", "guard"]
 
-_EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _POOLS = ("spec", "plain")
 
 
@@ -94,16 +94,16 @@ class GuardResult(Result):
     actions: tuple[Action, ...]
     """The step that was carried out, if any, and new proposals."""
     findings: tuple[Diagnosis | Ruling | Finding, ...]
-    done: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    done: tuple[str, ...] = field(default=(), metadata=json_form(omit_empty=True))
     """What was undone or acknowledged, a sentence each."""
 
     @property
     def exit_code(self) -> int:
         """0 if nothing was found, 1 if something was, 3 if a server cannot be read or a step fails."""
         if any(finding.code in ("server-unread", "nothing-is-read", "step-failed") for finding in self.findings):
-            return _EXIT_UNREAD
+            return ExitCode.FAILED
         grave = any(finding.severity is not Severity.INFO for finding in self.findings)
-        return _EXIT_FINDING if grave or self.actions else _EXIT_GOOD
+        return ExitCode.FINDINGS if grave or self.actions else ExitCode.GOOD
 
 
 @verb(GuardRequest)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from draftwise.core import BackendError, InvalidSetup, LaunchOptions, SpecConfig, StorageError
+from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunContext, RunPlan, SpecConfig, StorageError
 from draftwise.core.progress import Progress, Stopped
 from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
@@ -179,15 +179,22 @@ class Ending:
         raise Stopped
 
 
-def measure(measurement: Measurement, progress: Progress) -> Ending:
+def measure(
+    measurement: Measurement, progress: Progress, examine: Callable[[RunPlan, RunContext], None] | None = None
+) -> Ending:
     """Measure until everything is measured, the time is over, something fails, or a stop is requested.
 
     Ctrl-C stops it at once: the servers go down, what was measured stays.
 
+    Args:
+        measurement: to open.
+        progress: of the session.
+        examine: refuses servers by what they say of themselves, before they are measured.
+
     Raises:
         InvalidSetup: a server cannot be started so, or is not what it should be.
     """
-    session = measurement.open(progress)
+    session = measurement.open(progress, examine)
     try:
         with asyncio.Runner(loop_factory=precise_loop) as runner:
             runner.run(session.run())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, overload
 
 from draftwise.core import Calibration, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
@@ -18,7 +18,6 @@ from draftwise.knowledge.models import read_models, read_names
 from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
 from draftwise.plan.pick.recommend import decide_command
-from draftwise.runs.documents import read_calibration
 from draftwise.setups.read import read_words
 from draftwise.setups.write import write_shell
 from draftwise.verbs.field_types import Range
@@ -265,8 +264,11 @@ def list_traffic_kinds() -> list[str]:
 
 
 def _read_requirements(request: PickRequest, version: str) -> Requirements:
-    given = request.calibration
-    calibration = given if given is None or isinstance(given, Calibration) else read_calibration(Path(given))
+    calibration = request.calibration
+    if calibration is not None and not isinstance(calibration, Calibration):
+        from draftwise.runs.documents import read_calibration  # numpy is absent in a browser
+
+        calibration = read_calibration(Path(calibration))
     traffic = describe_traffic(
         request.workload,
         overlap=request.overlap,
@@ -346,19 +348,30 @@ def _describe_estimate(candidate: RankedMethod) -> EstimateRow | None:
     return EstimateRow(
         k=found.k,
         sequences=found.sequences,
-        speedup=found.gain,
-        speedup_range=found.gain_range,
-        acceptance_prior=(expected.low, expected.high),
-        acceptance_expected=expected.expected,
-        acceptance_needed=found.needed_acceptance,
-        temperature_factor=expected.factor,
-        length_prior=found.length_range,
-        length_expected=found.expected_length,
-        length_break_even=found.break_even,
-        tpot_ms=None if found.tpot_s is None else 1e3 * found.tpot_s,
-        plain_tpot_ms=None if found.baseline_s is None else 1e3 * found.baseline_s,
+        speedup=_round(found.gain),
+        speedup_range=found.gain_range and (_round(found.gain_range[0]), _round(found.gain_range[1])),
+        acceptance_prior=(_round(expected.low), _round(expected.high)),
+        acceptance_expected=_round(expected.expected),
+        acceptance_needed=_round(found.needed_acceptance),
+        temperature_factor=_round(expected.factor),
+        length_prior=(_round(found.length_range[0]), _round(found.length_range[1])),
+        length_expected=_round(found.expected_length),
+        length_break_even=_round(found.break_even),
+        tpot_ms=_round(found.tpot_s, 1e3),
+        plain_tpot_ms=_round(found.baseline_s, 1e3),
         source=expected.source,
     )
+
+
+@overload
+def _round(value: float, unit: float = 1) -> float: ...
+@overload
+def _round(value: None, unit: float = 1) -> None: ...
+@overload
+def _round(value: float | None, unit: float = 1) -> float | None: ...
+def _round(value: float | None, unit: float = 1) -> float | None:
+    """Return a number with the digits on which the mathematical libraries of all platforms agree."""
+    return None if value is None else float(f"{value * unit:.6g}")
 
 
 def _list_rules(advice: MethodRanking) -> Iterator[RuleRow]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from draftwise.checkpoints.gguf_files import is_gguf
-from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
+from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig, Workload
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop
 from draftwise.engine.engine_config import DEVICES, DTYPES
@@ -36,7 +36,7 @@ from draftwise.reporting.replayed import PAGE, render_replay
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.version import __version__
-from draftwise.workloads import load_workloads
+from draftwise.workloads import draw, load_workloads
 
 __all__ = ["DEVICES", "DTYPES", "PAGE", "PROFILE", "Grouping", "ReplayRequest", "ReplayResult", "read_ks", "replay"]
 
@@ -64,6 +64,10 @@ class ReplayRequest:
     """Longest context of the server that wrote the log, in tokens."""
     in_flight: Annotated[int, Range(1)] = 1
     """Requests decoded together, for what is drafted from other answers."""
+    prompts: Annotated[int, Range(1)] | None = None
+    """Requests to replay, drawn over the log as `decide` draws them; None for all that is read of it."""
+    seed: int = 0
+    """Seed of the draw; with that of a `decide` run, the requests that it asks first."""
     warm: Annotated[int, Range(0)] = 0
     """First requests of the log that a method with a memory has seen, not counted."""
     to_the_end: bool = False
@@ -112,7 +116,9 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
     if request.group_by is not None and request.group_by not in tuple(Grouping):
         refuse(f"There is no grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")
     target = Path(request.target)
-    prompts = tuple(prompt for workload in load_workloads(request.log, takes_ids=True) for prompt in workload.prompts)
+    loaded = load_workloads(request.log, takes_ids=True, keeps_times=False, seed=request.seed)
+    prompts = tuple(prompt for workload in loaded for prompt in _draw(workload, request))
+    rows = sum(len(workload.prompts) for workload in loaded)
     checkpoint = _unpack(target, progress)
     transcripts = read_transcripts(
         prompts,
@@ -122,6 +128,9 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
         group_by=None if request.group_by is None else Grouping(request.group_by),
         max_model_len=request.max_model_len,
     )
+    if rows > len(prompts):
+        skipped = {**transcripts.skipped, "not-drawn": rows - len(prompts)}
+        transcripts = replace(transcripts, skipped=skipped)
     seen, transcripts = _split_off(transcripts, request.warm)
     workshop = _Workshop(
         target=checkpoint,
@@ -141,12 +150,20 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
         transcripts,
         chosen,
         target=_describe(target.name or str(target.resolve()), checkpoint),
-        rows=len(prompts),
+        rows=rows,
         limited=not request.to_the_end,
         advance=_Steps(progress, len(chosen) * len(transcripts.requests)).advance,
     )
     directory.write(PAGE, render_replay(profile, anchors))
     return ReplayResult(profile=profile, directory=Path(request.out))
+
+
+def _draw(workload: Workload, request: ReplayRequest) -> Sequence[Prompt]:
+    """Return the requests to replay of a workload, in the order of the log: some methods remember earlier ones."""
+    if request.prompts is None:
+        return workload.prompts
+    drawn = draw(workload.prompts, request.seed, workload.name)[: request.prompts]
+    return sorted(drawn, key=lambda each: 0 if each.origin is None else each.origin.row)
 
 
 class _Steps:
@@ -301,14 +318,14 @@ class _Workshop:
                 f"{spec.label} drafts in one pass, or is to be decoded again: a server's log-probabilities do not say "
                 "what it would draft.",
                 where="--draft-url",
-                fix="Leave --draft-url out: the models on disk are replayed.",
+                fix="Leave --draft-url out. draftwise then replays the models on disk.",
             )
         if resolved.probabilistic and self.target_url is None:
             raise InvalidSetup.because(
                 "sampled-drafts-need-target",
                 f"{spec.label} samples its drafts: the target's log-probabilities also decide whether one is accepted.",
                 where="--target-url",
-                fix="Give the server of the target as --target-url.",
+                fix="Pass the target's server as --target-url.",
             )
         return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
 

@@ -10,6 +10,7 @@ from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
 from draftwise.plan.spec_schema import make_schema
 from draftwise.verbs import VERBS
+from draftwise.verbs.error_documents import ErrorDocument
 from draftwise.verbs.sources import open_release
 from draftwise.verbs.verb import Result, load_verb, refuse, verb
 
@@ -21,7 +22,7 @@ class SchemaRequest:
     """A verb whose JSON is described, or a release whose speculative config is."""
 
     verb: str | None = None
-    """Verb; None for the speculative config."""
+    """Verb, or `error` for what every verb prints where there is no answer; None for the speculative config."""
     vllm: str = "newest"
     nearest: bool = False
     """Whether an unknown release is described by the nearest known one."""
@@ -43,6 +44,8 @@ class SchemaResult(Result):
 def schema(request: SchemaRequest, _progress: Progress) -> SchemaResult:
     """Return the JSON Schema of --speculative-config in a vLLM release, or of what a verb prints with --json."""
     if request.verb is not None:
+        if request.verb == "error":
+            return SchemaResult(schema=json_schema(ErrorDocument, title="draftwise VERB --json, without an answer"))
         if request.verb not in VERBS:
             refuse(f"There is no verb {request.verb!r}.", where="VERB")
         return SchemaResult(

@@ -236,7 +236,12 @@ def open_release(version: str, *, nearest: bool) -> Release:
     try:
         return get_release(version, nearest=nearest)
     except InvalidSetup as error:
-        raise InvalidSetup(replace(finding, where="--vllm") for finding in error.findings) from None
+        raise InvalidSetup(
+            replace(
+                each, where="--vllm", fix=f"{each.fix} --nearest judges by that." if "nearest" in each.fix else each.fix
+            )
+            for each in error.findings
+        ) from None
 
 
 def with_gpu(setup: Setup, name: str | None) -> Setup:

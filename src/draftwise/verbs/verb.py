@@ -12,7 +12,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 from draftwise.core.documents import to_json
-from draftwise.core.finding import Finding, InvalidRequest, InvalidSetup
+from draftwise.core.finding import DraftwiseError, Finding, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
 from draftwise.core.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -134,10 +134,9 @@ class Verb(Generic[P, Q, R]):
             _refuse_wrong_types(request)
             raise
         except OSError as error:
-            if error.errno != ENAMETOOLONG:
+            if error.filename is None:
                 raise
-            text = f"{str(error.filename)[:60]}... is too long for the name of a file."
-            raise InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.") from None
+            raise _describe_failure(error) from error
 
     @property
     def result(self) -> type[R]:
@@ -166,6 +165,18 @@ def load_verb(name: str) -> Verb[Any, Any, Any]:
     module = name.replace("-", "_")
     found: Verb[Any, Any, Any] = getattr(import_module(f"draftwise.verbs.{module}"), module)
     return found
+
+
+def _describe_failure(error: OSError) -> DraftwiseError:
+    """Return the error of a file that cannot be read or written."""
+    name, why = str(error.filename), error.strerror or type(error).__name__
+    if error.errno == ENAMETOOLONG:
+        text = f"{name[:60]}... is too long for the name of a file."
+        return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")
+    if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        text = f"{name} cannot be opened ({why})."
+        return UnreadableSource.because("unreadable-file", text, where=name, fix="Check path and permissions.")
+    return StorageError(f"{name} cannot be written ({why}). Make room or choose another folder.")
 
 
 def _refuse_wrong_types(request: Any) -> None:

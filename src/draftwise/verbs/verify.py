@@ -82,6 +82,8 @@ def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
     judged: list[Judgement] = []
     if source is not None and source.startswith(("http://", "https://")):
         judged.append(_probe(source, _get_setup(request), request))
+    elif request.against is not None or request.expected is not None or request.baseline is not None:
+        refuse("--against, --expected and --baseline judge a server: give its URL as SOURCE.")
     elif source is not None:
         judged += _judge(source, request)
     if request.log is not None:

@@ -26,6 +26,7 @@ from draftwise.core import (
     Window,
 )
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "UNREAD", "ServiceRow", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
 
-_EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _POOLS = ("spec", "plain")
 
 
@@ -145,8 +145,8 @@ class WatchResult(Result):
         """0 if nothing was found, 1 if something was, 3 if a server cannot be read."""
         found = [*self.findings, *(each for row in self.services for each in row.findings)]
         if any(finding.code == UNREAD for finding in found):
-            return _EXIT_UNREAD
-        return _EXIT_FINDING if any(each.severity is not Severity.INFO for each in found) else _EXIT_GOOD
+            return ExitCode.FAILED
+        return ExitCode.FINDINGS if any(each.severity is not Severity.INFO for each in found) else ExitCode.GOOD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
     if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
         raise InvalidSetup.because(
             "baseline-of-other-setup",
-            f"The baseline is of another setup than {setup_file}: its numbers say nothing of this one.",
+            f"The baseline belongs to another setup than {setup_file}: its numbers say nothing of this one.",
             where="--baseline",
             fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
         )

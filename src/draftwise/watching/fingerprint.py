@@ -179,10 +179,10 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
         text = f"Whether engine and drafter are the baseline's is not known. {told}{limits}".rstrip()
         return Finding.warning("probe-undecided", text, where=where), found
     if found.differs:
-        text = f"Engine or drafter are not what they were: {found.summary}. {limits}".rstrip()
+        text = f"The engine or the drafter has changed: {found.summary}. {limits}".rstrip()
         fix = "Compare release, image and checksums of the weights with those of the baseline; restart one replica."
         return Finding.error("probe-differs", text, where=where, fix=fix), found
-    text = f"Engine and drafter are what they were: {found.summary}. {limits}".rstrip()
+    text = f"Engine and drafter are unchanged: {found.summary}. {limits}".rstrip()
     return Finding.info("probe-same", text, where=where), found
 
 

@@ -483,7 +483,7 @@ def find_several(where: str) -> Finding:
         f"Several servers answer in turns at {where}: the start of the process and its counters go back and forth. "
         "Nothing is computed from them.",
         where=where,
-        fix="Give the address of each pod, or --prometheus, which scrapes each of them.",
+        fix="Give the address of each pod, or use --prometheus, which scrapes each of them.",
     )
 
 
@@ -498,7 +498,7 @@ def find_twice(looks: Iterable[Look]) -> Iterator[Finding]:
                 "same-server-twice",
                 f"{first.instance} and {second.instance} are one server: its process and its counters are the same.",
                 where=second.instance,
-                fix="Give each server once, in the pool that it is of.",
+                fix="Give each server once, in its own pool.",
             )
 
 

@@ -235,7 +235,7 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
         )
         raise InvalidSetup.because(
             "unknown-workload",
-            f"--workload names {spec.target!r}, which is neither a bundled workload nor a file.",
+            f"The workload {spec.target!r} is neither a bundled one nor a file.",
             where="--workload",
             fix=f"Did you mean {near[0]}?" if near else known,
         )

@@ -85,7 +85,7 @@ class LogReader:
         if twice := [each for each, count in ids.items() if count > 1]:
             others = f" (and {len(twice) - 1} others)." if twice[1:] else "."
             text = f"{file} has the id {twice[0]!r} more than once" + others
-            self._faults.add("duplicate-id", text, file, "Give every prompt an id of its own.")
+            self._faults.add("duplicate-id", text, file, "Give every prompt a unique id.")
 
     def _drafts_of(self, row: FileRow) -> list[_Draft]:
         try:

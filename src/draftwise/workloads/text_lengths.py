@@ -112,7 +112,8 @@ def _read_tokenizer(path: Path) -> ExactTokens:
             "no-tokenizers",
             f"Counting tokens with {file} needs the package `tokenizers`.",
             where=str(file),
-            fix="pip install tokenizers, or leave the tokenizer out: lengths are then estimated from characters.",
+            fix="Run `pip install tokenizers`, or leave the tokenizer out: draftwise then estimates lengths from "
+            "characters.",
         ) from None
     except Exception as error:  # the package raises bare Exceptions for every fault of a file
         raise InvalidSetup.because(

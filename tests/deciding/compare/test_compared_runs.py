@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run, workload
 
 from draftwise.core import Interval, InvalidSetup, Run
 from draftwise.deciding.compare import Compared, PairSide, compare_sides, read_side
 from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, make_results
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.reporting.compared_runs import describe_comparison, to_markdown
+from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
 from draftwise.verbs.compare import CompareResult
 
 SAMPLES = Path(__file__).parents[1] / "interchange" / "samples"
@@ -96,6 +96,27 @@ class TestLikeForLike:
         assert {each.kind for each in compared.unasked} == {kind}
         assert compared.is_still_true is None
         assert describe_comparison(compared).startswith(f"NOT LIKE FOR LIKE: the two also differ in {kind}")
+
+    @pytest.mark.parametrize(("one", "other"), [(12, 30), (30, 12), (30, 30)])
+    def test_how_many_prompts_the_time_had_room_for_is_no_difference(self, one: int, other: int) -> None:
+        sides = [measured(workloads=[workload(num_prompts=count)], seed=count) for count in (one, other)]
+        compared = compare(*sides)
+        assert compared.is_like_for_like
+        assert compared.is_still_true is True
+        assert {change.how for cell in compared.cells for change in cell.changes} == {"paired"}
+        assert any("12 prompts that both asked" in note for note in list_notes(compared)) is (one != other)
+
+    @pytest.mark.parametrize("shared", [0, 5])
+    def test_other_prompts_are_one(self, shared: int) -> None:
+        other = replace(
+            workload(num_prompts=30),
+            prompts=tuple(
+                each if number < shared else replace(each, text=f"else {number}")
+                for number, each in enumerate(workload(num_prompts=30).prompts)
+            ),
+        )
+        compared = compare(measured(workloads=[workload(num_prompts=30)]), measured(workloads=[other], seed=1))
+        assert {each.kind for each in compared.unasked} == {"workload"}
 
     def test_what_was_asked_about_does_not(self) -> None:
         other = measured(context=context(hardware={"cpu": "another"}))

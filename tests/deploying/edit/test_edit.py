@@ -254,7 +254,7 @@ def test_a_setup_of_another_model_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deployment.yaml"
     file.write_text(FILES["deployment.yaml"])
     refused = run("Qwen/Qwen3-8B", "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "serves meta-llama" in refused.output
 
 

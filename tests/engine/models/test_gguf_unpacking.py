@@ -18,6 +18,8 @@ from tokenizers import Tokenizer as Backend
 from draftwise import LLM, SamplingParams
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
+from draftwise.engine.kernels.cpu_vectors import find_mode
+from draftwise.engine.models import load_model
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 
@@ -202,3 +204,36 @@ def test_a_full_disk_is_said_before_anything_is_written(
     with pytest.raises(Exception, match="Make room there"):
         checkpoint_of(str(file))
     assert not list((tmp_path / "cache" / "gguf").glob("*"))
+
+
+@pytest.mark.skipif(find_mode() is None, reason="this processor multiplies no int8")
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q5_1", "Q8_0"])
+def test_a_files_blocks_are_multiplied_as_they_are(
+    tiny_target: Path, tmp_path: Path, run_paged, quantization: str
+) -> None:
+    """And `dtype float32` is the file's float32, not what bfloat16 leaves of it."""
+    folder = checkpoint_of(str(_convert(tiny_target, tmp_path / "m.gguf", quantization)))
+    model, exact = load_model(folder, device="cpu"), load_model(folder, device="cpu", dtype="float32")
+    assert (model.is_quantized, exact.is_quantized) == (True, False)
+    kind = gguf.GGMLQuantizationType[quantization]
+    original = load_file(tiny_target / "model.safetensors")["model.embed_tokens.weight"].float().numpy()
+    rows = torch.from_numpy(gguf.dequantize(gguf.quantize(original, kind), kind))
+    assert torch.equal(exact.weights.embedding_VH, rows)
+    assert torch.equal(model.weights.embedding_VH(torch.arange(len(rows))), rows)
+    logits = []
+    for each in (model, exact):
+        ((hidden,),) = run_paged(each, [[1, 2, 3, 4, 5]], [[5]])
+        logits.append(each.logits(hidden))
+    assert 0 < (logits[0] - logits[1]).norm() / logits[1].norm() < 0.06
+
+
+@pytest.mark.skipif(find_mode() is None, reason="this processor multiplies no int8")
+def test_a_file_that_is_gone_or_another_is_not_read(tiny_target: Path, tmp_path: Path) -> None:
+    file = _convert(tiny_target, tmp_path / "m.gguf", "Q8_0")
+    folder = checkpoint_of(str(file))
+    moved = file.rename(tmp_path / "moved.gguf")
+    assert not load_model(folder, device="cpu").is_quantized
+    assert checkpoint_of(str(moved)) == folder
+    assert load_model(folder, device="cpu").is_quantized
+    _convert(tiny_target, moved, "Q4_0")
+    assert not load_model(folder, device="cpu").is_quantized

@@ -268,10 +268,13 @@ def test_cancelling_withdraws_everything_and_tells_what_had_ended(load: Load) ->
 def test_refusals_are_answers_and_a_refusing_server_is_not_hammered(load: Load) -> None:
     driven = run(make_turn(load, 10), FakeScript(first_token_s=0.1, step_s=0.1, max_running=1, max_waiting=1))
     assert len(driven.measured) == 10
-    assert [answer.error for answer in driven.measured if answer.error is not None]
-    if isinstance(load, ClosedLoop):
-        assert len(driven.backend.spans) <= 4 + 10 + 4 + len(driven.others)
-        assert len(driven.others) < 30
+    if not isinstance(load, ClosedLoop):
+        assert [answer.error for answer in driven.measured if answer.error is not None]
+    else:
+        assert not any(answer.error for answer in driven.measured)
+        assert not any(answer.error for answer in driven.others)
+        # Ten answers take 5 s on this server; the two streams that it has no place for come back at ever longer pauses.
+        assert len(driven.backend.spans) <= 4 + 10 + 4 + len(driven.others) + 2 * 6
 
 
 @pytest.mark.parametrize("load", [ClosedLoop(concurrency=4), OpenLoop.steady(20.0)])

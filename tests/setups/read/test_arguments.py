@@ -90,7 +90,7 @@ def test_old_keys_stay_where_a_release_has_them():
         (["-sc", "{}"], "0.18.1", "flag-of-other-release", ""),
         (["--spec-tokens", "3"], "0.21.0", "flag-of-other-release", ""),
         (["--num-lookahead-slots", "3"], "newest", "flag-of-other-release", ""),
-        (["--sp", "3"], "newest", "ambiguous-flag", "Write the flag out"),
+        (["--sp", "3"], "newest", "ambiguous-flag", "Write the flag in full"),
         (["--tensor-par", "2"], "newest", "abbreviated-flag", "--tensor-parallel-size"),
         (["--enforce-eager=true"], "newest", "switch-with-value", "--no-enforce-eager"),
         (["--enforce-eager", "true"], "newest", "switch-with-value", "--no-flag"),

@@ -90,6 +90,9 @@ def _from_answers(reading: str, before: ArmResults, after: ArmResults) -> Readin
     ratio, how = _paired(reading, old, new)
     if ratio is None:
         ratio, how = _unpaired(_logs(reading, old), _logs(reading, new)), "unpaired"
+    else:
+        shared = {each.prompt_id for each in old} & {each.prompt_id for each in new}
+        old, new = ([each for each in side if each.prompt_id in shared] for side in (old, new))
     return ReadingChange(
         reading=reading, ratio=ratio, how=how, before=_percentiles(reading, old), after=_percentiles(reading, new)
     )
@@ -103,7 +106,7 @@ def _paired(reading: str, old: Sequence[Answer], new: Sequence[Answer]) -> tuple
     """Return the ratio over the requests that both sides asked: the same prompt in the same place of the run."""
     left, right = (_by_occurrence(side) for side in (old, new))
     keys = [key for key in left if key in right]
-    if len({prompt for prompt, *_ in keys}) < _FEWEST or len(keys) < max(len(left), len(right)) / 2:
+    if len({prompt for prompt, *_ in keys}) < _FEWEST or len(keys) < min(len(left), len(right)) / 2:
         return None, ""
     # With a single turn its shared variance cannot be estimated: every request then counts as independent.
     turns = {key: left[key].turn for key in keys}

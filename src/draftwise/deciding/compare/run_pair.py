@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -18,6 +19,7 @@ from draftwise.deciding.compare.changes import CellChange, compare_cells
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.deciding.interchange import ArmResults, Results, read_results
 from draftwise.runs import RunDirectory
+from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = [
     "KINDS",
@@ -31,6 +33,7 @@ __all__ = [
     "compare_verdicts",
     "divide_ratios",
     "find_context_differences",
+    "find_shared",
     "make_results",
     "read_side",
 ]
@@ -263,11 +266,29 @@ def find_context_differences(before: Results, after: Results, asked: Collection[
     found = []
     if before.tool != after.tool:
         found.append(_difference("tool", "tool", before.tool, after.tool, asked))
+    same = {f"workload.{name}" for name, *_ in find_shared(before, after)}
     for name in dict.fromkeys((*before.context, *after.context)):
         old, new = before.context.get(name), after.context.get(name)
-        if old != new and not name.startswith(_NO_MATTER) and not _only_a_tool_knows(before, after, name):
+        if (
+            name not in same
+            and old != new
+            and not name.startswith(_NO_MATTER)
+            and not _only_a_tool_knows(before, after, name)
+        ):
             found.append(_difference(_kind(name, before.tool), name, old, new, asked))
     return tuple(found)
+
+
+def find_shared(before: Results, after: Results) -> list[tuple[str, int, int, int]]:
+    """Return the workloads whose prompts are largely the same, with how many both asked, the one, and the other.
+
+    Time decides how many of a log are asked: what two runs share judges them, not how far each of them came.
+    """
+    counts = (
+        (name, len(mine & after.asked.get(name, frozenset())), len(mine), len(after.asked.get(name, ())))
+        for name, mine in before.asked.items()
+    )
+    return [each for each in counts if each[1] >= FEWEST_PROMPTS and 2 * each[1] >= min(each[2:])]
 
 
 def _difference(kind: str, name: str, before: Any, after: Any, asked: Collection[str]) -> ContextDifference:
@@ -315,7 +336,17 @@ def make_results(found: Conclusions, source: str) -> Results:
         )
         for place, mine in answers.items()
     )
-    return Results(source=source, tool=TOOL, context=_context(run), cells=tuple(cells))
+    return Results(source=source, tool=TOOL, context=_context(run), cells=tuple(cells), asked=_list_asked(run))
+
+
+def _list_asked(run: Run) -> dict[str, frozenset[str]]:
+    asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
+    return {
+        workload.name: frozenset(
+            json.dumps(each.to_dict(), sort_keys=True) for each in workload.prompts if (workload.name, each.id) in asked
+        )
+        for workload in run.plan.workloads
+    }
 
 
 def _context(run: Run) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class Results:
     cells: tuple[ArmResults, ...]
     notes: tuple[str, ...] = ()
     """How readings were converted, and what could not be."""
+    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The prompts that were asked, as JSON, by workload; empty where the tool keeps none."""
 
 
 def make_timing(

@@ -13,7 +13,7 @@ from draftwise.deciding.comparison.recall import Recall, list_answers, measure_g
 from draftwise.deciding.disturbance import LostPair, MachineUse
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.drafting_checks import check_drafting
-from draftwise.deciding.validity.load_checks import check_client, check_load
+from draftwise.deciding.validity.load_checks import check_client, check_load, check_refusals
 from draftwise.deciding.validity.machine_checks import check_machine
 from draftwise.deciding.validity.output_checks import TextQuality, check_outputs, check_texts
 from draftwise.deciding.validity.server_checks import check_servers
@@ -80,6 +80,7 @@ def _check_comparison(run: Run, found: ComparisonNumbers, thresholds: Thresholds
     return [
         *check_drafting(run, cell, found.comparison, thresholds),
         *check_client(run, cell, thresholds),
+        *check_refusals(run, cell),
         *check_outputs(run, found, thresholds),
         *_memory(run, found.estimates, thresholds),
         *_prompts(run, cell),
@@ -203,7 +204,7 @@ def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     if not estimates.is_new:
         text = f"{why}: every paired block asks it something that it had been asked before."
         yield Finding.error(
-            "memory-not-excluded", text, fix="Give the workload more prompts, so that none has to come back."
+            "memory-not-excluded", text, fix="Give the workload more prompts, enough that none has to come back."
         )
     elif estimates.repeated is not None:
         text = f"{why}: its numbers rest on the paired blocks in which every prompt is new to it."

@@ -14,7 +14,7 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = ["check_client", "check_load"]
+__all__ = ["check_client", "check_load", "check_refusals"]
 
 _FEWEST_TURNS = 8
 
@@ -22,6 +22,21 @@ _FEWEST_TURNS = 8
 def check_load(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -> list[Finding]:
     """Return where a load was not what its name says, arm by arm and condition by condition."""
     return [*_failures(run), *_loads(run, thresholds), *_noise(run, of_baseline, thresholds)]
+
+
+def check_refusals(run: Run, cell: Cell) -> Iterator[Finding]:
+    """Yield which server of a cell refused requests for want of time: under a load its limit is what is measured."""
+    for arm in (cell.baseline, cell.candidate):
+        place = (arm, cell.condition.label)
+        mine = [each for each in run.answers if (each.arm, each.condition) == place and each.refusals]
+        if mine:
+            count = sum(each.refusals for each in mine)
+            text = f"it had no time for {len(mine)} requests (HTTP 429 or 503, {count} times): each was sent again"
+            if cell.condition.concurrency == 1:
+                yield Finding.info("rate-limited", f"{text}, and no answer's time holds the wait.", where=arm)
+            else:
+                text = f"{text}: under this load its limit is what was measured"
+                yield Finding.warning("rate-limited", f"{text}.", where=arm, fix="Raise the limit, or ask for less.")
 
 
 def _loads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:

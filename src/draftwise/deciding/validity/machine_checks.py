@@ -66,7 +66,7 @@ def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresho
     stolen, cores = _share(uses, "steal_s"), _cores(turns)
     if stolen / cores > thresholds.held_up:
         text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when it was wanted here."
-        yield Finding.warning("cpu-stolen", text, fix="Measure on a machine of its own.")
+        yield Finding.warning("cpu-stolen", text, fix="Measure on a dedicated machine.")
     if heat := sum(each.cpu.get("thermal_stops", 0) for each in uses):
         yield Finding.warning(
             "cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", fix="Cool it, or lower the load."

@@ -128,7 +128,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     if not mine:
         if not any(each.temperature == 0 for each in run.conditions):
             text = "its outputs were not compared with the baseline's: above temperature 0 they differ by themselves"
-            fix = "Measure temperature 0, too."
+            fix = "Measure at temperature 0 too."
             yield Finding.warning("outputs-not-compared", f"{text}, and no greedy answers came.", fix=fix)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]

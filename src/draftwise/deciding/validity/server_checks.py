@@ -86,7 +86,7 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             )
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
-            yield Finding.error("other-traffic", text, fix="Measure on servers that nothing else talks to.")
+            yield Finding.error("other-traffic", text, fix="Measure on servers that receive no other traffic.")
 
 
 def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
@@ -217,7 +217,7 @@ def _foreign_requests(arm: str, turns: Sequence[TurnRecord], thresholds: Thresho
             f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
             f"{waiting:.0f} waiting)"
         )
-        yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that nothing else talks to.")
+        yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that receive no other traffic.")
 
 
 def _draft_lengths(arm: str, asked: SpecConfig, turns: Iterable[TurnRecord]) -> Iterator[Finding]:

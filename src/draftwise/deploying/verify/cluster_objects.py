@@ -40,7 +40,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
     if not said or said.lower().startswith(_REFUSALS):
         raise UnreadableSource.because(
             "kubectl-failed",
-            f"kubectl gave no object: {said[:300]}" if said else "kubectl gave no object, and why is on its stderr.",
+            f"kubectl returned no object: {said[:300]}" if said else "kubectl returned no object. Its stderr says why.",
             where=source.name,
             fix="Install kubectl and choose the cluster, or ask for an account that may get pods and deployments.",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
+from draftwise.engine.kernels.cpu_code import CODE, MULTIPLY, QUANTIZED, ROWS, compile_kernel
+from draftwise.engine.kernels.cpu_layouts import GROUP, LAYOUTS, PackedMatrix
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["CpuKernels", "Team"]
+__all__ = ["CpuKernels", "QuantizedLinear", "Team"]
 
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
@@ -132,6 +133,65 @@ class CpuKernels(Kernels):
             scratch.data_ptr(),
         )
         return qkv_NSD[:, :heads]
+
+
+_CHUNK_BYTES = 2**14
+"""Weights that a thread takes at a time."""
+
+
+@functools.cache
+def _multiplier(kind: str) -> Any:
+    with one_at_a_time("cpu-kernels"):
+        return compile_kernel(MULTIPLY[kind], num_args=5)
+
+
+@functools.cache
+def _compile_quantized() -> tuple[Callable[..., None], ...]:
+    team = Team()
+    with one_at_a_time("cpu-kernels"):
+        return tuple(team.kernel(compile_kernel(code)) for code in QUANTIZED)
+
+
+class QuantizedLinear:
+    """A product on the CPU with weights of four to eight bits: rows are rounded to int8 in blocks of 32 inputs.
+
+    A row's result has the same bits for any number of rows and of threads.
+
+    Args:
+        matrices: of the same width, one below the other; all but the last have a multiple of 16 rows.
+        bias_O: of all rows, or None.
+    """
+
+    def __init__(self, matrices: Sequence[PackedMatrix], bias_O: Tensor | None = None) -> None:
+        self.matrices = tuple(matrices)
+        self.num_out, self.blocks = sum(each.rows for each in matrices), matrices[0].blocks
+        self.width = -(-self.num_out // GROUP) * GROUP
+        self.bias = torch.zeros(GROUP if bias_O is None else self.width)
+        if bias_O is not None:
+            self.bias[: self.num_out] = bias_O
+        chunks, column = list[list[int]](), 0
+        for matrix in matrices:
+            address, size = _multiplier(matrix.kind).address, LAYOUTS[matrix.kind].group_bytes(self.blocks)
+            groups = -(-matrix.rows // GROUP)
+            step = max(1, _CHUNK_BYTES // size)
+            for first in range(0, groups, step):
+                at, count = column + first * GROUP, min(step, groups - first)
+                bias = (self.bias.data_ptr() + (0 if bias_O is None else 4 * at), 0 if bias_O is None else 4 * GROUP)
+                place = matrix.memory.data_ptr() + first * size
+                chunks.append([address, place, size, count, 4 * at, *bias, self.blocks])
+            column += matrix.rows
+        self.chunks = torch.tensor(chunks)
+        self._quantize, self._product = _compile_quantized()
+
+    def __call__(self, x_RK: Tensor) -> Tensor:
+        """Return x @ weight.T + bias in float32, [R, out]."""
+        x_RK, rows, blocks = x_RK.float().contiguous(), len(x_RK), self.blocks
+        inputs = torch.empty(rows * blocks * 48, dtype=torch.uint8)
+        y_RO = torch.empty(rows, self.width)
+        self._quantize(x_RK.numel() >= _WIDE, x_RK.data_ptr(), rows, blocks, inputs.data_ptr())
+        chunks = (self.chunks.data_ptr(), len(self.chunks))
+        self._product(True, *chunks, rows, inputs.data_ptr(), y_RO.data_ptr(), 4 * self.width)
+        return y_RO if self.width == self.num_out else y_RO[:, : self.num_out]
 
 
 class Team:

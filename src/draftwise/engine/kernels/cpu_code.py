@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic, overload
 
-__all__ = ["CODE", "ROWS", "compile_kernel"]
+from draftwise.engine.kernels.cpu_vectors import multiply_q4, multiply_q5, multiply_q6, multiply_q8, quantize_row
+
+__all__ = ["CODE", "MULTIPLY", "QUANTIZED", "ROWS", "compile_kernel"]
 
 ROWS = 8
 """Rows that a thread takes at a time."""
@@ -218,6 +221,62 @@ def _rotate_store(counter: Any, dtype: Any) -> None:
         first, end = _next_rows(counter, rows)
 
 
+@intrinsic
+def _multiply(_typing: Any, _chunk: Any, _rows: Any, _inputs: Any, _out: Any, _stride: Any) -> Any:
+    """Call the kernel of `MULTIPLY` whose address a chunk begins with."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number = ir.IntType(64)
+        address = builder.load(builder.inttoptr(args[0], number.as_pointer()))
+        function = ir.FunctionType(ir.VoidType(), [number] * len(args))
+        builder.call(builder.inttoptr(address, function.as_pointer()), args)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+def _multiply_q4(chunk: int, rows: int, inputs: int, out: int, stride: int) -> None:
+    c = carray(_pointer(chunk, np.int64), 8)
+    for g in range(c[3]):
+        multiply_q4(c[1] + g * c[2], c[7], rows, inputs, out + c[4] + 64 * g, stride, c[5] + g * c[6])
+
+
+def _multiply_q5(chunk: int, rows: int, inputs: int, out: int, stride: int) -> None:
+    c = carray(_pointer(chunk, np.int64), 8)
+    for g in range(c[3]):
+        multiply_q5(c[1] + g * c[2], c[7], rows, inputs, out + c[4] + 64 * g, stride, c[5] + g * c[6])
+
+
+def _multiply_q6(chunk: int, rows: int, inputs: int, out: int, stride: int) -> None:
+    c = carray(_pointer(chunk, np.int64), 8)
+    for g in range(c[3]):
+        multiply_q6(c[1] + g * c[2], c[7], rows, inputs, out + c[4] + 64 * g, stride, c[5] + g * c[6])
+
+
+def _multiply_q8(chunk: int, rows: int, inputs: int, out: int, stride: int) -> None:
+    c = carray(_pointer(chunk, np.int64), 8)
+    for g in range(c[3]):
+        multiply_q8(c[1] + g * c[2], c[7], rows, inputs, out + c[4] + 64 * g, stride, c[5] + g * c[6])
+
+
+def _product(counter: Any) -> None:
+    """Job: counter, chunks, their number, rows, quantized inputs, out, bytes from one row of it to the next."""
+    job = carray(counter, 7)
+    i = _next_task(counter)
+    while i < job[2]:
+        _multiply(job[1] + 64 * i, job[3], job[4], job[5], job[6])
+        i = _next_task(counter)
+
+
+def _quantize(counter: Any) -> None:
+    """Job: counter, float32 rows, their number, blocks of each, out."""
+    job = carray(counter, 5)
+    first, end = _next_rows(counter, job[2])
+    while first < job[2]:
+        quantize_row(job[1] + 128 * job[3] * first, job[3] * (end - first), job[4] + 48 * job[3] * first)
+        first, end = _next_rows(counter, job[2])
+
+
 def _add_norm_bfloat16(counter: Any) -> None:
     _add_norm(counter, np.uint16)
 
@@ -249,9 +308,24 @@ CODE = {
 """The kernels (norm of a sum, gated activation, rotation with storing) of each type."""
 
 
-def compile_kernel(function: Any) -> Any:
-    """Return the compiled C function; numba keeps it on disk where it finds a writable place."""
-    signature = types.void(types.CPointer(types.int64))
+MULTIPLY = {"q4": _multiply_q4, "q5": _multiply_q5, "q6": _multiply_q6, "q8": _multiply_q8}
+"""Kind of `cpu_layouts` -> what puts the products of a chunk, some groups of a matrix, with all rows into out.
+
+A chunk is eight int64: the function's address, the first group, bytes from one to the next, groups, their place in a
+row of out in bytes, biases or zeros, bytes from one group's to the next one's, blocks.
+"""
+QUANTIZED = (_quantize, _product)
+"""The kernels of quantized matrices: inputs rounded to int8, and their product with all chunks of a matrix."""
+
+
+def compile_kernel(function: Any, *, num_args: int = 0) -> Any:
+    """Return the compiled C function; numba keeps it on disk where it finds a writable place.
+
+    Args:
+        function: takes a job, or as many int64.
+        num_args: their number; 0: a job.
+    """
+    signature = types.void(*([types.int64] * num_args or [types.CPointer(types.int64)]))
     try:
         return cfunc(signature, cache=True)(function)
     except RuntimeError:  # no place for a cache

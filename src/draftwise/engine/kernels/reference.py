@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
+from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 
 __all__ = ["Kernels", "RotaryTable", "Rotations"]
@@ -51,20 +52,20 @@ class Kernels:
     def embed(
         self,
         tokens_N: Tensor,
-        embedding_VH: Tensor,
+        embedding_VH: Table,
         weight_H: Tensor,
         total_NH: Tensor | None = None,
         *,
         factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the embeddings of the tokens times a factor, put into `total_NH` where given, and their RMS norm."""
-        x_NH = F.embedding(tokens_N, embedding_VH)
+        x_NH = _look_up(tokens_N, embedding_VH)
         return self.add_norm(x_NH if factor == 1.0 else x_NH * factor, None, weight_H, total_NH)
 
     def embed_beside(
         self,
         tokens_N: Tensor,
-        embedding_VH: Tensor,
+        embedding_VH: Table,
         state_NH: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         *,
@@ -81,7 +82,7 @@ class Kernels:
             state_first: whether the state is the left half.
             positions_N: where given, the row at position 0 gets no token: its embedding is 0.
         """
-        token_NH = F.embedding(tokens_N, embedding_VH)
+        token_NH = _look_up(tokens_N, embedding_VH)
         if positions_N is not None:
             token_NH = token_NH.masked_fill((positions_N == 0).unsqueeze(1), 0)
         if norms is not None:
@@ -173,6 +174,10 @@ class Kernels:
             q_NAD, k_NGD = self._norm(q_NAD, norms[0]), self._norm(k_NGD, norms[1])
         kv.store(layer, slots_N, torch.stack((_rotate(k_NGD, *rotations), v_NGD), dim=1))
         return _rotate(q_NAD, *rotations)
+
+
+def _look_up(tokens_N: Tensor, table_VH: Table) -> Tensor:
+    return F.embedding(tokens_N, table_VH) if isinstance(table_VH, Tensor) else table_VH(tokens_N)
 
 
 def _rotate(x_NAD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.core import ModelShape
+from draftwise.core import Finding, ModelShape
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.families import Multipliers
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
+from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mixture import MixtureShape
@@ -62,7 +63,7 @@ class Layer:
 class Weights:
     """All weights of a model."""
 
-    embedding_VH: Tensor
+    embedding_VH: Table
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
@@ -129,6 +130,8 @@ class CausalLM:
         mixture: its experts; None: every layer has an MLP.
         multipliers: its family's.
         windows: the sliding windows of its layers; None: some attend to all tokens.
+        is_quantized: whether matrices of four to eight bits are multiplied as they are; all else is float32.
+        notes: remarks for the operator on how it was loaded.
     """
 
     def __init__(
@@ -139,7 +142,11 @@ class CausalLM:
         weights: Weights,
         mixture: MixtureShape | None = None,
         multipliers: Multipliers = Multipliers(),  # noqa: B008 (frozen)
+        *,
+        is_quantized: bool = False,
+        notes: tuple[Finding, ...] = (),
     ) -> None:
+        self.is_quantized, self.notes = is_quantized, notes
         self.config, self.shape, self.weights, self.mixture = config, shape, weights, mixture
         # The residual stream is kept divided by the residual's multiplier: what a layer adds then needs no factor, and
         # a norm differs in nothing but its epsilon.

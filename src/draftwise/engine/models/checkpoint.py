@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class CheckpointReader:
     Attributes:
         config: the parsed config.json.
         files: the file of each tensor, by the tensor's name.
+        read_exactly: reads a tensor from where the checkpoint was made of, without the rounding of its type.
     """
 
     def __init__(self, path: str | Path, *, dummy: bool = False) -> None:
@@ -44,6 +45,7 @@ class CheckpointReader:
         self._dummy = dummy
         self._tensors = {} if dummy else read_headers(self.path, "transformers").tensors
         self.files: Mapping[str, Path] = {name: self.path / tensor.file for name, tensor in self._tensors.items()}
+        self.read_exactly: Callable[[str], Tensor] | None = None
         self._missing: list[str] = []
         self._read: set[str] = set()
 
@@ -64,6 +66,9 @@ class CheckpointReader:
         self._read.add(source)
         self.check_shape(name, shape)
         file = self.files[source]
+        if self.read_exactly is not None:
+            tensor = self.read_exactly(source)
+            return tensor if out is None else out.copy_(tensor)
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:

@@ -15,6 +15,7 @@ from torch import Tensor
 from draftwise.core import ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
+from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
@@ -94,7 +95,7 @@ class DraftLayers:
         kernels: those of the layers, for what a head does around them.
     """
 
-    def __init__(self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Tensor) -> None:
+    def __init__(self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Table) -> None:
         self._layers = layers
         self.kernels: Kernels = make_kernels(shape, rope, eps=eps, dtype=like.dtype, device=like.device)
 
@@ -132,7 +133,7 @@ class DraftLayers:
 class HeadVocabulary:
     """How a head reads tokens, and how it names them."""
 
-    embedding_VH: Tensor
+    embedding_VH: Table
     head: Linear
     logit_scale: float = 1.0
     target_ids_U: Tensor | None = None

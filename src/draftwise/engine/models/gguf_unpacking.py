@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -31,13 +33,16 @@ from draftwise.checkpoints.text_files import quote, quote_some
 from draftwise.core import InvalidSetup, SpecConfig, StorageError
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
+from draftwise.engine.models.quantized import KINDS, Blocks, BlockSource, read_blocks, round_weights
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
-__all__ = ["checkpoint_of", "unpack_models", "write_tokenizer"]
+__all__ = ["GgufWeights", "checkpoint_of", "unpack_models", "write_tokenizer"]
 
 _SAMPLES, _SAMPLE = 64, 65536
 """Stretches of the weights that tell one file from another of the same header, and their bytes."""
 _SHARD_BYTES = 2 * 2**30
+_SOURCE = "source.gguf"
+"""Link in a checkpoint folder to the file that it was unpacked from."""
 _ROOM = 1.05
 """Of a checkpoint's weights: what it takes on disk."""
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -91,7 +96,61 @@ def checkpoint_of(model: str, say: Callable[[str], None] = lambda _text: None) -
         if not folder.is_dir():
             say(f"Unpacking {Path(model).name} into {folder}")
             _unpack(header, folder)
+        with suppress(OSError):  # then the unpacked weights have to do
+            _link(folder / _SOURCE, Path(model).resolve())
     return str(folder)
+
+
+def _link(place: Path, file: Path) -> None:
+    """Make a symbolic link, in place of one to where the file was before."""
+    if place.is_symlink() and place.readlink() == file:
+        return
+    new = place.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(file)
+    os.replace(new, place)
+
+
+class GgufWeights(BlockSource):
+    """The weights of the file that a checkpoint folder was unpacked from, as they are there.
+
+    Attributes:
+        file: where it is.
+        is_quantized: whether matrices in it have fewer than sixteen bits a weight.
+    """
+
+    def __init__(self, header: GgufHeader, config: dict[str, Any]) -> None:
+        self._header, self._config, self._places = header, config, _find_places(header)
+        self.file = header.file
+        types = {each.dtype for each in self._places.values() if len(each.shape) > 1}
+        self.is_quantized = bool(types - {"F16", "BF16", "F32", "F64"})
+
+    @classmethod
+    def of(cls, folder: Path, config: dict[str, Any]) -> GgufWeights | None:
+        """Return those of a folder; None: it was not unpacked from a file, or that is no longer there."""
+        file = folder / _SOURCE
+        if not file.is_file():
+            return None
+        with suppress(InvalidSetup):
+            header = read_gguf(file)
+            return cls(header, config) if _identify(header) == folder.name else None
+        return None
+
+    def values(self, name: str) -> Tensor:
+        """Return a tensor's values in float32."""
+        return _read(self._header, name, self._places[name], self._config).float()
+
+    def kind_of(self, name: str) -> str:
+        """See `BlockSource`: types that are not multiplied as they are become eight bits."""
+        return KINDS.get(self._places[name].dtype, "q8") if name in self._places else "q8"
+
+    def read(self, kind: str, name: str, values: Callable[[], Tensor]) -> Blocks:
+        """See `BlockSource`."""
+        stored = self._places.get(name)
+        if stored is None or KINDS.get(stored.dtype) != kind:
+            return round_weights(kind, values())
+        rows_OX = torch.from_numpy(_rows(self._header, stored))
+        return read_blocks(stored.dtype, _reorder(self._header, name, rows_OX, self._config).numpy())
 
 
 def unpack_models(
@@ -189,13 +248,20 @@ def _share_out(places: dict[str, StoredTensor], dtype: torch.dtype) -> Iterator[
 
 def _read(header: GgufHeader, name: str, stored: StoredTensor, config: dict[str, Any]) -> Tensor:
     """Return a tensor's values, its rows in the order of the checkpoint; F32 unless it is stored as F16."""
-    import numpy as np
     from gguf import GGMLQuantizationType, dequantize
 
-    data = np.memmap(header.file, np.uint8, "r", stored.start, (stored.num_bytes,))
-    rows = data.reshape(*stored.shape[:-1], -1)
-    values = dequantize(rows, GGMLQuantizationType[stored.dtype]).reshape(stored.shape)
+    values = dequantize(_rows(header, stored), GGMLQuantizationType[stored.dtype]).reshape(stored.shape)
     tensor = torch.from_numpy(np.require(values, requirements=("C", "W")))  # what is stored as F32 is the file itself
+    return _reorder(header, name, tensor, config)
+
+
+def _rows(header: GgufHeader, stored: StoredTensor) -> Any:
+    """Return the bytes of a tensor's rows."""
+    return np.fromfile(header.file, np.uint8, stored.num_bytes, offset=stored.start).reshape(*stored.shape[:-1], -1)
+
+
+def _reorder(header: GgufHeader, name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """Return the rows of a tensor in the order of the checkpoint."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     if heads is None or not has_paired_rotation(header):
         return tensor

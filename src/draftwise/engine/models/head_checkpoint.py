@@ -17,10 +17,12 @@ from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_
 from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.families import FAMILIES, Family
+from draftwise.engine.kernels.cpu_layouts import QuantizedTable, Table
 from draftwise.engine.models.causal_lm import CausalLM, Layer
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.draft_head import DraftLayers, HeadVocabulary
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.quantized import RoundedBlocks
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.models.weight_loading import WeightReader
 
@@ -59,7 +61,7 @@ class HeadCheckpoint:
             find_vocabulary_fault(vocab_size, target.shape.vocab_size, where=self.where),
         )
         # Without decoder layers it does not matter of which family they would be.
-        self.reader = WeightReader(self.files, target.shape, FAMILIES["llama"], target.dtype, target.device)
+        self.reader = _reader(self.files, target.shape, FAMILIES["llama"], target)
 
     def _open(self, path: str | Path, target: CausalLM) -> None:
         self.files, self.target = CheckpointReader(path), target
@@ -128,7 +130,7 @@ class LayeredHead(HeadCheckpoint):
         self.rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device))
         limit = min(target.shape.max_position_embeddings, self._window() or reach)
         self.shape = dataclasses.replace(shape, max_position_embeddings=limit)
-        self.reader = WeightReader(self.files, self.shape, family, target.dtype, target.device)
+        self.reader = _reader(self.files, self.shape, family, target)
         self.eps = float(self.config.get("rms_norm_eps") or 1e-6)
 
     def layers(self, *layers: Layer) -> DraftLayers:
@@ -143,7 +145,7 @@ class LayeredHead(HeadCheckpoint):
         own, embedding_VH = "embed_tokens.weight", self.target.weights.embedding_VH
         if own in self or embedding_VH.shape[1] != self.shape.hidden_size:
             own_VH = self.reader.fused([own], [self.shape.vocab_size], self.shape.hidden_size)
-            embedding_VH = embedding_VH if torch.equal(own_VH, embedding_VH) else own_VH
+            embedding_VH = embedding_VH if _is_same(own_VH, embedding_VH) else own_VH
         scale = self.config.get("logit_scale")
         scale = 1.0 if scale is None else float(scale)
         return HeadVocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
@@ -217,6 +219,18 @@ class LayeredHead(HeadCheckpoint):
         """Return the sliding window that some layer uses: up to its length attention is the full one."""
         kinds = (self.config.get("layer_types") or [])[: self.config["num_hidden_layers"]]
         return self.config.get("sliding_window") if "sliding_attention" in kinds else None
+
+
+def _reader(files: CheckpointReader, shape: ModelShape, family: Family, target: CausalLM) -> WeightReader:
+    """Return what reads a head's weights, in eight bits where the target's are quantized."""
+    blocks = RoundedBlocks("q8") if target.is_quantized else None
+    return WeightReader(files, shape, family, target.dtype, target.device, blocks=blocks)
+
+
+def _is_same(own_VH: Tensor, embedding_VH: Table) -> bool:
+    if isinstance(embedding_VH, QuantizedTable):
+        return embedding_VH.holds(own_VH)
+    return torch.equal(own_VH, embedding_VH)
 
 
 def _refuse(*faults: Finding | None) -> None:

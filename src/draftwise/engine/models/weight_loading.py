@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,19 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.families import Family, Multipliers, get_family
+from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, PackedMatrix, QuantizedTable, Table
 from draftwise.engine.models.causal_lm import AttentionKind, CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.engine.models.gguf_unpacking import GgufWeights
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
+from draftwise.engine.models.quantized import BlockSource, RoundedBlocks, join_blocks, num_bytes, pack_blocks
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
+CPU_QUANTIZATIONS = ("int8", "int4")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 _WHOLE_COLUMNS = 256
@@ -41,6 +46,7 @@ def load_model(
     device: str | torch.device = "auto",
     load_format: str = "auto",
     quantization: str | None = None,
+    keep_blocks: bool | None = None,
 ) -> CausalLM:
     """Return the model of a Hugging Face checkpoint directory.
 
@@ -49,7 +55,10 @@ def load_model(
         dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
         device: `auto` is CUDA when there is one, else the CPU.
         load_format: `auto` reads the weights, `dummy` makes random ones.
-        quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel.
+        quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel. On a CPU
+            `int8` and `int4` do so in blocks of 32 inputs, the head and the embedding to eight bits. Quantized blocks
+            of a GGUF file are multiplied as they are on a CPU, whatever this says, unless a type is asked for.
+        keep_blocks: whether they are; None: where the type is `auto`.
 
     Raises:
         InvalidSetup: the checkpoint's family is not in `engine.families`, it is incomplete, or the
@@ -65,13 +74,31 @@ def load_model(
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
     multipliers = Multipliers.from_hf_config(config, family)
     kind, place = _resolve_dtype(dtype, config), find_device(device)
+    blocks: BlockSource | None = None
+    notes = list[Finding]()
+    gguf = GgufWeights.of(checkpoint.path, config) if place.type == "cpu" and load_format != "dummy" else None
+    if gguf and gguf.is_quantized and (keep_blocks if keep_blocks is not None else str(dtype) == "auto"):
+        blocks = gguf
+    elif quantization in CPU_QUANTIZATIONS:
+        _check_place(quantization, place)
+        blocks = RoundedBlocks("q8" if quantization == "int8" else "q4")
+    if blocks is not None and not _multiplies_blocks():
+        notes.append(_slow(kind))
+        blocks = None
+    if blocks is not None:
+        kind, quantization = torch.float32, None
+    if gguf and kind in (torch.float32, torch.float64):
+        checkpoint.read_exactly = gguf.values
     if family.is_gemma:  # whose factor is a tensor
         factor = torch.tensor(multipliers.embedding, dtype=kind).item()
         multipliers = dataclasses.replace(multipliers, embedding=factor)
     as_stored = checkpoint.files and quantization is None
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
+    files += [gguf.file] if gguf and checkpoint.read_exactly else []
     with open_packed(files, kind, place) as packed:
-        reader = WeightReader(checkpoint, shape, family, kind, place, quantization=quantization, packed=packed)
+        reader = WeightReader(
+            checkpoint, shape, family, kind, place, quantization=quantization, packed=packed, blocks=blocks
+        )
         types = _layer_types(config, family, shape.num_layers, where)
         names = sorted(set(types))
         weights = _read_weights(reader, shape, mixture, [names.index(name) for name in types])
@@ -85,7 +112,35 @@ def load_model(
         )
         for name in names
     ]
-    return CausalLM(config, shape, kinds, weights, mixture, multipliers)
+    quantized = blocks is not None
+    return CausalLM(config, shape, kinds, weights, mixture, multipliers, is_quantized=quantized, notes=tuple(notes))
+
+
+def _multiplies_blocks() -> bool:
+    from draftwise.engine.kernels.cpu_vectors import find_mode  # numba is slow to import and useless elsewhere
+
+    return find_mode() is not None
+
+
+def _check_place(quantization: str, place: torch.device) -> None:
+    """Refuse a quantization that a device has no products for."""
+    if place.type != "cpu":
+        raise InvalidSetup.because(
+            "quantization-not-here",
+            f"Weights are quantized to {quantization} on a CPU only.",
+            where="quantization",
+            fix="Use fp8 on a GPU, or device cpu.",
+        )
+
+
+def _slow(kind: torch.dtype) -> Finding:
+    return Finding.warning(
+        "no-integer-products",
+        "This processor has no instructions for quantized weights (AVX2, or dot products on Arm). They are computed "
+        f"with in {str(kind).removeprefix('torch.')}, which takes more memory and time.",
+        where="quantization",
+        fix="Use a processor that has them, or a smaller model.",
+    )
 
 
 def _layer_types(config: Mapping[str, Any], family: Family, num_layers: int, where: str) -> list[str]:
@@ -199,8 +254,9 @@ class WeightReader:
         *,
         quantization: str | None = None,
         packed: PackedFile | None = None,
+        blocks: BlockSource | None = None,
     ) -> None:
-        self._checkpoint, self._shape, self._packed = checkpoint, shape, packed
+        self._checkpoint, self._shape, self._packed, self._blocks = checkpoint, shape, packed, blocks
         self._quantization = quantization
         self.dtype, self.device = dtype, device
         follows_config = family.qkv_bias is None
@@ -271,7 +327,7 @@ class WeightReader:
         else:
             experts = CpuExperts([self._mlp(name, inner) for name in names])
         return ExpertsMlp(
-            router=self.linear(prefix, ["gate"], [count], hidden),
+            router=self.linear(prefix, ["gate"], [count], hidden, exact=True),
             experts=experts,
             num_chosen=mixture.num_chosen,
             normalize=mixture.normalize,
@@ -292,6 +348,7 @@ class WeightReader:
         quantization: str | None = None,
         room: int = 0,
         room_in: int = 0,
+        exact: bool = False,
     ) -> Linear:
         """Return one product with the matrices [size, num_in] of these names below each other.
 
@@ -304,6 +361,7 @@ class WeightReader:
             quantization: see `make_linear`.
             room: rows that each matrix takes at least, with zeros after its own; the same for biases.
             room_in: columns that they take at least, likewise.
+            exact: whether they are never quantized.
         """
         weights = [f"{prefix}{name}.weight" for name in names]
         biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes, room=room) if bias else None
@@ -311,18 +369,59 @@ class WeightReader:
         def read() -> Tensor:
             return self.fused(weights, sizes, num_in, room=room, room_in=room_in)
 
+        if self._blocks is not None and not exact and num_in % BLOCK == 0:
+            from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+
+            return QuantizedLinear(self._quantized(weights, sizes, num_in), biases)
         if self._packed is not None:
             return self._packed.linear(" ".join(weights), read, biases)
         return make_linear(read(), biases, quantization=quantization)
 
-    def table(self, name: str, rows: int, width: int) -> Tensor:
+    def _quantized(self, names: list[str], sizes: list[int], num_in: int) -> list[PackedMatrix]:
+        """Return matrices, those of a kind together, in as few parts as a product can have."""
+        assert self._blocks is not None
+        for name, size in zip(names, sizes, strict=True):
+            self._checkpoint.check_shape(name, (size, num_in))
+        kinds = [self._blocks.kind_of(name) for name in names]
+        if len(set(kinds)) == 1 or any(size % GROUP for size in sizes[:-1]):
+            kind = kinds[0] if len(set(kinds)) == 1 else "q8"
+            return [self._packed_matrix(kind, names, sizes, num_in)]
+        return [
+            self._packed_matrix(kind, [name], [size], num_in)
+            for kind, name, size in zip(kinds, names, sizes, strict=True)
+        ]
+
+    def _packed_matrix(self, kind: str, names: list[str], sizes: list[int], num_in: int) -> PackedMatrix:
+        rows = sum(sizes)
+
+        def load() -> Tensor:
+            assert self._blocks is not None
+            parts = [
+                self._blocks.read(kind, name, functools.partial(self.fused, [name], [size], num_in))
+                for name, size in zip(names, sizes, strict=True)
+            ]
+            return pack_blocks(kind, join_blocks(parts))
+
+        size = (num_bytes(kind, rows, num_in),)
+        memory = (
+            load() if self._packed is None else self._packed.table(" ".join((kind, *names)), size, torch.uint8, load)
+        )
+        return PackedMatrix(kind, memory, rows, num_in // BLOCK)
+
+    def table(self, name: str, rows: int, width: int) -> Table:
         """Return the matrix `name` [rows, width] as it is, which nobody writes to."""
+        if self._blocks is not None and width % BLOCK == 0:
+            return QuantizedTable(self._quantized([name], [rows], width)[0])
         if self._packed is None:
             return self.fused([name], [rows], width)
         return self._packed.table(name, (rows, width), self.dtype, lambda: self.fused([name], [rows], width))
 
-    def tied_head(self, embedding_VH: Tensor) -> Linear:
+    def tied_head(self, embedding_VH: Table) -> Linear:
         """Return the product with the embedding, of which a large one is not held a second time."""
+        if isinstance(embedding_VH, QuantizedTable):
+            from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
+
+            return QuantizedLinear([embedding_VH.matrix])
         copy = embedding_VH.nbytes <= _MOST_DUPLICATED
         if self._packed is not None and copy:
             return self._packed.linear("tied head", lambda: embedding_VH, None)

@@ -76,5 +76,12 @@ def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propose
     path = find_weights(spec, config)
     if not config.skip_tokenizer_init:
         check_same_tokens(Path(path), Path(config.model))
-    model = load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)
+    model = load_model(
+        path,
+        dtype=target.dtype,
+        device=target.device,
+        load_format=config.load_format,
+        quantization="int8" if target.is_quantized else None,
+        keep_blocks=target.is_quantized or target.dtype == torch.bfloat16,
+    )
     return build_chain(DraftModel(model), spec, config, target)

@@ -169,11 +169,10 @@ def _read_token_map(checkpoint: HeadCheckpoint, target: CausalLM, prefix: str) -
 def _read_head(checkpoint: HeadCheckpoint, name: str, target: CausalLM, target_ids_U: Tensor | None) -> Linear:
     """Return a head; of one for the whole vocabulary the rows of a truncated one are taken."""
     reader, hidden, vocab_size = checkpoint.reader, target.shape.hidden_size, target.shape.vocab_size
-    if target_ids_U is None:
-        return make_linear(reader.fused([name], [vocab_size], hidden))
-    if checkpoint.files.shape_of(name) == (vocab_size, hidden):
+    if target_ids_U is not None and checkpoint.files.shape_of(name) == (vocab_size, hidden):
         return make_linear(reader.fused([name], [vocab_size], hidden)[target_ids_U])
-    return make_linear(reader.fused([name], [len(target_ids_U)], hidden))
+    num_named = vocab_size if target_ids_U is None else len(target_ids_U)
+    return reader.linear("", [name.removesuffix(".weight")], [num_named], hidden)
 
 
 def _check_nothing_lost(checkpoint: CheckpointReader, names: _Names, num_heads: int) -> None:

@@ -41,7 +41,7 @@ def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
                 "unknown-token",
                 f"Request {request.id} has token ids that the target does not: its vocabulary has 0..{vocab_size - 1}.",
                 where=request.id,
-                fix="Name the model that wrote the log as --target.",
+                fix="Pass the model that wrote the log as --target.",
             )
 
 

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from draftwise.backends import Backend, BrokenStream, Exchange, Piece
+from draftwise.backends.patience import BUSY, Patience
 from draftwise.core import Answer, BackendError, Prompt, Timing
 from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.turn_order import Turn
@@ -148,7 +149,7 @@ class Client:
         return f"{self.salt}-{turn.workload}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
 
     async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """Return the answer as it comes off the wire.
+        """Return the answer as it comes off the wire; a server that has no time is asked again when it says.
 
         Args:
             request: what the body is of.
@@ -159,10 +160,20 @@ class Client:
             BackendError: the connection broke.
         """
         path = "/v1/chat/completions" if request.prompt.messages else "/v1/completions"
-        try:
-            return await self.backend.stream(path, body, received)
-        except BrokenStream as error:
-            raise BackendError(f"At prompt {request.prompt.id!r}: {error}") from None
+        patience, refusals = Patience(), 0
+        while True:
+            try:
+                exchange = await self.backend.stream(path, body, received)
+            except BrokenStream as error:
+                raise BackendError(f"At prompt {request.prompt.id!r}: {error}") from None
+            # Open loops wait for no answer, so that a server that has no time for them is a result.
+            waits = request.intended is None and exchange.status in BUSY
+            if not waits or (pause_s := patience.pause_s(exchange.retry_after)) is None:
+                return replace(exchange, refusals=refusals) if refusals else exchange
+            if received is not None:
+                received.clear()
+            refusals += 1
+            await asyncio.sleep(pause_s)
 
     async def next_best(self, token_ids: list[int], count: int) -> dict[str, float] | None:
         """Return the most likely next tokens with their log-probabilities, None where the server cannot say."""
@@ -216,6 +227,7 @@ def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse
         counts_exact=response.counts_exact,
         total_exact=response.total_exact,
         acceptance=response.acceptance,
+        refusals=exchange.refusals,
         error=response.error,
     )
 

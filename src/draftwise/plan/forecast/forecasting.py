@@ -294,7 +294,7 @@ def find_doubts(
         yield Finding.warning(
             "two-models",
             f"The log was replayed for {profile.target.name}, and {calibration.target} was calibrated.",
-            fix="Use a replay and a calibration of one model.",
+            fix="Use a replay and a calibration of the same model.",
         )
 
 

@@ -17,7 +17,6 @@ from draftwise.knowledge.method_advice import Overlap
 from draftwise.knowledge.models import KnownModel, find_model, is_hub_name, near_models
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
-from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.machine import Constants, DecodeBatch, Machine, gpu_prior
 from draftwise.plan.cost.work import find_work
 from draftwise.plan.size.shapes import read_shape
@@ -318,10 +317,12 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
     if differences := list(_compare(calibration, requirements, target)):
         raise InvalidSetup.because(
             "calibration-of-another",
-            f"The calibration is of another deployment: {'; '.join(differences)}.",
+            f"The calibration belongs to another deployment: {'; '.join(differences)}.",
             where="--calibration",
             fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
         )
+    from draftwise.plan.cost.calibrated import CalibratedCosts  # numpy is absent in a browser
+
     return CalibratedCosts(calibration).model.machine.constants
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import fsum, isinf
+from operator import mul
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.core import Effect, Ruling, Setup
 from draftwise.plan.check import check
@@ -100,38 +98,41 @@ def choose_lengths(
             k; None: the same as fixed.
         weights: of each batch size, e.g. how often it occurs; None for equal ones.
     """
-    weight = np.array(weights if weights is not None else np.ones(len(batches)), dtype=float)
-    weight /= weight.sum()
+    share = [1.0] * len(batches) if weights is None else list(map(float, weights))
+    share = [each / fsum(share) for each in share]
     tried = sorted(set(lengths))
-    table = np.array([[fixed(batch, k) for k in tried] for batch in batches])
-    means = weight @ table
-    best = int(np.argmax(means))
-    own = table if scheduled is None else np.array([[scheduled(batch, k) for k in tried] for batch in batches])
-    path = _find_path(own * weight[:, None], float(means[best]) * _WORTH_A_RANGE)
-    gained = float(sum(weight[row] * own[row, column] for row, column in enumerate(path)))
+    table = [[fixed(batch, k) for k in tried] for batch in batches]
+    means = [fsum(map(mul, share, column)) for column in zip(*table, strict=True)]
+    best = max(range(len(tried)), key=means.__getitem__)
+    own = table if scheduled is None else [[scheduled(batch, k) for k in tried] for batch in batches]
+    weighted = [[part * value for value in row] for part, row in zip(share, own, strict=True)]
+    path = _find_path(weighted, means[best] * _WORTH_A_RANGE)
+    gained = fsum(row[column] for row, column in zip(weighted, path, strict=True))
     ends = ((float(batch), tried[column]) for batch, column in zip(batches, path, strict=True))
     return LengthChoice(
         fixed_k=tried[best],
-        fixed_speedup=float(means[best]),
+        fixed_speedup=means[best],
         ranges=join_ranges(ends),
-        schedule_gain=gained / float(means[best]),
+        schedule_gain=gained / means[best],
     )
 
 
-def _find_path(values: NDArray[np.float64], price: float) -> list[int]:
+def _find_path(values: Sequence[Sequence[float]], price: float) -> list[int]:
     """Return the column of each row, never rising, with the largest sum less a price for each change."""
-    rows, columns = values.shape
-    reached, came = values[0].copy(), np.zeros((rows, columns), dtype=int)
-    for row in range(1, rows):
-        # From any larger column for the price, or on in the same one.
-        options = np.where(np.tri(columns, dtype=bool).T, reached[None, :] - price, -np.inf)
-        options[np.diag_indices(columns)] = reached
-        came[row] = options.argmax(axis=1)
-        reached = options.max(axis=1) + values[row]
-    path = [int(reached.argmax())]
-    for row in range(rows - 1, 0, -1):
-        path.append(int(came[row][path[-1]]))
-    return path[::-1]
+    paths: list[tuple[float, tuple[int, ...]]] = [(value, (column,)) for column, value in enumerate(values[0])]
+    for row in values[1:]:
+        # From the same column, or from any larger one for the price; of equals the first column.
+        paths = [
+            (reached + row[column], (*path, column))
+            for column in range(len(row))
+            for reached, path in [
+                max(
+                    ((sum_ - price * (path[-1] > column), path) for sum_, path in paths if path[-1] >= column),
+                    key=lambda each: each[0],
+                )
+            ]
+        ]
+    return list(max(paths, key=lambda each: each[0])[1])
 
 
 _NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)

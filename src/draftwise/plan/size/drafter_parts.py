@@ -74,7 +74,8 @@ def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Draft
             "method-memory-unknown",
             f"Which tensors a drafter of {method.name} has is unknown, and with them its memory.",
             where="method",
-            fix="Size the target without it, and add what a start of the server logs for the drafter.",
+            fix="Size the target without the drafter, and add the memory that the server's start-up log reports for "
+            "the drafter.",
         )
     known = _LAYOUTS.get(method.layout)
     return known if known is not None else method.load("layout")

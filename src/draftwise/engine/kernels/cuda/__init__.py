@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
+from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.kernels.cuda import experts
 from draftwise.engine.kernels.cuda import layer as code
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
@@ -29,19 +30,20 @@ class CudaKernels(Kernels):
     def embed(
         self,
         tokens_N: Tensor,
-        embedding_VH: Tensor,
+        embedding_VH: Table,
         weight_H: Tensor,
         total_NH: Tensor | None = None,
         *,
         factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Gather and norm in one launch."""
+        assert isinstance(embedding_VH, Tensor)
         return code.embed(tokens_N, embedding_VH, weight_H, total_NH, self.eps, factor)
 
     def embed_beside(
         self,
         tokens_N: Tensor,
-        embedding_VH: Tensor,
+        embedding_VH: Table,
         state_NH: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         *,
@@ -49,6 +51,7 @@ class CudaKernels(Kernels):
         positions_N: Tensor | None = None,
     ) -> Tensor:
         """Gather, norm both and concatenate them in one launch."""
+        assert isinstance(embedding_VH, Tensor)
         return code.embed_beside(
             tokens_N, embedding_VH, state_NH, norms, state_first=state_first, positions_N=positions_N, eps=self.eps
         )

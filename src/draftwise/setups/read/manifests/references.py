@@ -58,7 +58,7 @@ class _TextFiller:
     left: list[tuple[str, str]] = field(default_factory=list)
     """References without a value: as written and as described. A mark in the text stands for each."""
     assumed: dict[str, None] = field(default_factory=dict)
-    """Variables that are taken as not set, as described."""
+    """Some variables are assumed to be unset, as described."""
     chars: int = 0
 
     def fill(self, text: str) -> str:

@@ -20,6 +20,8 @@ Path = tuple[str | int, ...]
 _MAX_CHARS = 1_000_000
 _MAX_DEPTH = 64
 _MAX_NODES = 100_000
+_EXPLAINED = 20_000
+"""Characters of a text that the slow parser reads again."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 
@@ -113,6 +115,11 @@ def _read(text: str, name: str) -> Iterator[YamlDocument]:
 
 
 def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
+    if len(text) < _EXPLAINED:  # in the words of the parser that is there on every platform
+        try:
+            list(yaml.parse(text, Loader=yaml.SafeLoader))
+        except yaml.YAMLError as same:
+            error = same
     mark = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark is not None else 0
     if _TEMPLATE.search(text):

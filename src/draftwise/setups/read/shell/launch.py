@@ -131,7 +131,7 @@ class Launch:
     path: str = ""
     """What the text decides to come to it, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
     assumed: tuple[str, ...] = ()
-    """Variables that are taken as not set, each with where a value would come from."""
+    """Some variables are assumed to be unset, each with where a value would come from."""
     others: tuple[Launch, ...] = ()
     """The same server as other ways through the text start it."""
     is_partial: bool = False

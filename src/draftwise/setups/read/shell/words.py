@@ -51,7 +51,7 @@ class Word:
     unknown: tuple[str, ...] = ()
     """What it depends on and the text does not tell, each with where it would come from."""
     assumed: tuple[str, ...] = ()
-    """Variables that are taken as not set, so that their defaults count, each with where a value would come from."""
+    """Some variables are assumed to be unset, so that their defaults count, each with where a value would come from."""
     source: OpenText | None = field(default=None, compare=False, repr=False)
     """The word as a shell inside of the text goes on with it: with what is open left open."""
 

@@ -1,0 +1,201 @@
+"""Servers as they are: without time, gone for a while, with empty answers, slow to start, many on few cores."""
+
+import json
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.measure.test_failing_servers import Failing
+from tests.support import virtual_time
+from tests.support.fake_server import FakeBackend
+from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
+
+from draftwise.backends import BrokenStream, Exchange, UrlBackend
+from draftwise.backends.patience import Patience, read_retry_after
+from draftwise.core import BackendError, Condition, OpenLoop, Run, Verdict
+from draftwise.deciding.conclusions import conclude_run
+from draftwise.measure.measurement import _Waits
+from draftwise.runs import RunDirectory
+
+LONG = (make_workload(num_prompts=40),)
+
+
+class Hostile(FakeBackend):
+    """A fake that spoils generation requests by their numbers.
+
+    Args:
+        busy: numbers of requests that get a 429.
+        empty: numbers of requests whose answer holds no token.
+        away: (first, seconds): from this request on the server is away for so long.
+        retry_after: the header of its refusals.
+    """
+
+    def __init__(self, name, script, *, busy=(), empty=(), away=None, retry_after="2"):
+        super().__init__(name, script)
+        self.busy, self.empty, self.away, self.retry_after = busy, empty, away, retry_after
+        self.count = 0
+        self.back_at = 0.0
+        self.refused_at: list[float] = []
+        self.asked_at: list[float] = []
+
+    async def stream(self, path, body, received=None):
+        if self.now() < self.back_at:
+            raise BrokenStream(f"{self.name}: the connection broke (ConnectionRefusedError).")
+        if not body:
+            return await super().stream(path, body, received)
+        self.count += 1
+        self.asked_at.append(self.now())
+        if self.away is not None and self.count >= self.away[0]:
+            self.back_at, self.away = self.now() + self.away[1], None
+            raise BrokenStream(f"{self.name}: the connection broke (closed by the server).")
+        status = 429 if self.count in self.busy else 200
+        if status == 200 and self.count not in self.empty:
+            return await super().stream(path, body, received)
+        text = b'{"error": {"message": "rate limit"}}' if status == 429 else b"data: [DONE]\n\n"
+        self.refused_at.append(self.now())
+        piece = (self.now(), text)
+        return Exchange(
+            status=status, sent=self.now(), received=(piece,), finished=self.now(), retry_after=self.retry_after
+        )
+
+
+def measure(path: Path, *, urls: bool = True, plan=None, budget_s: float = 120.0, **spoiled) -> tuple[Run, Recorder]:
+    progress, plan = Recorder(), plan or make_plan(workloads=LONG)
+    if urls:
+        arms = (replace(arm, url=f"http://10.0.0.{n}:8000") for n, arm in enumerate(plan.arms, 1))
+        plan = replace(plan, arms=tuple(arms))
+    session = make_session(path, plan, (PLAIN, FASTER), progress=progress, budget_s=budget_s)
+    session.backends = [Hostile("plain", PLAIN), Hostile("candidate 1", FASTER, **spoiled)]
+    virtual_time.run(session.run(), limit_s=10_000)
+    return RunDirectory(path).read(), progress
+
+
+def test_a_rate_limit_is_respected_from_the_greeting_to_the_end_and_said(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path / "run", busy=range(3, 60, 4))
+    decision = conclude_run(run).decision
+    assert decision.comparisons[0].verdict is Verdict.ADOPT
+    assert not any(answer.error for answer in run.answers)
+    assert sum(answer.refusals for answer in run.answers) > 3
+    assert "rate-limited" in {each.code for each in decision.comparisons[0].findings}
+
+
+def test_the_pause_is_what_the_server_says(tmp_path: Path) -> None:
+    plan = make_plan(workloads=LONG)
+    session = make_session(tmp_path / "run", plan, (PLAIN, FASTER), budget_s=120.0)
+    limited = Hostile("candidate 1", FASTER, busy=(4, 9, 12), retry_after="3")
+    session.backends = [FakeBackend("plain", PLAIN), limited]
+    virtual_time.run(session.run())
+    for at in limited.refused_at:
+        assert min(later - at for later in limited.asked_at if later > at) > 2.99
+
+
+def test_under_a_load_a_limit_is_what_was_measured_and_decides_nothing(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path / "run", plan=make_plan(workloads=LONG, concurrency=4), busy=range(60, 400, 7))
+    (each,) = conclude_run(run).decision.comparisons
+    assert each.verdict is Verdict.INCONCLUSIVE
+    assert each.reason.values["code"] == "rate-limited"
+
+
+def test_an_open_loop_waits_for_nobody(tmp_path: Path) -> None:
+    plan = make_plan(workloads=LONG, conditions=(Condition(load=OpenLoop.steady(2.0)),), turn_s=10.0)
+    run, _ = measure(tmp_path / "run", plan=plan, budget_s=300.0, busy=range(40, 4000, 5))
+    assert any(answer.error for answer in run.answers)
+    assert not any(answer.refusals for answer in run.answers)
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_one_empty_answer_before_the_first_turn_ends_nothing(tmp_path: Path, number: int) -> None:
+    run, _ = measure(tmp_path / "run", empty=(number,))
+    assert conclude_run(run).decision.comparisons[0].verdict is Verdict.ADOPT
+
+
+def test_a_server_that_restarts_in_the_middle_is_waited_for_warmed_up_and_asked_again(tmp_path: Path) -> None:
+    run, progress = measure(tmp_path / "run", away=(40, 12.0))
+    assert conclude_run(run).decision.comparisons[0].verdict is Verdict.ADOPT
+    assert any("broke, and answered again after 12 s" in line for line in progress.told)
+    assert any("broke" in each.reason for each in run.omissions)
+    blocks: dict[tuple[str, int, int], set[str]] = {}
+    for turn in run.turns:
+        blocks.setdefault((turn.workload, turn.repeat, turn.block), set()).add(turn.arm)
+    assert all(len(arms) == 2 for arms in blocks.values())
+
+
+def test_one_that_stays_away_ends_the_run_with_its_data(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="closed by the server"):
+        measure(tmp_path / "run", away=(40, 1e6))
+    assert RunDirectory(tmp_path / "run").read().turns
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7", 7.0), ("0", 0.0), ("1.5", 1.5), ("-1", None), ("soon", None), ("", None), ("inf", None)]
+)
+def test_retry_after_is_read_or_not_gone_by(text: str, seconds: float | None) -> None:
+    assert read_retry_after(text) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert (read_retry_after(formatdate(4102444800, usegmt=True)) or 0) > 0
+    assert read_retry_after(formatdate(0, usegmt=True)) == 0
+
+
+def test_patience_ends() -> None:
+    patience, pauses = Patience(10.0), []
+    while (pause := patience.pause_s()) is not None:
+        pauses.append(pause)
+    assert pauses == sorted(pauses)
+    assert sum(pauses) <= 10.0
+    assert Patience(10.0).pause_s("3600") is None
+
+
+def test_what_can_be_asked_twice_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [
+        httpx.ReadError("closed"),
+        httpx.Response(429, headers={"Retry-After": "0"}),
+        httpx.RemoteProtocolError("x"),
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if answers:
+            if isinstance(found := answers.pop(0), Exception):
+                raise found
+            return found
+        return httpx.Response(200, content=json.dumps({"data": [{"id": "m"}]}))
+
+    async def describe() -> str:
+        backend = UrlBackend("plain", "http://127.0.0.1:1")
+        backend._open(httpx.MockTransport(answer))
+        return (await backend.describe()).model
+
+    assert virtual_time.run(describe()) == "m"
+
+
+def test_servers_that_share_cores_start_in_turn_those_without_weights_first_and_late_ones_are_left_out(
+    tmp_path: Path,
+) -> None:
+    plan = make_plan(5, workloads=LONG)
+    scripts = (PLAIN, *(replace(FASTER, seed=n) for n in range(5)))
+    progress = Recorder()
+    session = make_session(tmp_path / "run", plan, scripts, progress=progress, budget_s=100.0, starts_at_once=1)
+    session.backends = [Failing(arm.name, script, None, 6.0) for arm, script in zip(plan.arms, scripts, strict=True)]
+    virtual_time.run(session.run())
+    run = RunDirectory(tmp_path / "run").read()
+    measured = {turn.arm for turn in run.turns}
+    assert {"plain", "candidate 1"} <= measured < {arm.name for arm in plan.arms}
+    late = {each.candidate for each in run.omissions}
+    assert measured | late == {arm.name for arm in plan.arms}
+    assert conclude_run(run).decision.comparisons
+
+
+def test_a_wait_is_named_by_the_servers_that_are_waited_for() -> None:
+    told: list[str] = []
+    waits = _Waits(told.append)
+    waits.report("plain", "importing vLLM (3 s)")
+    waits.report("eagle", "compiling (9 s)")
+    waits.report("plain", "")
+    waits.report("eagle", "compiling (10 s)")
+    waits.report("eagle", "")
+    assert told[0] == "plain is starting: importing vLLM (3 s)"
+    assert told[1] == "plain is starting: importing vLLM (3 s); eagle too"
+    assert told[-1] == "eagle is starting: compiling (10 s)"

@@ -1,0 +1,72 @@
+"""Chromium, pyodide and axe-core for the tests of pages, which are skipped by name where one is absent."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MODULES = Path(os.environ.get("DRAFTWISE_TOOLS") or Path.home() / ".cache/draftwise/tools") / "browser" / "node_modules"
+WIDTHS = (1280, 400)
+
+
+def npm_folder(name: str) -> Path:
+    """Return the folder of an npm package, or skip."""
+    if not (MODULES / name).is_dir():
+        pytest.skip(f"{MODULES} has no {name}: `make browser` installs it")
+    return MODULES / name
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """Yield Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-quic"])
+        yield started
+        started.close()
+
+
+class Visit:
+    """A page that is looked at: what it asked for, and what it complained about."""
+
+    def __init__(self, browser, url: str, *, width: int = 1280, dark: bool = False) -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda each: self.troubles.append(str(each)))
+        self.page.on("request", lambda each: self.requests.append(each.url))
+        self.page.goto(url)
+
+    def _hear(self, said) -> None:
+        if said.type in ("error", "warning"):
+            self.troubles.append(said.text)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    @property
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than the window."""
+        return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+    def find_barriers(self) -> list[str]:
+        """Return what axe-core calls serious or critical."""
+        self.page.evaluate((npm_folder("axe-core") / "axe.min.js").read_text("utf-8"))
+        found = self.page.evaluate("axe.run()")["violations"]
+        return [
+            f"{each['id']}: {each['nodes'][0]['html'][:120]}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
