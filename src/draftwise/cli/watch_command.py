@@ -36,7 +36,7 @@ __all__ = ["render", "watch"]
 @click.option("--live", is_flag=True, help="Keep one row per pool up to date until Ctrl-C.")
 @click.option("--prometheus", metavar="URL", help="Read the servers' history from this Prometheus.")
 @click.option("--service", metavar="NAME",
-              help="With --prometheus: the service's `service` label; without it, all services are listed.")  # fmt: skip
+              help="With --prometheus: the service's `service` label; without it, all are listed.")  # fmt: skip
 @click.option("--namespace", metavar="NAME", help="With --prometheus: the service's namespace label.")
 @click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
 @click.option("--log", metavar="FILE|-", help="Read the statistics in a vLLM log, to its end.")
