@@ -1,4 +1,4 @@
-"""All layers of a quantized model as one call: what a step takes is then its products, not what stands between them.
+"""All layers of a quantized model as one call, so that a step takes little more than its products.
 
 Shape letters: N rows of a pass, R of them that are wanted, H hidden size, E heads of q, k and v times their size.
 """
@@ -63,9 +63,10 @@ def _compile() -> tuple[Callable[..., None], Callable[..., None]]:
 @functools.cache
 def _functions() -> tuple[int, int]:
     """Return the addresses of what yields a core, and of what counts the threads of a parallel region."""
-    process = ctypes.CDLL(None)
     count = Team().count_threads
-    return ctypes.cast(process.sched_yield, ctypes.c_void_p).value or 0, count
+    if count == 0:  # one thread waits for nobody
+        return 0, 0
+    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0, count
 
 
 class QuantizedLayers:
