@@ -156,9 +156,7 @@ def test_the_minutes_count_from_the_command_on(monkeypatch) -> None:
 def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_path) -> None:
     arms = ["--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
     result = run("decide", *arms, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path / "run"))
-    assert result.stdout.splitlines()[0].startswith(
-        "NOT EVIDENCE: the run lacks its hardware, precision and serve"
-    )
+    assert result.stdout.splitlines()[0].startswith("NOT EVIDENCE: the run lacks its hardware, precision and serve")
 
 
 @pytest.mark.parametrize(

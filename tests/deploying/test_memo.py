@@ -44,7 +44,10 @@ def test_it_says_what_why_and_how_back(to: str) -> None:
     assert f"**Why.** {FOUND} (run `2026-11-22`)" in memo
     assert "**Owner:** not given (--owner)." in memo
     assert "--speculative-config" in memo.split("## Files")[0]
-    assert "Requests with min_p: vLLM 0.26.0 refuses it while speculating." in memo.split("## Where to leave speculation off")[1]
+    assert (
+        "Requests with min_p: vLLM 0.26.0 refuses it while speculating."
+        in memo.split("## Where to leave speculation off")[1]
+    )
     assert f"## When to roll back\n\n- {describe_rule(order.evidence.rollback[0])}" in memo
     assert f"## What a rollback leaves behind\n\n- {TARGETS[to].leaves}" in memo
 

@@ -89,10 +89,7 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
             code = subprocess.run(words, check=False).returncode
         except OSError as error:
             raise BackendError(
-
-                    f"{words[0]} cannot be run ({error.strerror}). Install it, or run the printed commands where "
-                    "it exists."
-
+                f"{words[0]} cannot be run ({error.strerror}). Install it, or run the printed commands where it exists."
             ) from None
         if code not in may_be:
             raise BackendError(

@@ -24,19 +24,21 @@ from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["CpuKernels", "QuantizedLinear", "Team"]
+__all__ = ["CpuKernels", "QuantizedLinear", "Team", "attend_rows"]
 
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
-_JobValues = ctypes.c_int64 * 16
+_JobValues = ctypes.c_int64 * 32
 # Calls that keep the interpreter lock: they last microseconds, and losing it to another thread costs more.
 _CompiledKernel = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_LongKernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Code(NamedTuple):
     add_norm: Callable[..., None]
     silu_mul: Callable[..., None]
     rotate_store: Callable[..., None]
+    attend: Callable[..., None]
 
 
 @functools.cache
@@ -135,6 +137,58 @@ class CpuKernels(Kernels):
         return qkv_NSD[:, :heads]
 
 
+def attend_rows(
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    page_table_BP: Tensor,
+    looks: tuple[Tensor, Tensor, int, int],
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Return what `attend` does, row by row: a row's bits depend on nothing but that row.
+
+    Args:
+        q_NAD: bfloat16 or float32, D a multiple of 16; rows may lie apart.
+        kv: the pages, of the same type.
+        layer: which layer's.
+        page_table_BP: int32.
+        looks: see `AttentionPlan.looks`.
+        scale: of the scores.
+        window: positions up to its own that a row looks at; None: all.
+    """
+    rows, heads, size = q_NAD.shape
+    owners_N, lasts_N, longest, num_scores = looks
+    q_NAD = q_NAD if q_NAD.stride()[1:] == (size, 1) else q_NAD.contiguous()
+    out_NE, pages = q_NAD.new_empty(rows, heads * size), kv.layers[layer]
+    room, wide = -(-longest // 16) * 16, num_scores * heads * size >= _WIDE
+    threads = torch.get_num_threads() if wide else 1
+    scratch = torch.empty(64 + threads * (8 * size + 12 * room), dtype=torch.uint8)
+    scratch[:8] = 0
+    _compile(q_NAD.dtype).attend(
+        wide,
+        q_NAD.data_ptr(),
+        q_NAD.stride(0) * q_NAD.itemsize,
+        pages.data_ptr(),
+        page_table_BP.data_ptr(),
+        page_table_BP.stride(0),
+        owners_N.data_ptr(),
+        lasts_N.data_ptr(),
+        longest if window is None else window,
+        out_NE.data_ptr(),
+        rows,
+        heads,
+        pages.shape[3],
+        size,
+        kv.block_size,
+        int(np.float32(scale).view(np.uint32)),
+        scratch.data_ptr(),
+        room,
+    )
+    return out_NE
+
+
 _CHUNK_BYTES = 2**14
 """Weights that a thread takes at a time."""
 
@@ -195,18 +249,33 @@ class QuantizedLinear:
 
 
 class Team:
-    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached."""
+    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached.
+
+    Attributes:
+        count_threads: address of the function that counts those of a parallel region, 0 where there is one thread only.
+    """
 
     def __init__(self) -> None:
-        self._parallel = _find_gomp_parallel()
+        library = _find_openmp()
+        self._parallel = None if library is None else _parallel_of(ctypes.PyDLL(library))
+        self._long_parallel = None if library is None else _parallel_of(ctypes.CDLL(library))
+        self.count_threads = 0
+        if library is not None:
+            count = ctypes.CDLL(library).omp_get_num_threads
+            self.count_threads = ctypes.cast(count, ctypes.c_void_p).value or 0
 
-    def kernel(self, compiled: Any) -> Callable[..., None]:
+    def kernel(self, compiled: Any, *, is_long: bool = False) -> Callable[..., None]:
         """Return a function that runs a compiled kernel over a job.
 
         Its first argument says whether to use all threads; the rest are the job's int64 values after the task
         counter.
+
+        Args:
+            compiled: the kernel.
+            is_long: whether other threads of Python are to run meanwhile.
         """
-        address, call, parallel = compiled.address, _CompiledKernel(compiled.address), self._parallel
+        address, call = compiled.address, (_LongKernel if is_long else _CompiledKernel)(compiled.address)
+        parallel = self._long_parallel if is_long else self._parallel
 
         def run(wide: bool, *values: int) -> None:
             job = _JobValues(0, *values)
@@ -218,19 +287,21 @@ class Team:
         return run
 
 
-def _find_gomp_parallel() -> Callable[..., None] | None:
-    """Return `GOMP_parallel(function, data, num_threads, flags)` of the OpenMP runtime that torch has loaded.
+def _parallel_of(library: ctypes.CDLL) -> Callable[..., None]:
+    """Return `GOMP_parallel(function, data, num_threads, flags)`; LLVM's and Intel's runtimes have it as GNU's has."""
+    call = library.GOMP_parallel
+    call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    call.restype = None
+    return call
 
-    LLVM's and Intel's runtimes export it as well as GNU's.
-    """
+
+def _find_openmp() -> str | None:
+    """Return the file of the OpenMP runtime that torch has loaded, if it can be used."""
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         return None
     for library in dict.fromkeys(re.findall(r"/\S*lib(?:gomp|iomp5|omp)\b\S*", mapped)):
-        call = getattr(ctypes.PyDLL(library), "GOMP_parallel", None)
-        if call is not None:
-            call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-            call.restype = None
-            return call
+        if all(hasattr(ctypes.CDLL(library), name) for name in ("GOMP_parallel", "omp_get_num_threads")):
+            return library
     return None
