@@ -38,8 +38,8 @@ def describe(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.get_params(context):
         if shown := parameter.get_help_record(context):
             yield entry(*shown)
-    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
-        if below := command.get_command(context, name):
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
             yield from describe(below, click.Context(below, info_name=name, parent=context))
 
 

@@ -53,10 +53,10 @@ def reach(needs: list[Requirement]) -> Iterator[str]:
 
 def license_of(about: PackageMetadata) -> str:
     """Return a package's license as it declares it: expression, else classifier, else one line of text."""
-    if expression := about.get("License-Expression"):
-        return str(expression)
+    if expression := about.get_all("License-Expression"):
+        return str(expression[0])
     named = [each.rpartition(" :: ")[2] for each in about.get_all("Classifier") or () if each.startswith("License ::")]
-    free = str(about.get("License") or "").strip()
+    free = str((about.get_all("License") or [""])[0]).strip()
     return " and ".join(named) or (free if free and "\n" not in free else "see the package")
 
 
