@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from docs.playground.__main__ import build, list_files
-
 from draftwise.ui.answers import answer
+
 from tests.support.source_fixtures import find_fixtures
 
 COMMAND = """vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'"""

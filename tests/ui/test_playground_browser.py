@@ -7,8 +7,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from docs.playground.__main__ import build, measure
-
 from draftwise.ui.answers import answer
+
 from tests.support.browser import WIDTHS, Visit, browser, npm_folder
 from tests.support.source_fixtures import find_fixtures
 from tests.ui.test_playground import ASKED, COMMAND

@@ -34,6 +34,7 @@ VERBS: dict[str, Row] = {
         Row("rollback", Group.DEPLOY, "Go back to serving without speculation."),
         Row("bundle", Group.DEPLOY, "Pack a deployment's weights for air-gapped machines."),
         Row("watch", Group.OPERATE, "See whether speculation helps a running service."),
+        Row("ui", Group.OPERATE, "Look at runs, forecasts and services in a browser."),
         Row("guard", Group.OPERATE, "Propose or take action when speculation stops paying off."),
         Row("serve", Group.BUILD, "Serve a model over the OpenAI API with the embedded engine."),
         Row("warm-up", Group.BUILD, "Compile a server's kernels ahead of time."),
