@@ -51,7 +51,7 @@ _REPORT = {"content-security-policy": "sandbox; default-src 'none'; style-src 'u
 """A report is a page of a run, which may be somebody else's: it runs no scripts."""
 
 
-class Guard:
+class LoopbackOnly:
     """Refuses other host names (DNS rebinding), writes without the token, and bodies beyond a bound."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -319,7 +319,7 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
         Route("/api/jobs/{job}/events", pages.follow),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
-    return Guard(Starlette(routes=routes), token), pages.jobs
+    return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
 
 
 def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
