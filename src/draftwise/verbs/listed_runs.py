@@ -58,7 +58,8 @@ class ListedRun:
 
 def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
     """Return the runs in folders, the newest first; a summary is read again only where it changed."""
-    kept, file = {}, cache_folder() / _KEPT
+    kept: dict[str, Any] = {}
+    file = cache_folder() / _KEPT
     with suppress(OSError, ValueError):
         stored = json.loads(file.read_text(encoding="utf-8"))
         kept = stored["rows"] if stored["version"] == _VERSION else {}

@@ -23,13 +23,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, Finding, InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
 from draftwise.verbs import load_verb
 from draftwise.verbs.listed_runs import ListedRun, list_runs
 from draftwise.verbs.pages.answers import answer, list_choices
-from draftwise.verbs.pages.jobs import Jobs
+from draftwise.verbs.pages.page_jobs import PageJobs
 
 __all__ = ["make_app", "serve"]
 
@@ -98,7 +98,7 @@ class Pages:
     """Handlers of the routes."""
 
     def __init__(self, folders: Iterable[Path], token: str) -> None:
-        self.folders, self.token, self.jobs = tuple(folders), token, Jobs()
+        self.folders, self.token, self.jobs = tuple(folders), token, PageJobs()
         self._pages = Environment(
             loader=PackageLoader("draftwise.verbs.pages", "templates"), autoescape=select_autoescape(default=True)
         )
@@ -147,7 +147,7 @@ class Pages:
         runs = list_runs(self.folders)
         keys = [request.query_params.get(name, "") for name in ("before", "after")]
         pair = [next((each for each in runs if each.key == key), None) for key in keys]
-        result, findings = None, ()
+        result, findings = None, tuple[Finding, ...]()
         if None not in pair:
             try:
                 result = load_verb("compare")(*(each.path for each in pair if each is not None)).to_dict()
@@ -302,7 +302,7 @@ def _point(place: Any, ratio: Mapping[str, Any], label: str) -> dict[str, Any]:
     return {"x": place, "y": ratio["value"], "low": ratio["low"], "high": ratio["high"], "label": label}
 
 
-def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
+def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, PageJobs]:
     """Return the application over runs in folders, and its jobs."""
     pages = Pages(folders, token)
     routes = [
@@ -319,7 +319,7 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
         Route("/api/jobs/{job}/events", pages.follow),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
-    return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
+    return LoopbackOnly(Starlette(routes=routes), token), pages.page_jobs
 
 
 def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:

@@ -14,14 +14,14 @@ from draftwise.core import BackendError, Finding, InvalidSetup, StorageError
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress, Silent
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["PageJob", "PageJobs"]
 
 _KEPT = 500
 """Events that a page which comes late still gets."""
 _MOST_JOBS = 20
 
 
-class Job(Silent):
+class PageJob(Silent):
     """The Progress of one verb."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class Job(Silent):
             return [each for each in self._events if each[0] > after]
 
 
-class Jobs:
+class PageJobs:
     """What runs now, and what has ended lately."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, PageJob] = {}
 
-    def start(self, work: Callable[[Progress], Any]) -> Job:
+    def start(self, work: Callable[[Progress], Any]) -> PageJob:
         """Begin work in a thread; the job tells how it ends.
 
         Raises:
@@ -81,12 +81,12 @@ class Jobs:
             )
         for key in list(islice(self._ended(), max(0, len(self._jobs) - _MOST_JOBS))):
             del self._jobs[key]
-        job = Job()
+        job = PageJob()
         self._jobs[job.key] = job
         threading.Thread(target=self._run, args=(job, work), daemon=True).start()
         return job
 
-    def find(self, key: str) -> Job | None:
+    def find(self, key: str) -> PageJob | None:
         """Return a job by its key."""
         return self._jobs.get(key)
 
@@ -99,7 +99,7 @@ class Jobs:
         return (key for key, job in self._jobs.items() if job.is_done)
 
     @staticmethod
-    def _run(job: Job, work: Callable[[Progress], Any]) -> None:
+    def _run(job: PageJob, work: Callable[[Progress], Any]) -> None:
         try:
             job.update(work(job))
         except InvalidSetup as error:
