@@ -319,7 +319,7 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, PageJobs]:
         Route("/api/jobs/{job}/events", pages.follow),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
-    return LoopbackOnly(Starlette(routes=routes), token), pages.page_jobs
+    return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
 
 
 def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
