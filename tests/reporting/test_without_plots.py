@@ -35,7 +35,7 @@ def test_the_report_has_its_tables_and_says_how_to_get_the_plots():
     assert "<svg" not in page
     assert page.count("draftwise[report]") == 1
     assert all(f"<h2>{heading}</h2>" in page for heading in ("Why", "Latencies"))
-    assert all(table in page for table in ("<caption>", "time per output token"))
+    assert page.count("<table") > 4
 
 
 def test_a_plot_of_memory_is_refused_with_the_command():
