@@ -5,10 +5,10 @@ import sys
 import pytest
 from tests.support.made_runs import arm, closed, gains, make_run, workload
 
+import draftwise
 from draftwise.core import Arm, InvalidSetup
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.page import render_page
-from draftwise.verbs.size import SizeRequest, size
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,6 @@ def test_the_report_has_its_tables_and_says_how_to_get_the_plots():
 
 
 def test_a_plot_of_memory_is_refused_with_the_command():
-    sized = size(SizeRequest(target="Qwen/Qwen3-8B", gpu="H100-80G"))
+    sized = draftwise.size("Qwen/Qwen3-8B", gpu="H100-80G")
     with pytest.raises(InvalidSetup, match="needs matplotlib"):
         sized.to_svg()
