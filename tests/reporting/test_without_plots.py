@@ -39,6 +39,6 @@ def test_the_report_has_its_tables_and_says_how_to_get_the_plots():
 
 
 def test_a_plot_of_memory_is_refused_with_the_command():
-    sized = draftwise.size("Qwen/Qwen3-8B", gpu="H100-80G")
+    sized = draftwise.size("Qwen/Qwen3-8B", gpu="H200")
     with pytest.raises(InvalidSetup, match="needs matplotlib"):
         sized.to_svg()
