@@ -1,4 +1,4 @@
-"""What a replay found: tokens per step by draft length, and request by request."""
+"""Plots of a replay: tokens per step by draft length, and request by request."""
 
 from __future__ import annotations
 
