@@ -11,6 +11,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import Defect, all_defects, find_said
+from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
@@ -57,6 +58,8 @@ class Explanation:
     """Address of the page of a code."""
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
+    example: RuleExample | None = None
+    """A command line that meets a rule, or a defect."""
     see: tuple[str, ...] = ()
     """Other names that `explain` knows, which say more."""
 
@@ -136,12 +139,21 @@ def _find_codes(name: str) -> Iterator[Explanation]:
     if finding := all_findings().get(name):
         yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
     if rule := all_rules().get(name):
-        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link)
+        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link, example=find_example(name))
     if advice := all_advice().get(name):
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if defect := all_defects().get(name):
-        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect, link=link)
+        yield Explanation(
+            kind="defect", name=name, text=_tell_defect(defect), defect=defect, link=link, example=_show(defect)
+        )
+
+
+def _show(defect: Defect) -> RuleExample | None:
+    """Return a line that meets a defect, where nothing but the line decides that."""
+    if not defect.hit or defect.gpu or defect.installed:
+        return None
+    return RuleExample(vllm=str(defect.last_release), command=defect.hit)
 
 
 def _find_terms(name: str) -> Iterator[Explanation]:
