@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -163,9 +162,10 @@ class Wire:
 
 def raise_file_limit() -> int | None:
     """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return None
-    import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
