@@ -1,9 +1,12 @@
 """What is judged of a copy, and of a model of which the architecture alone is known."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from draftwise.core import Effect, Ruling, Setup, SpecConfig
-from draftwise.knowledge.models import read_names
+from draftwise.core import CheckOutcome, Effect, Ruling, Setup, SpecConfig
+from draftwise.knowledge.models import find_model, read_names
 from draftwise.plan.check import Report, check
 
 
@@ -76,3 +79,20 @@ def test_nothing_that_depends_on_more_than_the_architecture_is_said_of_a_name() 
             report = judge(model.id, MTP, version, max_model_len=10**7, quantization="fp8", tensor_parallel_size=7)
             assert codes(report).isdisjoint(told), model.id
             assert report.resolved is None or report.resolved.draft_architectures is None
+
+
+@pytest.mark.parametrize("version", ["0.25.0", "0.29.0", "0.33.0"])
+@pytest.mark.parametrize("target", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro", "Qwen/Qwen3-8B"])
+@pytest.mark.parametrize("has_stages", [True, False])
+def test_modules_of_the_other_kind_fail_while_they_load(
+    tmp_path: Path, target: str, version: str, has_stages: bool
+) -> None:
+    known = find_model(target)
+    assert known is not None
+    stages = {"dspark_target_layer_ids": [1, 2, 3], "dspark_block_size": 5, "dspark_noise_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps({**known.config, **(stages if has_stages else {})}))
+    for method, code in (("dspark", "dspark-stages-missing"), ("mtp", "mtp-over-dspark-stages")):
+        report = judge(str(tmp_path), {"method": method, "num_speculative_tokens": 5}, version)
+        is_wrong = has_stages == (method == "mtp") and (method == "dspark" or "DeepSeek" in target)
+        assert (code in codes(report)) == is_wrong
+        assert not is_wrong or report.outcome is CheckOutcome.FAILS_LATER
