@@ -96,3 +96,32 @@ def test_modules_of_the_other_kind_fail_while_they_load(
         is_wrong = has_stages == (method == "mtp") and (method == "dspark" or "DeepSeek" in target)
         assert (code in codes(report)) == is_wrong
         assert not is_wrong or report.outcome is CheckOutcome.FAILS_LATER
+
+
+@pytest.mark.parametrize("target", ["nobody/knows", "Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-8B"])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ({"pipeline_parallel_size": 0}, "parallel-size-not-positive"),
+        ({"max_model_len": -7}, "target-length-not-positive"),
+        ({"quantization": "nope"}, "target-quantization-unknown"),
+    ],
+)
+def test_what_no_model_can_mend_is_rejected_of_unknown_ones_too(target: str, args: dict[str, object], code: str):
+    assert code in codes(judge(target, **args), Effect.REJECTED)
+    assert not codes(judge(target, pipeline_parallel_size=1, max_model_len=2048, quantization="fp8"), Effect.REJECTED)
+
+
+def test_the_quantization_of_an_unknown_drafter_must_be_one() -> None:
+    spec = {"method": "eagle3", "model": "nobody/head", "num_speculative_tokens": 3}
+    assert "drafter-quantization-unknown" in codes(judge("Qwen/Qwen3-8B", {**spec, "quantization": "nope"}))
+    assert "drafter-quantization-unknown" not in codes(judge("Qwen/Qwen3-8B", {**spec, "quantization": "fp8"}))
+
+
+def test_quantized_weights_do_not_run_in_float32_and_those_of_modelopt_keep_their_method() -> None:
+    assert "quantized-in-float32" in codes(judge("deepseek-ai/DeepSeek-R1", dtype="float32"), Effect.REJECTED)
+    assert "quantized-in-float32" not in codes(judge("deepseek-ai/DeepSeek-R1", dtype="bfloat16"))
+    assert "quantized-in-float32" not in codes(judge("Qwen/Qwen3-8B", dtype="float32"))
+    own = judge("nvidia/MiniMax-M2.5-NVFP4", quantization="fbgemm_fp8", version="0.32.0")
+    assert "target-quantization-differs" not in codes(own)
+    assert "target-quantization-differs" in codes(judge("deepseek-ai/DeepSeek-R1", quantization="awq"))

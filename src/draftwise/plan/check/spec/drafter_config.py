@@ -15,7 +15,7 @@ from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.model_copies import find_base
 from draftwise.knowledge.models import is_hub_name
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
-from draftwise.plan.check.model.model_config import HfConfig, build_model
+from draftwise.plan.check.model.model_config import HfConfig, build_model, find_quantization
 from draftwise.plan.check.spec.detection import (
     TOP_K_KEY,
     detect_method,
@@ -73,6 +73,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     is_target = spec.model == (context.verifier or context.setup.target)
     own = context.target if is_target else context.drafter
     if own is None or own.is_partial:
+        yield from find_quantization(context, spec.get("quantization"), "drafter")
         if not is_target:
             return (yield from _judge_unknown(context, spec))
         return spec if own is None else (yield from find_missing_modules(context, spec, HfConfig(own.config)))
