@@ -5,7 +5,7 @@ import json
 import pytest
 from docs.playground.__main__ import build, measure
 
-from draftwise.ui.answers import answer
+from draftwise.verbs.pages.answers import answer
 from tests.support.browser import WIDTHS, Visit, browser, npm_folder, serving_folder
 from tests.support.source_fixtures import find_fixtures
 from tests.ui.test_playground import ASKED, COMMAND

@@ -103,7 +103,14 @@ class SizeResult(Result):
         return int(any(finding.severity is Severity.ERROR for finding in self.findings))
 
     def to_svg(self) -> str:
-        """Return a plot of memory and concurrency, with and without the drafter."""
+        """Return a plot of memory and concurrency, with and without the drafter.
+
+        Raises:
+            InvalidSetup: matplotlib is not installed.
+        """
+        from draftwise.reporting.appearance import check_can_draw
+
+        check_can_draw()
         from draftwise.reporting.memory_plot import draw
 
         return draw(self.sizing)

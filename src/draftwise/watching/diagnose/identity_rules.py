@@ -224,8 +224,8 @@ def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
             continue
         here, there = medians[0] or (0.0, 0.0), medians[1] or (0.0, 0.0)
         mean, before = window.seconds_per_token, other.seconds_per_token
-        if mean is None or before is None or mean > (1 + _SAME) * before:
-            continue  # all of them are slower
+        if mean is None or before is None or mean > (1 + _SAME) * before or not _answers_alike(window, other):
+            continue  # all of them are slower, or the mean of a request is one of fewer tokens
         if now[0] < then[1] or here[1] > there[1] or not _is_sure_tail(window, other, then[1]):
             continue
         return RuleMatch(
@@ -236,6 +236,11 @@ def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
             ),
         )
     return None
+
+
+def _answers_alike(window: Window, other: Window) -> bool:
+    here, there = window.mean_output_tokens, other.mean_output_tokens
+    return bool(here and there and max(here / there, there / here) < _UNLIKE)
 
 
 def _is_sure_tail(window: Window, other: Window, edge_s: float) -> bool:
