@@ -44,8 +44,6 @@ class SetupReading:
     unknown: Mapping[str, Finding] = field(default_factory=dict)
     """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`, each with the one of `findings` that
     says so: nobody can say what the setup does."""
-    configs: Mapping[str, Path] = field(default_factory=dict)
-    """Directories that hold the config.json of models: name in the setup -> directory."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
     path: str = ""
