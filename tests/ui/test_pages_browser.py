@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
 from draftwise.core.progress import Silent
 from draftwise.verbs.ui import ui
 from tests.support.browser import WIDTHS, Visit, browser
 from tests.ui.test_pages_server import COMMAND, DOCUMENTS, counting, make_runs
 
 __all__ = ["browser", "counting"]
-pytestmark = pytest.mark.engine  # starlette is not in the light installation
 
 
 class Until(Silent):
