@@ -116,7 +116,7 @@ def test_no_column_is_cut_or_hidden_at_any_width(page: str) -> None:
     table = tabulate_verdicts([compared(reason=Reason(code=ReasonCode.ANSWERS_NOT_FASTER))])
     assert len(table.columns) <= 8
     assert table.columns[-1] == "reason"
-    assert table.rows[0].cells[-1].text.startswith("the server puts out more")
+    assert table.rows[0].cells[-1].text.startswith("the server outputs more")
 
 
 def test_what_to_type_stands_open_above_the_numbers(page: str) -> None:

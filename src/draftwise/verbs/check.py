@@ -81,7 +81,7 @@ def _name_packages(given: Iterable[str]) -> frozenset[str]:
     """Return names of packages as the index writes them, without versions."""
     named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given) if each}
     if wrong := next((each for each, match in named.items() if match is None), None):
-        refuse(f"{wrong!r} is no package; write name or name==version.", where="--installed")
+        refuse(f"{wrong!r} is not a package; write name or name==version.", where="--installed")
     return frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
 
 

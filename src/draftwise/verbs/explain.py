@@ -52,5 +52,5 @@ def explain(request: ExplainRequest, _progress: Progress) -> ExplainResult:
     if request.list_names:
         return ExplainResult(explanations=list_names(), oldest=str(known[0]), newest=str(known[-1]), is_list=True)
     if not request.name.strip():
-        refuse("Give a name or a message, or --list for the names.")
+        refuse("Give a name or a message, or list the names with --list.")
     return ExplainResult(explanations=look_up(request.name), oldest=str(known[0]), newest=str(known[-1]))

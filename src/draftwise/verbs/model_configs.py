@@ -48,7 +48,7 @@ def open_configs(request: JudgedRequest, found: Sequence[FoundSetups]) -> Iterat
         if request.config_from is not None:
             targets = {setup.target for setup in setups}
             if len(targets) != 1:
-                refuse(f"The setups serve {len(targets)} models, and one config.json is given.", where=_OPTION)
+                refuse(f"The setups serve {len(targets)} models, but you gave one config.json.", where=_OPTION)
             configs[targets.pop()] = _check(_open(str(request.config_from), stack), _OPTION)
         for name in dict.fromkeys(each for setup in setups for each in _name_models(setup)) if request.hub else ():
             if name not in configs and _is_unknown(name):
@@ -68,7 +68,7 @@ def _open(given: str, stack: ExitStack) -> Path:
     if not path.is_file():
         raise UnreadableSource.because(
             "no-such-file",
-            f"There is no directory and no file {given!r}.",
+            f"{given!r} is neither a directory nor a file.",
             where=_OPTION,
             fix="Give a directory with config.json, the file itself, or its URL.",
         )
@@ -130,12 +130,12 @@ def _fetch(base: str, stack: ExitStack, *, where: str) -> Path:
 def _get(client: httpx.Client, url: str, *, where: str, optional: bool = False) -> bytes:
     with client.stream("GET", url) as answer:
         if answer.status_code in (401, 403):
-            what = f"{url} is not open to everyone (HTTP {answer.status_code})"
+            what = f"{url} requires access (HTTP {answer.status_code})"
             raise _unreachable(where, what, "Set HF_TOKEN to a token that may read it")
         if answer.status_code == 404 and optional:
             return b""
         if not answer.is_success:
-            raise _unreachable(where, f"{url} was not answered (HTTP {answer.status_code})")
+            raise _unreachable(where, f"{url} failed (HTTP {answer.status_code})")
         read = bytearray()
         for piece in answer.iter_bytes():
             read += piece

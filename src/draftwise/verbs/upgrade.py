@@ -146,7 +146,7 @@ def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, Se
     if len(old.readings) != len(new.readings):
         raise InvalidSetup.because(
             "servers-differ",
-            f"The first release reads {len(old.readings)} servers out of the sources, the second {len(new.readings)}.",
+            (f"The first release finds {len(old.readings)} servers in the sources, the second {len(new.readings)}."),
             fix="Give them one by one.",
         )
     return zip(old.readings, new.readings, strict=True)
