@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
 from draftwise.core.progress import Silent
 from draftwise.verbs.ui import ui
 from tests.support.browser import WIDTHS, Visit, browser
 from tests.ui.test_pages_server import COMMAND, DOCUMENTS, counting, make_runs
 
 __all__ = ["browser", "counting"]
-pytestmark = pytest.mark.engine  # starlette is not in the light installation
 
 
 class Until(Silent):
@@ -61,8 +59,8 @@ def test_a_run_and_the_chart_of_it(browser, url, width):
     with Visit(browser, url, width=width) as visit:
         visit.page.wait_for_selector("figure svg")
         visit.page.click("a:text-is('whole')")
-        chart = visit.page.wait_for_selector("figure svg")
-        box = chart.bounding_box()
+        read = "() => document.querySelector('figure svg')?.getBoundingClientRect().toJSON()"
+        box = visit.page.wait_for_function(read).json_value()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
         read = "[...document.querySelectorAll('figure text')].map((each) => each.getBoundingClientRect().height)"

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from draftwise.verbs.listed_runs import list_runs
@@ -19,7 +17,6 @@ from draftwise.verbs.pages.answers import answer
 from draftwise.verbs.pages.pages_app import make_app
 from draftwise.verbs.ui import ui
 
-pytestmark = pytest.mark.engine  # starlette is not in the light installation
 DOCUMENTS = Path(__file__).parents[1] / "core" / "documents"
 TOKEN = "secret"
 COMMAND = """vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'"""

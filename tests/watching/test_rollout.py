@@ -70,7 +70,7 @@ def test_a_probe_and_upgrade_tell_what_a_roll_out_brought(tmp_path: Path) -> Non
         other = watch(replace(good, accepted=(1, 0, 0)), *recorded, "--probe", *known)
     for seen in (same, other):
         assert "tokens per step 1.87, 1.13" in seen["rolled-out"]
-        assert "From vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
+        assert "from vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
     assert "probe-same" in same
     assert "after-upgrade" not in same
     assert "when vLLM 0.33.0 replaced 0.13.0" in other["after-upgrade"]

@@ -63,8 +63,8 @@ def check(request: CheckRequest, _progress: Progress) -> CheckResult:
         open_release(version, nearest=request.nearest)
     found = [sources.read(version) for version in versions or (None,)]
     installed = None if request.installed is None else _name_packages(request.installed)
-    with open_configs(request, found) as configured:
-        first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in configured)
+    with open_configs(chain.from_iterable(one.setups for one in found), request.config_from, hub=request.hub):
+        first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in found)
     first += (Judgement.of(report, where=name) for name, report in found[0].unread)
     first += _judge_objects(sources.texts, first)
     return CheckResult(

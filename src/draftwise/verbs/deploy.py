@@ -15,11 +15,12 @@ from draftwise.deploying import deploy as write_files
 from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
-from draftwise.deploying.surroundings import read_surroundings
+from draftwise.deploying.surroundings import Surroundings, read_surroundings
 from draftwise.deploying.targets import name_targets
 from draftwise.verbs.field_types import Range
+from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.request_headers import Header, read_headers
-from draftwise.verbs.sources import SetupRequest, Source, find_sources, flags_of_vllm, open_release, with_gpu
+from draftwise.verbs.sources import JudgedRequest, Source, find_sources, flags_of_vllm, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["TARGETS", "DeployRequest", "DeployResult", "Mode", "ProxyKind", "dep
 
 
 @dataclass(frozen=True, slots=True)
-class DeployRequest(SetupRequest):
+class DeployRequest(JudgedRequest):
     """A run whose adopted candidate is deployed, or a setup; and where to."""
 
     _: KW_ONLY
@@ -145,10 +146,17 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
         reading = find_sources(request).read(version).require_one()
         setup, evidence = reading.setup, RunEvidence()
         around = read_surroundings(reading)
+    with open_configs([setup], request.config_from, hub=request.hub):
+        return DeployResult(answer=_answer(request, setup, evidence, around, version))
+
+
+def _answer(
+    request: DeployRequest, setup: Setup, evidence: RunEvidence, around: Surroundings | None, version: str | None
+) -> WrittenFolder | EditedFile:
     if request.edit is not None:
         if request.to is not None or request.out is not None:
             refuse("--edit changes an existing file; --to and --out write new ones.")
-        return DeployResult(answer=_edit(Path(request.edit), request, setup, version))
+        return _edit(Path(request.edit), request, setup, version)
     if request.to is None or request.out is None:
         refuse("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
     if request.to not in TARGETS:
@@ -165,13 +173,11 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     if request.probe is not None:
         folder = _add_probe(folder, setup, request.probe, request)
     folder.write(Path(request.out))
-    return DeployResult(
-        answer=WrittenFolder(
-            out=str(request.out),
-            files=tuple(folder.files),
-            limits=tuple(folder.limits),
-            not_measured=tuple(order.evidence.unmeasured),
-        )
+    return WrittenFolder(
+        out=str(request.out),
+        files=tuple(folder.files),
+        limits=tuple(folder.limits),
+        not_measured=tuple(order.evidence.unmeasured),
     )
 
 

@@ -114,6 +114,11 @@ class FoundSetups:
     may_be_empty: bool = False
     """Whether it is fine that no file starts a server."""
 
+    @property
+    def setups(self) -> list[Setup]:
+        """The setups alone."""
+        return [reading.setup for reading in self.readings]
+
     def require_some(self) -> None:
         """Refuse a folder in which no file starts a server, so that nothing would be judged.
 
