@@ -1,4 +1,4 @@
-"""Refuses what only Linux and macOS can run: on Windows that goes into WSL."""
+"""Refuses parts that need Linux or macOS: on Windows they run in WSL."""
 
 from __future__ import annotations
 
