@@ -7,16 +7,13 @@ import select
 import selectors
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 import numpy as np
 
 from draftwise.core import ClientHealth
 
-__all__ = ["HealthWatch", "precise_loop", "run_in_precise_loop"]
-
-_T = TypeVar("_T")
+__all__ = ["HealthWatch", "precise_loop"]
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
@@ -28,12 +25,6 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     if sys.platform == "linux":
         return asyncio.SelectorEventLoop(_PreciseSelector())
     return asyncio.SelectorEventLoop()  # Windows's usual loop watches no sockets
-
-
-def run_in_precise_loop(main: Coroutine[Any, Any, _T]) -> _T:
-    """Return what a coroutine returns, run as by `asyncio.run` in a loop of `precise_loop`."""
-    with asyncio.Runner(loop_factory=precise_loop) as runner:
-        return runner.run(main)
 
 
 if sys.platform == "linux":
