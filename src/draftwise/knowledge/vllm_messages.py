@@ -18,8 +18,7 @@ _VALUE = r".{0,400}?"
 _ENOUGH = 24
 """Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
 _FIRST, _SECOND, _BOTH = 8, 24, 20
-"""A message's beginning has this many letters before its first value, is compared for this many characters after it, and
-has this many letters in both."""
+"""A message's beginning: least letters before the first value, characters compared after it, least letters in both."""
 _PART = 12
 """Letters of a message's longest part without a value: where that is not found, the message is not."""
 
