@@ -14,7 +14,7 @@ BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps -
 PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e browser coverage docs format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e browser coverage docs man format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -104,6 +104,9 @@ coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the s
 docs: $(VENV)/.installed ## Build the documentation site in build/docs/site, with the playground where `make browser` ran
 	$(BIN)/python -m docs.site
 	if [ -d $(TOOLS)/browser ]; then $(BIN)/python -m docs.playground build/docs/site/playground --pyodide $(TOOLS)/browser/node_modules/pyodide; fi
+
+man: $(VENV)/.installed ## Write the manual page, build/draftwise.1
+	$(BIN)/python -m docs.manual
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended
 	$(BIN)/ruff format .

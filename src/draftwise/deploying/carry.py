@@ -87,7 +87,7 @@ def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str,
     if kind not in ("unit", "services") and (asked or files):
         words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
         words += [f"--from-env-file={name.removeprefix('-')}" for name in files]
-        return {f"Make the secret {store} that the pods take variables from": (
+        return {f"Create the secret {store} with the pods' variables": (
             f"kubectl create secret generic {store} {' '.join(words)}"
         )}  # fmt: skip
     return {}

@@ -144,7 +144,7 @@ def _read_object(place: Place) -> Iterator[SourceItem]:
             name = _follow(other, ("metadata", "name")) or ""
             what = f"{other.get('kind', 'document')} {name}".strip()
             yield SourceItem(part="other", key=what, value=None, where=what,
-                       reason="it is an object of its own: keep it, or point it at the new service")  # fmt: skip
+                       reason="it is a separate object: keep it, or point it at the new service")  # fmt: skip
 
 
 def _is_runtime_of(other: Mapping[str, Any], model: Any) -> bool:
@@ -292,7 +292,7 @@ def _read_metadata(
                 yield SourceItem(part=each.part, key=each.key, value=each.value, where=each.where,
                            reason=why if chosen else "")  # fmt: skip
         elif key not in _FIELDS["cluster"]:
-            why = "the new objects have names of their own (--name)" if key == "name" else ""
+            why = "the new objects have other names (--name)" if key == "name" else ""
             why = "kubectl apply -n NAMESPACE says it for all files" if key == "namespace" else why
             yield SourceItem(part="other", key=str(key), value=value, where=f"{here}.{key}", reason=why)
 
@@ -353,7 +353,7 @@ def _read_project(place: Place) -> Iterator[SourceItem]:
     for key, value in place.value.items():
         if key == "services":
             yield from (SourceItem(part="other", key=f"service {name}", value=each, where=f"services.{name}",
-                             reason="it is a service of its own: keep its file")
+                             reason="it is a separate service: keep its file")
                         for name, each in value.items() if name != place.path[-1])  # fmt: skip
         elif key not in ("version", "name") and not str(key).startswith("x-"):
             yield SourceItem(part="project", key=str(key), value=value, where=str(key))

@@ -22,13 +22,12 @@ from draftwise.knowledge.terms import find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
 
-__all__ = ["Explanation", "explain", "list_names"]
+__all__ = ["Explanation", "explain", "list_names", "show_template"]
 
 _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
-_FIELD = re.compile(r"\{(\w+)\}")
-"""A value in the text of a rule."""
-_BRACKETS = r"<\1>"
+_FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
+"""A value in the text of a rule, and braces that stand for themselves."""
 _UNEXPLAINED = "draftwise has no rule about it: look at its place in vLLM, and run `draftwise check` on your setup."
 _LEVELS: Mapping[str, str] = {
     "info": "logs it for information",
@@ -214,7 +213,7 @@ def _find_messages(text: str) -> Iterator[Explanation]:
     """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
-        told = " ".join(f"{rule.title}. {rule.explains} {_FIELD.sub(_BRACKETS, rule.fix)}".strip() for rule in rules)
+        told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
         yield Explanation(
             kind="message",
             name=message.template,
@@ -235,6 +234,11 @@ def _unknown_message(text: str) -> InvalidSetup:
         fix="Paste the line with the exception itself, the last one of a traceback. What PyTorch, CUDA or a plugin "
         "raises is not known here; `draftwise check` names known defects that your setup meets.",
     )
+
+
+def show_template(text: str) -> str:
+    """Return a text of a rule with `<name>` in the place of each value."""
+    return _FIELD.sub(lambda found: f"<{found[1]}>" if found[1] else found[0][0], text)
 
 
 def list_names() -> tuple[Explanation, ...]:

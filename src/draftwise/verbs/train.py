@@ -79,7 +79,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     data = (request.data,) if isinstance(request.data, str) else tuple(request.data)
     known = {each.name for each in fields(TrainSettings)} - {"target", "data", "out", "options"}
     if unknown := [each for each in request.settings if each not in known]:
-        refuse(f"There is no setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
+        refuse(f"Unknown setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
     try:
         settings = TrainSettings(
             target=request.target, data=data, out=request.out, options=request.options, **request.settings

@@ -20,6 +20,8 @@ FOREIGN = (
     "lmcache/vllm-openai:v0.3.9",
     "registry.local/team/vllm:v0.20.0",
 )
+MOVING = ("", ":latest", ":nightly", ":main", ":stable", ":nightly-0a1b2c3d", ":latest-cu129", "@sha256:00ff")
+"""What stands behind the name of an image and names no release."""
 
 
 def read_pod(image: str, *words: str) -> SetupReading:
@@ -36,6 +38,16 @@ def test_another_products_tag_is_no_release(image: str):
     assert (find_release(image), reading.setup.engine_version) == ("", "")
     assert judge(reading).outcome is CheckOutcome.NOT_JUDGED
     assert [each.code for each in reading.findings] == ["image-release-unknown"]
+
+
+@pytest.mark.parametrize("tag", MOVING)
+@pytest.mark.parametrize("name", ["vllm/vllm-openai", "registry.local/mirror/vllm-openai-cpu"])
+def test_a_tag_that_moves_is_no_release(name: str, tag: str):
+    reading = read_pod(name + tag, "--seed", "'1'")
+    report = judge(reading)
+    assert (report.outcome, report.version) == (CheckOutcome.NOT_JUDGED, "")
+    assert [each.code for each in report.findings] == ["image-release-unknown"]
+    assert judge(read_pod(f"{name}:v0.32.0-cu129", "--seed", "'1'")).outcome is CheckOutcome.ACCEPTED
 
 
 def test_nothing_of_the_newest_release_is_said_of_it():
