@@ -13,7 +13,9 @@ from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.setup_reading import NoServer
 
 FOREIGN = (
-    "ghcr.io/llm-d/llm-d-cuda:v0.9.0",
+    "ghcr.io/llm-d/llm-d-cuda:v0.10.0",
+    "ghcr.io/llm-d/llm-d-xpu:v0.9.0",
+    "nvcr.io/nim/meta/llama-3.1-8b-instruct:1.8.4",
     "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.2",
     "intel/vllm:0.10.2-xpu",
     "rocm/vllm:latest",
@@ -60,8 +62,24 @@ def test_every_row_has_its_product_and_its_source():
     names = {image for source in SOURCES for image in source.images}
     assert {row["image"] for row in data["rows"]} == names
     assert all(find_release(f"{row['image']}:{row['tag']}") == row["vllm"] for row in data["rows"])
-    assert not any(carries_own_tags(f"{row['image']}:{row['tag']}") for row in data["rows"])
-    assert all(row["source"] for row in (*data["rows"], *data["own_tags"]))
+    rows = [*data["rows"], *data["documented"]]
+    assert all(find_release(f"registry.local/{row['image']}:{row['tag']}") == row["vllm"] for row in rows)
+    assert not any(carries_own_tags(f"{row['image']}:{row['tag']}") for row in rows)
+    assert all(row["source"] for row in (*rows, *data["own_tags"]))
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("ghcr.io/llm-d/llm-d-cuda:v0.8.0", "0.23.0"),
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/djl-inference:0.36.0-lmi18.0.0-cu128", "0.12.0"),
+        ("nvcr.io/nim/meta/llama-3.1-8b-instruct:2.0.5", "0.20.2"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.1.0", "0.19.0"),
+    ],
+)
+def test_the_releases_of_products_are_looked_up(image: str, release: str):
+    assert find_release(image) == release
+    assert find_release(image.replace(":", ":9")) == ""
 
 
 GROUP = """apiVersion: leaderworkerset.x-k8s.io/v1
