@@ -218,16 +218,15 @@ def _make_folder(request: DeployRequest, to: str, order: ServiceOrder) -> Folder
 
 def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -> Folder:
     """Return the folder with the answers of a server that runs the setup in its baseline."""
-    import asyncio
-
     from draftwise.backends.backend import ProbedPair
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.deploying.deployment_folder import BASELINE
     from draftwise.deploying.verify.running_server import verify_server
     from draftwise.verbs.probing import ask_again, load_prompts
     from draftwise.watching.fingerprint import record_baseline, take_answers
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
-    repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
+    repeats = run_with_sockets(ask_again(url, load_prompts(None), headers))
     found = verify_server(setup, ProbedPair(server=repeats[0]), where=url)
     if errors := [each for each in found if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)

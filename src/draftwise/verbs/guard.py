@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from draftwise.backends.wire import run_with_sockets
 from draftwise.core import BackendError, Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, Window
 from draftwise.core.action import Action
 from draftwise.core.documents import json_form
@@ -129,11 +130,11 @@ def guard(request: GuardRequest, progress: Progress) -> GuardResult:
     headers = _find_headers(request)
     pages = _open_pages({"spec": urls, "plain": tuple(request.plain)}, headers)
     if request.prometheus:
-        asyncio.run(_read_history(store, request.prometheus, request.model, progress))
+        run_with_sockets(_read_history(store, request.prometheus, request.model, progress))
     given = request.baseline
     baseline = given if given is None or isinstance(given, Baseline) else read_baseline(Path(given))
     made = _make_guard(request, store, pages, baseline, headers["spec"])
-    seen = asyncio.run(_run(request, made, pages, baseline, progress))
+    seen = run_with_sockets(_run(request, made, pages, baseline, progress))
     return GuardResult(at_s=time.time(), replicas=(), actions=(), findings=()) if seen is None else seen
 
 

@@ -130,15 +130,15 @@ def _see_server(url: str, request: VerifyRequest) -> Iterator[Judgement]:
 
 
 def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
-    import asyncio
     import secrets
 
     from draftwise.backends.url import UrlBackend
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.measure.answer_checks import check_answers, describe_check
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
     server, plain = UrlBackend("server", url, headers=headers), UrlBackend("plain", against, headers=headers)
-    checks = asyncio.run(check_answers(server, plain, salt=secrets.token_hex(4)))
+    checks = run_with_sockets(check_answers(server, plain, salt=secrets.token_hex(4)))
     outcomes = {check.outcome for check in checks}
     verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
     report = report_of(*(describe_check(check, where=url) for check in checks))
@@ -147,10 +147,10 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
 
 def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     """Return what a server was seen to be and do."""
-    import asyncio
     import secrets
 
     from draftwise.backends.url import UrlBackend
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.deploying.verify.running_server import verify_server
     from draftwise.measure.probe import load_probe, probe
     from draftwise.runs.documents import read_baseline
@@ -165,7 +165,7 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
     server = UrlBackend("server", url, headers=headers)
     plain = None if request.against is None else UrlBackend("plain", request.against, headers=headers)
-    probed = asyncio.run(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
+    probed = run_with_sockets(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
     findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
     if known is not None:
         findings.append(judge_probe(probed.server, known, where=url)[0])

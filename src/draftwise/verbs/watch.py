@@ -182,7 +182,9 @@ def watch(request: WatchRequest, progress: Progress) -> WatchResult:
         result = _describe(service, _see_log(service, str(request.log)))
         progress.update(result)
         return result
-    seen = asyncio.run(_watch(service, progress))
+    from draftwise.backends.wire import run_with_sockets
+
+    seen = run_with_sockets(_watch(service, progress))
     return seen if seen is not None else _describe(service, Snapshot(at_s=0.0, windows=(), recent=()))
 
 
