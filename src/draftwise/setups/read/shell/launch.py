@@ -142,19 +142,18 @@ class Launch:
         return replace(change(self), others=tuple(change(other) for other in self.others))
 
 
-def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
+def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Launch]:
     """Yield every vLLM server that a shell script or a command line starts.
 
     Args:
         text: the script.
-        line: number of its first line.
         env: what the shell finds in its environment.
 
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
     count = 0
-    for command in run_script(text, line=line, env=env).commands:
+    for command in run_script(text, env=env).commands:
         launch = _find_in_command(command, env)
         if launch is None:
             continue
