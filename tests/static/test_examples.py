@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -167,5 +168,31 @@ def test_recipes_are_yaml(path: Path) -> None:
 def test_the_hook_without_a_clone_is_the_hook() -> None:
     (ours,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     (local,) = yaml.safe_load((EXAMPLES / "ci/pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert local.pop("additional_dependencies") == ["PACKAGE"]
+    needs = local.pop("additional_dependencies")
+    assert needs[:3] == ["--no-deps", "--no-compile", "PACKAGE"]
     assert local.items() <= ours.items()
+
+
+def test_the_hook_imports_nothing_that_it_does_not_install(tmp_path: Path) -> None:
+    (local,) = yaml.safe_load((EXAMPLES / "ci/pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    installed = {name.replace("-", "_") for name in local["additional_dependencies"][3:]} | {"draftwise"}
+    modules = {
+        module for module, names in packages_distributions().items() if not installed & set(map(module_name, names))
+    }
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({sorted(modules)!r}))\n"
+        "from draftwise.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    source = ROOT / "tests/static/documented/compose.yaml"
+    words = [*local["entry"].split()[1:], str(source)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "accepted, with changes" in done.stdout
+
+
+def module_name(package: str) -> str:
+    return package.lower().replace("-", "_")
