@@ -18,7 +18,7 @@ from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
-from draftwise.knowledge.terms import find_term, read_terms
+from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
 
@@ -158,14 +158,7 @@ def _show(defect: Defect) -> RuleExample | None:
 def _find_terms(name: str) -> Iterator[Explanation]:
     """Yield words of the field, and environment variables."""
     if term := find_term(name):
-        yield Explanation(
-            kind=term.kind,
-            name=term.names[0],
-            text=f"{term.text} Source: {term.source}.",
-            history=history("env", term.names[0]),
-            related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
-            see=term.see,
-        )
+        yield _explain_term(term)
     elif spans := history("env", name):
         yield Explanation(kind="variable", name=name, text="An environment variable of vLLM.", history=spans)
 
@@ -209,6 +202,17 @@ def _find_values(name: str) -> Iterator[Explanation]:
             yield Explanation(kind="value", name=f"{key} {name}", text=text)
 
 
+def _explain_term(term: Term) -> Explanation:
+    return Explanation(
+        kind=term.kind,
+        name=term.names[0],
+        text=f"{term.text} Source: {term.source}.",
+        history=history("env", term.names[0]),
+        related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
+        see=term.see,
+    )
+
+
 def _find_messages(text: str) -> Iterator[Explanation]:
     """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
     for message in find_messages(text):
@@ -223,6 +227,7 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         )
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
+    yield from map(_explain_term, find_said_terms(text))
 
 
 def _unknown_message(text: str) -> InvalidSetup:

@@ -125,3 +125,30 @@ def test_quantized_weights_do_not_run_in_float32_and_those_of_modelopt_keep_thei
     own = judge("nvidia/MiniMax-M2.5-NVFP4", quantization="fbgemm_fp8", version="0.32.0")
     assert "target-quantization-differs" not in codes(own)
     assert "target-quantization-differs" in codes(judge("deepseek-ai/DeepSeek-R1", quantization="awq"))
+
+
+ARCTIC = {
+    "method": "arctic",
+    "model": "Snowflake/Arctic-LSTM-Speculator-Llama-3.1-8B-Instruct",
+    "num_speculative_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("spec", [ARCTIC, {**ARCTIC, "enable_suffix_decoding": True}])
+@pytest.mark.parametrize(
+    ("version", "installed", "outcome"),
+    [
+        ("0.11.0", {"arctic-inference"}, CheckOutcome.NOT_JUDGED),
+        ("0.18.0", {"arctic-inference"}, CheckOutcome.NOT_JUDGED),
+        ("0.33.0", {"arctic-inference"}, CheckOutcome.REJECTED),
+        ("0.11.0", set(), CheckOutcome.REJECTED),
+    ],
+)
+def test_the_plugin_method_is_judged_by_nobody_where_the_plugin_is(
+    spec: dict[str, object], version: str, installed: set[str], outcome: CheckOutcome
+) -> None:
+    target = "meta-llama/Llama-3.1-8B-Instruct"
+    setup = Setup(target=target, engine="vllm", engine_version=version, spec=SpecConfig.keep(spec))
+    report = check(setup, installed=frozenset(installed))
+    assert report.outcome is outcome
+    assert ("plugin-reads-config" in codes(report)) == (outcome is CheckOutcome.NOT_JUDGED)

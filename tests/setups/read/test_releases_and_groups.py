@@ -147,3 +147,32 @@ def test_which_mapping_is_a_config(name: str, text: str, is_config: bool, tmp_pa
     else:
         with pytest.raises(NoServer):
             read_setups(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "outcome"),
+    [
+        ("0.11.0", "", CheckOutcome.ACCEPTED),
+        ("0.11.1", "", CheckOutcome.REJECTED),
+        ("0.33.0", "", CheckOutcome.REJECTED),
+        ("0.33.0", " --distributed-executor-backend ray", CheckOutcome.ACCEPTED),
+    ],
+)
+def test_a_group_joined_by_ray_alone_is_refused_from_the_release_that_counts_the_node(
+    version: str, flags: str, outcome: CheckOutcome
+):
+    """The example of vLLM's docs for LeaderWorkerSet names no backend."""
+    serve = f"multi-node-serving.sh leader; vllm serve Qwen/Qwen3-8B -tp 8 -pp 2{flags}"
+    container = (
+        f"- {{name: a, image: 'vllm/vllm-openai:v{version}', command: [sh, -c, '{serve}'], "
+        "resources: {limits: {nvidia.com/gpu: '8'}}}"
+    )
+    (reading,) = read_setups(
+        "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\nmetadata: {name: a}\nspec:\n"
+        "  leaderWorkerTemplate:\n    size: 2\n    leaderTemplate:\n      spec:\n        containers:\n"
+        f"        {container}\n    workerTemplate:\n      spec:\n        containers:\n"
+        "        - {name: w, image: x, command: [sh, -c, multi-node-serving.sh worker]}\n"
+    )
+    report = judge(reading)
+    assert report.outcome is outcome
+    assert ("world-beyond-node" in {each.code for each in report.findings}) == (outcome is CheckOutcome.REJECTED)
