@@ -55,7 +55,6 @@ class Precision:
 
 _TABLE = read_data("precisions")
 PRECISIONS: Mapping[str, Precision] = {row["name"]: Precision(**row) for row in _TABLE["weights"]}
-"""By name."""
 BF16 = PRECISIONS["bf16"]
 
 _ALIASES: Mapping[str, str] = _TABLE["aliases"]

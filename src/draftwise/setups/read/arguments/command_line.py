@@ -22,7 +22,7 @@ from draftwise.setups.read.shell.words import Word
 __all__ = ["Arguments", "explain_unknown", "read_arguments", "to_vllm"]
 
 _FLAGS = read_data("kserve_flags")
-"""Of KServe's server, which has some of vLLM's under other names."""
+"""The flags that KServe's server has itself."""
 _RENAMED: Mapping[str, str] = _FLAGS["renamed"]
 _WITH_VALUE = frozenset(_FLAGS["with_value"])
 _SWITCHES = frozenset(_FLAGS["switches"])

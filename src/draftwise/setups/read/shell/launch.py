@@ -118,10 +118,6 @@ class Launch:
 def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Launch]:
     """Yield every vLLM server that a shell script or a command line starts.
 
-    Args:
-        text: the script.
-        env: what the shell finds in its environment.
-
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
