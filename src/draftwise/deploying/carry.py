@@ -34,11 +34,6 @@ _KEYED = {"volumeMounts": "mountPath", "volumes": "name", "initContainers": "nam
 def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, dict[str, str]]:
     """Return a file of a twin with what stands around the source's server, and what it does not take.
 
-    Args:
-        text: of a file that the target wrote.
-        order: of the twin.
-        target: the platform.
-
     Returns:
         The text, and for each item that is not in it the reason, by the item's place in the source.
     """

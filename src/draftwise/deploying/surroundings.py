@@ -13,7 +13,7 @@ from typing import Any, Literal
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying.messages import fault
 from draftwise.deploying.secrets import is_secret
-from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.stored import read_data, read_rows
 from draftwise.setups.read import SetupReading
 from draftwise.setups.read.manifests.yaml_text import get_text
 from draftwise.setups.read.place import Place
@@ -69,30 +69,11 @@ _LISTS: Mapping[str, str] = {"volumeMounts": "mountPath", "ports": "containerPor
                              "imagePullSecrets": "name", "tolerations": "key"}  # fmt: skip
 """Fields that are lists, each of whose entries is an item, and the key that names an entry."""
 _REFERENCE = re.compile(r"(?<!\$)\$(?!\$)")
-_RUN_OPTIONS: Mapping[str, str] = {
-    "-v": "volumes",
-    "--volume": "volumes",
-    "-p": "ports",
-    "--publish": "ports",
-    "--ipc": "ipc",
-    "--shm-size": "shm_size",
-    "--network": "network_mode",
-    "--net": "network_mode",
-    "--restart": "restart",
-    "-u": "user",
-    "--user": "user",
-    "--runtime": "runtime",
-    "-w": "working_dir",
-    "--workdir": "working_dir",
-    "--cap-add": "cap_add",
-    "--security-opt": "security_opt",
-    "-l": "labels",
-    "--label": "labels",
-}
+_RUN = read_data("docker_run")
+_RUN_OPTIONS: Mapping[str, str] = _RUN["compose_keys"]
 """Options of `docker run` -> keys of a compose service."""
-_LISTED = frozenset({"volumes", "ports", "cap_add", "security_opt", "labels"})
-_TOLD_OPTIONS = frozenset({"-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-id", "-di", "-td", "-dt", "-q", "--rm",
-                           "--detach", "--interactive", "--tty", "--gpus", "--entrypoint", "--quiet"})  # fmt: skip
+_LISTED = frozenset(_RUN["lists"])
+_TOLD_OPTIONS = frozenset(_RUN["told"])
 
 
 def read_surroundings(reading: SetupReading) -> Surroundings:

@@ -160,13 +160,7 @@ def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
 
 
 def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
-    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint.
-
-    Args:
-        probed: one server.
-        baseline: with a probe.
-        where: the server is.
-    """
+    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint."""
     answers = take_answers(probed)
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
     others = _count_others(probed)

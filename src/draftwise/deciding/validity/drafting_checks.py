@@ -69,11 +69,7 @@ class _Evidence:
 
 
 def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thresholds) -> list[Finding]:
-    """Return what speaks against speculation, and nothing else, having made the difference.
-
-    Args:
-        cell: of the comparison.
-    """
+    """Return what speaks against speculation, and nothing else, having made the difference."""
     evidence = _gather_evidence(run, cell)
     return [
         *_speculation(evidence, comparison.speedup, cell.condition, thresholds),

@@ -110,12 +110,7 @@ def find_expected(decision: Decision, arm: str) -> Expected | None:
 
 
 def make_baseline(evidence: RunEvidence, setup: str) -> Baseline:
-    """Return the baseline of a deployment.
-
-    Args:
-        evidence: what was measured of it.
-        setup: the text of its setup.json.
-    """
+    """Return the baseline of a deployment."""
     return Baseline(
         setup_sha256=sha256(setup.encode()).hexdigest(),
         run=evidence.run,

@@ -121,13 +121,7 @@ def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:
-    """Yield what the engine's config says of the target once the speculative config stands.
-
-    Args:
-        context: the setup.
-        target: the served model.
-        method: as resolved, None where it is not.
-    """
+    """Yield what the engine's config says of the target once the speculative config stands."""
     for ruling in _find_target_parallel(context, target.config):
         yield replace(ruling, stage=Stage.CONFIG) if _stands_in(context, method) else ruling
     yield from _find_unquantized(context, target.config)
