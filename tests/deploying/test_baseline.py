@@ -123,6 +123,6 @@ def test_a_running_canary_answers_the_probe_and_watch_compares_with_that(tmp_pat
 )
 def test_a_server_of_another_setup_is_no_canary(script: FakeScript, words: str, tmp_path: Path) -> None:
     code, told, _ = served(script, tmp_path / "out")
-    assert code == 1
+    assert code == 2
     assert words in told
     assert not (tmp_path / "out").exists()

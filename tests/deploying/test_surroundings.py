@@ -186,7 +186,7 @@ def test_nothing_of_a_source_is_lost_in_silence(to: str, tmp_path: Path) -> None
         asks = "VLLM_API_KEY" in source.read_text()
         if asks and "literals" in TARGETS[to].carries:
             # A platform without a place for the key says so, instead of starting a server that asks for none.
-            with pytest.raises(InvalidSetup, match="asks for a key"):
+            with pytest.raises(InvalidSetup, match="requires a key"):
                 deploy.run(request)
             assert not out.exists()
             continue

@@ -69,10 +69,12 @@ def third_party(path: Path) -> set[str]:
 
 def test_what_the_light_part_imports_is_declared() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["report"], *extras["mcp"], *extras["ui"]]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
     distributions = packages_distributions()
     light = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ENGINE_ROOMS]
-    optional = {"tokenizers", "uvloop", "torch"}
+    optional = {"tokenizers", "uvloop", "torch", "anyio", "mcp_types"}  # the last two come with mcp
     """Imported lazily, with a sentence that names them where they are missing."""
     imported = {name for path in light for name in third_party(path)} - optional
     assert {canonicalize_name(distributions.get(name, [name])[0]) for name in imported} <= declared

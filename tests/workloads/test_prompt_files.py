@@ -92,7 +92,7 @@ def test_bytes_that_are_no_utf8_are_a_fault_of_their_line(tmp_path: Path) -> Non
     [
         ("proze", "Did you mean prose?"),
         ("/no/x.jsonl", "Bundled: code, prose"),
-        ("log:/no/x.jsonl", "--workload names '/no/x.jsonl', which is neither"),
+        ("log:/no/x.jsonl", "--workload: The workload '/no/x.jsonl' is neither"),
     ],
 )
 def test_an_unknown_workload_is_answered_with_a_suggestion(name: str, words: str) -> None:
