@@ -160,7 +160,7 @@ async def end_one(model: str, how: str, chance: random.Random) -> dict[str, Any]
 async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     """Return the readings and what came of each end."""
     chance, ends, counts = random.Random(seed), asyncio.Event(), dict[str, int]()
-    server = Served(model)
+    server = Served(model, "--num-gpu-blocks-override", "256")  # so few pages that the warm-up touches all of them
     await server.start()
     working = asyncio.ensure_future(load(server.url, chance, ends, counts))
     engine, readers = server.child("engine_process"), server.child("reader_process")

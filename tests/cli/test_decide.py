@@ -227,7 +227,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, 
         process.wait()
         hold.release()
     assert process.returncode == 130, rest
-    assert f"Go on with: draftwise decide --resume {out}" in rest
+    assert f"To continue: draftwise decide --resume {out}" in rest
     kept = (out / "requests.jsonl").read_text().splitlines()
     assert 4 <= len(kept) < 48
     assert (out / "report.html").exists()

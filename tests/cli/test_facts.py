@@ -67,7 +67,7 @@ def test_add_and_remove(user_data: Path, sources: Path) -> None:
     assert added.exit_code == 0, added.output
     assert "vLLM 99.1 (" in added.stdout
     assert "not read: flags. " in added.stdout
-    assert "all else is" in added.stdout
+    assert "all others are" in added.stdout
     assert set(get_release("99.1").table("methods")) == {"ngram", "zap"}
     assert [file.name for file in (user_data / "facts").iterdir()] == ["vllm-99.1.jsonl"]
     removed = _run("remove", "vllm==99.1")

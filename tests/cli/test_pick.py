@@ -91,10 +91,10 @@ def test_nothing_is_offered_to_paste_where_speculation_should_stay_off() -> None
     assert "To paste:" not in result.output
 
 
-def test_the_verdict_comes_first_when_speculation_is_the_wrong_lever() -> None:
+def test_the_verdict_comes_last_also_when_speculation_is_the_wrong_lever() -> None:
     result = run(*QWEN, "--workload", "extraction", "--output-tokens", "1")
     assert result.exit_code == 1
-    assert result.output.splitlines()[1].startswith("Leave speculation off.")
+    assert result.output.rpartition("\n\n")[2].startswith("Leave speculation off.")
 
 
 @pytest.mark.parametrize(

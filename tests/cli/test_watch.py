@@ -74,7 +74,7 @@ def test_a_healthy_service_is_one_row_a_pool_and_exit_code_0(baseline: Path) -> 
     spec, _, beside, *_ = done.output.splitlines()
     assert spec.startswith("spec   2 replicas  16.0 running  tokens/step 1.87")
     assert "(break-even 1.35, expected 1.87)" in spec
-    assert "coverage 0.99  k 3.0  by position 50 25 13  14.4 ms/token (plain 20.0)" in spec
+    assert "14.4 ms/token (plain 20.0)  coverage 0.99  k 3.0  by position 50 25 13" in spec
     assert beside.startswith("plain  1 replica  8.0 running")
 
 
@@ -167,7 +167,7 @@ def test_a_baseline_of_another_setup_is_refused(tmp_path: Path, baseline: Path) 
     setup.write_text('{"target": "m", "engine_version": "0.33.0"}')
     done = run("http://127.0.0.1:1", "--baseline", baseline, "--setup", setup, "--once")
     assert done.exit_code == 2
-    assert "is of another setup" in done.output
+    assert "belongs to another setup" in done.output
 
 
 def test_the_live_view_keeps_one_row_a_pool_and_draws_its_course() -> None:

@@ -150,5 +150,5 @@ def test_a_group_that_is_not_as_large_as_the_server_wants_is_an_error(size: str,
 
 def test_no_file_of_one_host_among_several_is_edited(tmp_path: Path) -> None:
     source = SourceText(text=render(), name=str(tmp_path / "spec.yaml"))
-    with pytest.raises(InvalidSetup, match="--nnodes leaves ranks to other hosts"):
+    with pytest.raises(InvalidSetup, match="--nnodes puts ranks on other hosts"):
         edit_as(source, replace(SETUP, spec=None))

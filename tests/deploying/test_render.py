@@ -124,7 +124,7 @@ def test_the_folder_proves_itself(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path / "out", check=False).returncode == 0
     (tmp_path / "out" / "spec.yaml").write_text("kind: Pod\n")
     assert subprocess.run(command, cwd=tmp_path / "out", capture_output=True, check=False).returncode == 1
-    with pytest.raises(InvalidSetup, match="is there already"):
+    with pytest.raises(InvalidSetup, match="already exists"):
         folder.write(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -446,3 +446,31 @@ def test_words_do_not_depend_on_the_number_of_threads(dtype: str, tiny_target: P
     lengths = [len(llm.get_tokenizer().encode(prompt)) for prompt in PROMPTS]
     assert sum(changing.prompt_rows) == sum(lengths)
     assert changing.prompt_rows.count(0) > 5
+
+
+TYPES = {"bfloat16": {"dtype": "bfloat16"}, "int8": {"dtype": "auto", "quantization": "int8"}}
+
+
+@pytest.fixture(scope="module")
+def plain_by_type(tiny_target: Path) -> dict[str, list[list[int]]]:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    return {name: tokens_of(make_llm(tiny_target, **each).generate(PROMPTS, params)) for name, each in TYPES.items()}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="rows alone and among others on a CPU")
+@pytest.mark.parametrize(("name", "situation"), taking_turns(METHODS, [*SITUATIONS], each=1))
+@pytest.mark.parametrize("kind", TYPES)
+def test_greedy_words_are_those_of_plain_decoding_in_every_type(
+    kind: str,
+    name: str,
+    situation: str,
+    configs: dict[str, dict[str, Any]],
+    tiny_target: Path,
+    plain_by_type: dict[str, list[list[int]]],
+) -> None:
+    """On a CPU a row has the same bits whatever stands next to it, though these types round."""
+    llm = make_llm(tiny_target, configs[name], **TYPES[kind], **SITUATIONS[situation])
+    for _ in range(2):  # the second time from the prefix cache, if there is one
+        params = [SamplingParams(temperature=0, max_tokens=24, num_speculative_tokens=wish) for wish in UNEQUAL]
+        assert tokens_of(llm.generate(PROMPTS, params)) == plain_by_type[kind]
+    assert llm.engine.stats().spec.num_drafts > 0

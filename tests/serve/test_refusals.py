@@ -55,7 +55,7 @@ REFUSED = {
     "logprobs": ("completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs", "at most 20"),
     "stops": ("completions", {"prompt": "a", "stop": ["x"] * 65}, 400, "stop", "at most 64 items, got 65"),
     "not utf-8": ("completions", b'{"prompt": "\xff"}', 400, None, "not valid JSON"),
-    "bias": ("completions", {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias", "token ids to numbers"),
+    "bias": ("completions", {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias", "are not token ids"),
     "suffix": ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
     "beams": ("completions", {"prompt": "a", "use_beam_search": True}, 400, "use_beam_search", "not supported"),
     "old name": ("completions", {"prompt": "a", "guided_json": {}}, 400, "guided_json", "not supported"),

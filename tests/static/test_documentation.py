@@ -104,11 +104,6 @@ def test_every_block_says_whether_it_runs(block: Block) -> None:
     assert block.runs or re.fullmatch(r"not run: \S.+", block.choice or "")
 
 
-def test_the_front_page_is_read_in_a_minute() -> None:
-    """What is longer has a page of its own in docs/."""
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
-
-
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
     """A folder with what the pages take for the reader's own."""

@@ -83,9 +83,9 @@ def split_command(vllm: str) -> list[str]:
     if not words:
         raise InvalidSetup.because(
             "not-a-command",
-            f"--vllm {vllm!r} is no command{fault}.",
-            where="--vllm",
-            fix="Example: --vllm ~/venv/bin/vllm.",
+            f"--vllm-command {vllm!r} is not a command{fault}.",
+            where="--vllm-command",
+            fix="Example: --vllm-command ~/venv/bin/vllm.",
         )
     return words
 
@@ -113,9 +113,10 @@ def check_command(words: Sequence[str]) -> None:
     if shutil.which(words[0]) is None:
         raise InvalidSetup.because(
             "no-such-command",
-            f"--vllm names {words[0]!r}, and there is no such command here.",
-            where="--vllm",
-            fix="Name what starts vLLM: --vllm ~/venv/bin/vllm, --vllm 'docker run ... --entrypoint vllm IMAGE'.",
+            f"--vllm-command names {words[0]!r}, but this machine has no such command.",
+            where="--vllm-command",
+            fix="Give the command that starts vLLM: --vllm-command ~/venv/bin/vllm, or --vllm-command 'docker run ... "
+            "--entrypoint vllm IMAGE'.",
         )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["UNBROKEN", "open_console", "show_table"]
+__all__ = ["UNBROKEN", "narrow", "open_console", "show_prose", "show_table"]
 
 UNBROKEN = 250
 """Characters of a line where no terminal breaks it."""
+_READABLE = 20
+"""Width to which a column may be folded."""
 
 
 class _PlainConsole(Console):
@@ -35,25 +40,60 @@ def open_console(*, stderr: bool, width: int = UNBROKEN) -> Console:
     return console if console.is_terminal else _PlainConsole(stderr=stderr, width=width)
 
 
+def show_prose(console: Console, text: str | Text, style: str = "") -> None:
+    """Print sentences: a terminal breaks their lines between words and keeps the indent; elsewhere a line is whole."""
+    prose = Text(text, style) if isinstance(text, str) else text
+    if not console.is_terminal:
+        console.print(prose, soft_wrap=True)
+        return
+    indent = len(prose.plain) - len(prose.plain.lstrip(" "))
+    console.print(Padding(prose[indent:], (0, 0, 0, indent)))
+
+
+def narrow(table: Table, *least: str) -> Iterator[Table]:
+    """Yield a table, and then narrower ones.
+
+    Args:
+        table: with all columns.
+        least: headers of the columns that each narrower table leaves out as well, the least important first.
+    """
+    yield table
+    for number, header in enumerate(least, 1):
+        if any(column.header == header for column in table.columns):
+            smaller = Table(box=None, pad_edge=False, header_style=table.header_style)
+            kept = (column for column in table.columns if column.header not in least[:number])
+            smaller.columns = [replace(column, _index=place) for place, column in enumerate(kept)]
+            smaller.rows = table.rows
+            yield smaller
+
+
 def show_table(console: Console, *forms: Table) -> None:
-    """Print the first form of a table that has room; in a terminal too narrow for any, the last one row by row."""
+    """Print the first form of a table that has room.
+
+    If none has, the last one breaks the cells of its columns that may break. If those become too narrow to read, each
+    of its rows is a paragraph.
+    """
     unbroken = console.options.update(max_width=UNBROKEN)
     fitting = (form for form in forms if console.measure(form, options=unbroken).maximum <= console.width)
     if (table := next(fitting, None)) is not None:
         console.print(table)
         return
     columns = forms[-1].columns
+    fixed = [max(map(len, map(_read, (column.header, *column.cells)))) for column in columns if column.no_wrap]
+    room = console.width - sum(fixed) - 2 * len(columns)
+    if len(fixed) < len(columns) and room >= _READABLE * (len(columns) - len(fixed)):
+        console.print(forms[-1])
+        return
+    headers = [" ".join(_read(column.header).replace("-\n", "-").split()) for column in columns]
     for cells in zip(*(column.cells for column in columns), strict=True):
-        if any(map(_read, cells)):
-            for column, cell in zip(columns, cells, strict=True):
-                _show_cell(console, " ".join(_read(column.header).replace("-\n", "-").split()), cell)
-            console.print()
+        if texts := [_name_cell(header, cell) for header, cell in zip(headers, cells, strict=True) if _read(cell)]:
+            console.print(texts[0])
+            console.print(Padding(Text("  ").join(texts[1:]), (0, 0, 0, 2)))
 
 
-def _show_cell(console: Console, name: str, cell: RenderableType) -> None:
-    if text := _read(cell):
-        style = cell.style if isinstance(cell, Text) else ""
-        console.print(Text.assemble((f"{name}: " if name else "", "dim"), (text, style)), soft_wrap=True)
+def _name_cell(name: str, cell: RenderableType) -> Text:
+    style = cell.style if isinstance(cell, Text) else ""
+    return Text.assemble((f"{name} " if name else "", "dim"), (_read(cell), style))
 
 
 def _read(cell: RenderableType) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import show_table
+from draftwise.cli._console import show_prose, show_table
 from draftwise.core import Comparison, Decision, Finding, Run, Severity, Verdict
 from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
+    describe_signs,
     describe_single_settings,
     describe_unmeasured,
     describe_way_back,
@@ -26,9 +26,9 @@ from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
 from draftwise.reporting.units import format_change, format_number
 
-__all__ = ["show_decision"]
+__all__ = ["show_decision", "show_outcome"]
 
-_COLOURS = {
+_COLORS = {
     Verdict.ADOPT: "bold green",
     Verdict.REJECT: "bold red",
     Verdict.MIXED: "bold yellow",
@@ -43,52 +43,103 @@ _MOST_PLACES = 4
 
 def show_decision(console: Console, decision: Decision, run: Run) -> None:
     """Print whether the run is evidence, the verdicts, the findings, the decision and what to type."""
-    tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if missing := describe_missing(decision):
-        tell(missing, style="red")
-    if decision.comparisons:
-        comparisons = sort_comparisons(decision.comparisons)
-        tables = (_table(comparisons, shown=shown) for shown in (tuple(_NUMBERS), _ALWAYS))
-        show_table(console, *tables, _table(comparisons, shown=_ALWAYS, repeated=True))
-    _show_findings(console, decision)
-    console.print()
-    tell(describe_decision(decision), style="bold")
-    for line in describe_single_settings(decision):
-        tell(line)
-    for action in list_actions(decision, run):
-        tell(f"\nTo paste: {action.heading}", style="dim")
-        tell(f"  {action.text}")
-        for remark in action.remarks:
-            tell(f"  {remark}", style="dim")
-    rules = describe_rollback(decision)
-    if rules:
-        tell("\nRoll back:", style="dim")
-    for rule in rules:
-        tell(f"  {rule}")
-    if rules:
-        tell(f"  To go back: {describe_way_back(decision, run)}")
-        tell(f"  As alerts for Prometheus: {ALERTS}, beside the report", style="dim")
-    if errors := describe_forecasts(hold_forecasts(run.expected, decision.comparisons)):
-        tell(errors, style="dim")
-    for line in describe_unmeasured(decision):
-        tell(f"Not measured: {line}", style="yellow")
-
-
-def _show_findings(console: Console, decision: Decision) -> None:
+        show_prose(console, missing, "red")
+    _show_verdicts(console, decision.comparisons)
     findings = _findings(decision)
-    for finding, told in findings:
-        if finding.severity is not Severity.INFO:
-            style = "red" if finding.severity is Severity.ERROR else "yellow"
-            console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
+    for pair in findings:
+        _show_finding(console, *pair)
     if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
+    console.print()
+    show_prose(console, describe_decision(decision), "bold")
+    for line in describe_single_settings(decision):
+        show_prose(console, line)
+    for action in list_actions(decision, run):
+        console.print()
+        show_prose(console, f"To paste: {action.heading}", "dim")
+        _show_text(console, action.text)
+        for remark in action.remarks:
+            show_prose(console, f"  {remark}", "dim")
+    if rules := describe_rollback(decision):
+        console.print()
+        show_prose(console, "Roll back:", "dim")
+        for rule in rules:
+            show_prose(console, f"  {rule}")
+        show_prose(console, f"  To go back: {describe_way_back(decision, run)}")
+        show_prose(console, f"  Prometheus alerts: {ALERTS}, next to the report", "dim")
+    if errors := describe_forecasts(hold_forecasts(run.expected, decision.comparisons)):
+        show_prose(console, errors, "dim")
+    for line in describe_unmeasured(decision):
+        show_prose(console, f"Not measured: {line}", "yellow")
 
 
-def _table(comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False) -> Table:
+def show_outcome(console: Console, decision: Decision, run: Run) -> None:
+    """Print on one screen what to run, how sure that is, what to paste and when to go back; the report has the rest."""
+    if missing := describe_missing(decision):
+        show_prose(console, missing, "red")
+    leading = sorted(decision.comparisons, key=_importance)[:_MOST_VERDICTS]
+    _show_verdicts(console, leading, spaced=False)
+    findings = [pair for pair in _findings(decision) if pair[0].severity is not Severity.INFO]
+    findings.sort(key=lambda pair: pair[0].severity is not Severity.ERROR)
+    for finding, told in findings[:_MOST_FINDINGS]:
+        _show_finding(console, finding, f"{told[:_MOST_LETTERS]}..." if len(told) > _MOST_LETTERS + 3 else told)
+    left_out, actions = len(describe_unmeasured(decision)), list_actions(decision, run)
+    counts = {
+        "verdicts": len(decision.comparisons) - len(leading),
+        "findings": len(_findings(decision)) - len(findings[:_MOST_FINDINGS]),
+        "configs": len(actions[_MOST_ACTIONS:]),
+        "parts of the plan that were not measured": left_out,
+    }
+    if others := [f"{number} {name}" for name, number in counts.items() if number > 0]:
+        show_prose(console, f"Also in the report: {', '.join(others)}.", "dim")
+    console.print()
+    show_prose(console, describe_decision(decision), "bold")
+    for action in actions[:_MOST_ACTIONS]:
+        show_prose(console, f"To paste for {action.setting}:", "dim")
+        _show_text(console, action.text)
+    if signs := describe_signs(decision):
+        for sign in signs[:_MOST_ACTIONS]:
+            show_prose(console, sign)
+        show_prose(console, f"To go back: {describe_way_back(decision, run)}. Alerts: {ALERTS}, next to the report.")
+
+
+_MOST_VERDICTS, _MOST_FINDINGS, _MOST_ACTIONS, _MOST_LETTERS = 5, 2, 2, 155
+"""Shown at the end of a run, which has to fit a terminal of 30 lines."""
+_FIRST = (Verdict.ADOPT, Verdict.MIXED, Verdict.BLOCKED)
+"""The verdicts that matter first to somebody who has to choose; the others go by speed-up."""
+
+
+def _importance(each: Comparison) -> tuple[int, float]:
+    return _FIRST.index(each.verdict) if each.verdict in _FIRST else len(_FIRST), -each.deciding.value
+
+
+def _show_verdicts(console: Console, comparisons: Sequence[Comparison], *, spaced: bool = True) -> None:
+    if comparisons:
+        rows = sort_comparisons(comparisons)
+        tables = (_table(rows, shown=shown, spaced=spaced) for shown in (tuple(_NUMBERS), _ALWAYS))
+        show_table(console, *tables, _table(rows, shown=_ALWAYS, repeated=True))
+
+
+def _show_finding(console: Console, finding: Finding, told: str) -> None:
+    if finding.severity is not Severity.INFO:
+        style = "red" if finding.severity is Severity.ERROR else "yellow"
+        show_prose(console, Text.assemble((f"{finding.severity} ", style), told))
+
+
+def _show_text(console: Console, text: str) -> None:
+    """Print what is to be copied: never broken."""
+    console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(
+    comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False, spaced: bool = True
+) -> Table:
     """Return the verdicts with the numbers that are to be shown.
 
     Args:
         repeated: every row names its workload and load, also where the one above it has the same.
+        spaced: an empty row separates workloads.
     """
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -98,11 +149,11 @@ def _table(comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated:
         table.add_column(name, justify="right", no_wrap=True)
     last, load = "", ""
     for each in comparisons:
-        if last and each.workload != last and not repeated:
+        if last and each.workload != last and spaced and not repeated:
             table.add_row()
         if repeated or each.workload != last:
             last = load = ""
-        verdict = Text(each.verdict, style=_COLOURS[each.verdict])
+        verdict = Text(each.verdict, style=_COLORS[each.verdict])
         workload = "" if each.workload == last else each.workload
         label = [("" if each.condition.label == load else each.condition.label)] if sweeps else []
         table.add_row(workload, *label, each.candidate, verdict, *(_NUMBERS[name](each) for name in shown))

@@ -27,30 +27,38 @@ def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -
 
 
 _LOADING = (
-    click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and KV."),
-    click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS), help="Quantize the weights while loading."),
-    click.option("--load-format", type=click.Choice(LOAD_FORMATS), help="dummy: random weights, to measure speed."),
-    click.option("--skip-tokenizer-init", is_flag=True, default=None, help="Token ids only: no tokenizer, no text."),
-    click.option("--device", type=click.Choice(DEVICES)),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Type of weights and KV cache."),
+    click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS),
+                 help="Quantize the weights while loading."),
+    click.option("--load-format", type=click.Choice(LOAD_FORMATS),
+                 help="auto, or dummy: random weights, to measure speed."),
+    click.option("--skip-tokenizer-init", is_flag=True, default=None,
+                 help="Use token ids only: no tokenizer, no text."),
+    click.option("--device", type=click.Choice(DEVICES), help="Device to run on."),
     click.option("--enforce-eager", is_flag=True, default=None, help="Capture no CUDA graphs."),
     click.option("--cudagraph-capture-sizes", multiple=True, callback=_read_sizes, metavar="N,N,...",
-                 help="Numbers of sequences to capture steps for  [default: 1, 2, 4, 8 ... max-num-seqs]"),
+                 help="Batch sizes to capture as CUDA graphs  [default: 1, 2, 4, 8 ... max-num-seqs]"),
 )  # fmt: skip
 _LIMITS = (
-    click.option("--max-model-len", type=click.IntRange(1), metavar="TOKENS", help="Prompt plus output."),
+    click.option("--max-model-len", type=click.IntRange(1), metavar="TOKENS", help="Longest prompt plus output."),
     click.option("--max-num-seqs", type=click.IntRange(1), metavar="N",
-                 help="Sequences decoded together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]"),
+                 help="Sequences that decode together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]"),
     click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="TOKENS",
-                 help="Tokens computed in one step  [default: 8192 on a GPU of 70 GiB, else 2048]"),
-    click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="Of the GPU's memory.  [default: 0.9]"),
-    click.option("--kv-cache-memory-bytes", type=click.IntRange(1), metavar="BYTES", help="Of the page pool, instead."),
-    click.option("--num-gpu-blocks-override", type=click.IntRange(1), metavar="N", help="Pages of the pool, instead."),
-    click.option("--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), help="fp8: one byte a value."),
-    click.option("--block-size", type=click.IntRange(1), metavar="TOKENS", help="Tokens a page."),
+                 help="Tokens per step  [default: 8192 on a GPU of 70 GiB, else 2048]"),
+    click.option("--gpu-memory-utilization", type=float, metavar="SHARE",
+                 help="Share of GPU memory to use.  [default: 0.9]"),
+    click.option("--kv-cache-memory-bytes", type=click.IntRange(1), metavar="BYTES",
+                 help="Size of the KV cache, instead."),
+    click.option("--num-gpu-blocks-override", type=click.IntRange(1), metavar="N",
+                 help="Number of KV pages, instead."),
+    click.option("--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES),
+                 help="KV cache type; fp8 takes one byte per value."),
+    click.option("--block-size", type=click.IntRange(1), metavar="TOKENS", help="Tokens per KV page."),
     click.option("--no-enable-prefix-caching", "enable_prefix_caching", is_flag=True, flag_value=False, default=None,
-                 help="Compute every prompt from its start."),
-    click.option("--hidden-states-folder", metavar="DIR", help="Where the method extract_hidden_states writes."),
-    click.option("--seed", type=int, help="For requests that bring none."),
+                 help="Compute every prompt from its start, without prefix cache."),
+    click.option("--hidden-states-folder", metavar="DIR",
+                 help="Output folder of the method extract_hidden_states."),
+    click.option("--seed", type=int, help="Seed of requests that set none."),
 )  # fmt: skip
 _PARALLEL = tuple(
     click.option(
@@ -59,7 +67,7 @@ _PARALLEL = tuple(
         name,
         type=click.IntRange(1),
         metavar="N",
-        help="More than 1 is vLLM's job.",
+        help="Only 1 works here; for more, use vLLM.",
     )
     for name, short in zip(PARALLEL_SIZES, ("-tp", "-pp", "-dp"), strict=True)
 )

@@ -47,13 +47,13 @@ MARKS: Mapping[Severity, tuple[str, str]] = {
 shape_options = add_options(
     click.option(
         "--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
-        show_default=True, help="SARIF 2.1.0, GitHub's annotations, GitLab's code quality report.",
+        show_default=True, help="Output format: SARIF 2.1.0, GitHub annotations, GitLab code quality report.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
 )  # fmt: skip
 fail_option = click.option(
     "--fail-on", type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
-    help="What makes the exit code 1, each with those before it; unknown: what could not be judged in full.",
+    help="Lowest severity that makes the exit code 1; unknown: not fully judged.",
 )  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from draftwise.core import InvalidRequest
 
-__all__ = ["Parsed", "add_options", "context_option"]
+__all__ = ["PanelCommand", "Parsed", "add_options", "context_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -23,6 +23,50 @@ def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
         return function
 
     return add
+
+
+class PanelCommand(click.Command):
+    """A command whose help lists its options in panels, and which takes earlier spellings of options with a note.
+
+    Args:
+        panels: title -> names of parameters, in their order; the others follow under "Other options".
+        renamed: earlier spelling -> today's.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        panels: Mapping[str, Sequence[str]] | None = None,
+        renamed: Mapping[str, str] | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(*arguments, **attributes)
+        self.panels, self.renamed = panels or {}, renamed or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Replace earlier spellings, and parse."""
+        for place, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if name in self.renamed:
+                args[place] = f"{self.renamed[name]}{equals}{value}"
+                click.echo(f"{name} is now {self.renamed[name]}; the earlier name still works.", err=True)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options panel by panel."""
+        rows = {
+            "help" if "--help" in param.opts else param.name or "": param.get_help_record(ctx)
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+        }
+        listed = {name for names in self.panels.values() for name in names}
+        others = {"Other options" if self.panels else "Options": [name for name in rows if name not in listed]}
+        for title, names in (dict(self.panels) | others).items():
+            if shown := [row for name in names if (row := rows[name]) is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
@@ -46,6 +90,6 @@ context_option = click.option(
     "notes",
     multiple=True,
     metavar="KEY=VALUE",
-    help="What cannot be seen from here: hardware, precision, model, hardware.ARM, command.ARM.",
+    help="Facts that draftwise cannot see: hardware, precision, model, hardware.ARM, command.ARM.",
 )
 """What cannot be seen from here: while a run is measured, or afterwards."""

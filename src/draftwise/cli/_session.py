@@ -23,7 +23,15 @@ from draftwise.core.progress import Silent, Stopped
 from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
-__all__ = ["ConsoleProgress", "access_options", "end_measurement", "launch_options", "refuse_others", "run_measurement"]
+__all__ = [
+    "RENAMED",
+    "ConsoleProgress",
+    "access_options",
+    "end_measurement",
+    "launch_options",
+    "refuse_others",
+    "run_measurement",
+]
 
 _QUIET_S = 30
 """Without a measured answer, after which a run says that it waits."""
@@ -32,31 +40,36 @@ _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
 access_options = add_options(
-    click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET)."),
-    click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server."),
+    click.option("--url", metavar="URL", help="Server of the baseline, if it already runs (instead of TARGET)."),
+    click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL",
+                 help="Server that speculates; repeat for more."),
     click.option("--metrics-url", "metrics_urls", multiple=True, metavar="[ARM=]URL",
-                 help="Page of a server's counters, where a gateway hides /metrics: one per server in their order, "
-                 "or by arm (the baseline is `plain`)."),
+                 help="Metrics URL, if the gateway hides /metrics: one per server in order, or by arm (the baseline "
+                 "is `plain`)."),
     click.option("--header", "headers", multiple=True, metavar="[ARM=]'NAME: VALUE'",
-                 help="Sent to the URLs; ${VARIABLE} is replaced. ARM.metrics= is for its --metrics-url elsewhere."),
+                 help="Header for the URLs; ${VARIABLE} is expanded. ARM.metrics= is for a --metrics-url on another "
+                 "host."),
     click.option("--switch", metavar="'COMMAND {arm}'",
-                 help="One server at --url: the command that replaces it by another arm's, run without a shell."),
-    click.option("--leave", metavar="ARM", help="Which --switch leaves up in the end  [default: plain]"),
+                 help="Command that restarts the server at --url as another arm; runs without a shell."),
+    click.option("--leave", metavar="ARM", help="Arm that --switch leaves running at the end  [default: plain]"),
     click.option("--api-key-env", "key_variables", multiple=True, metavar="[ARM=]NAME",
-                 help="Variable that holds the key of the URLs, or of one."),
+                 help="Environment variable with the API key of the URLs, or of one arm."),
 )  # fmt: skip
 """How servers that run already are reached; secrets come from variables."""
 launch_options = add_options(
     click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
-                 help="What serves TARGET."),
-    click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
-                 help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`."),
+                 help="Engine that serves TARGET."),
+    click.option("--vllm-command", "vllm", default="vllm", show_default=True, metavar="COMMAND",
+                 help="Command that starts vLLM: a path, `python -m vllm...`, `docker run ...`."),
     click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]"),
     click.option("--one-at-a-time", is_flag=True,
-                 help="Start and stop the servers in turn (A B, B A ...), for one GPU."),
-    click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'."),
+                 help="Start and stop the servers in turn (A B, B A ...), to measure on one GPU."),
+    click.option("--serve-args", default="", metavar="ARGS",
+                 help="Arguments for the engine's `serve`, e.g. '--dtype float32'."),
 )  # fmt: skip
-"""How the servers are started that a measurement starts itself."""
+"""How a measurement starts its own servers."""
+RENAMED = {"--vllm": "--vllm-command"}
+"""Earlier spelling -> today's: elsewhere, `--vllm` is a release."""
 
 
 def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Exception | None]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from draftwise.cli._options import add_options
+from draftwise.cli._options import PanelCommand, add_options
 from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
 __all__ = ["config_options", "nearest_option", "report_skipped", "setup_command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_ABOUT_FLAGS = (
-    "Flags of vLLM go behind --, after a model; or give the whole command in quotes: 'vllm serve MODEL --FLAG ...'."
-)
+_ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
 
 
-class _SetupCommand(click.Command):
+class _SetupCommand(PanelCommand):
     """A command whose words after `--` are flags of `vllm serve`; they reach it as `engine_flags`.
 
     Unquoted words of a command line (`vllm serve ...`, `docker run ...`) are one source. Options of the verb stand
@@ -34,7 +32,8 @@ class _SetupCommand(click.Command):
             rest = super().parse_args(ctx, self._join(ctx, args[:cut]))
         except click.NoSuchOption as error:
             raise click.UsageError(f"{error.format_message()} {_ABOUT_FLAGS}", ctx) from None
-        ctx.params["engine_flags"] = tuple(args[cut + 1 :])
+        ranks = ctx.params.pop("tensor_parallel_size", None)
+        ctx.params["engine_flags"] = (*args[cut + 1 :], *(("--tensor-parallel-size", str(ranks)) if ranks else ()))
         return rest
 
     def _join(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -70,29 +69,35 @@ class _SetupCommand(click.Command):
 
 _of_setups = add_options(
     click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
-    click.option("--target", metavar="MODEL", help="Model to use for SOURCE's target, e.g. where that is a mount."),
-    click.option("--speculative-config", "-sc", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."),
-    click.option("--gpu", metavar="NAME", help="Such as H200, or its memory, as 48GiB  [default: SOURCE's, else any]"),
+    click.option("--target", metavar="MODEL", help="Model to judge as SOURCE's target, e.g. if SOURCE names a mount."),
+    click.option("--speculative-config", "-sc", metavar="JSON|FILE",
+                 help="The speculative config, as for vLLM, or a file with it."),
+    click.option("--gpu", metavar="NAME",
+                 help="GPU, e.g. H200, or its memory, e.g. 48GiB  [default: SOURCE's, else any]"),
+    click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), metavar="N",
+                 help="GPUs for tensor parallelism, as `--tensor-parallel-size` after `--`."),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
-                 help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env."),
+                 help="File of NAME=value lines for variables that SOURCE uses, such as compose's .env."),
     click.option("--skip-other-files", is_flag=True,
-                 help="Skip files that start no vLLM server, as hooks pass every changed file."),
+                 help="Skip files that start no vLLM server, e.g. in a hook that passes every changed file."),
 )  # fmt: skip
 
 
 config_options = add_options(
     click.option("--config-from", metavar="DIR|FILE|URL",
-                 help="Where the target's config.json is, and its index of tensors if it has one."),
+                 help="Location of the target's config.json, and of its tensor index if it has one."),
     click.option("--hub", is_flag=True,
-                 help="Fetch config.json and index of models that are not known here from the Hugging Face hub."),
+                 help="Fetch config.json and tensor index of unknown models from the Hugging Face hub."),
 )  # fmt: skip
 
 
-def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+def setup_command(
+    *, short_help: str, panels: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Return the decorator that makes a verb of a function, with the options and arguments of a `SetupRequest`."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        return click.command(cls=_SetupCommand, short_help=short_help)(_of_setups(function))
+        return click.command(cls=_SetupCommand, short_help=short_help, panels=panels)(_of_setups(function))
 
     return make
 
@@ -100,7 +105,7 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
 def nearest_option(function: _F) -> _F:
     """Add --nearest to a verb."""
     return click.option(
-        "--nearest", is_flag=True, help="Judge an unknown release by the nearest known one, and say so."
+        "--nearest", is_flag=True, help="Judge an unknown release by the nearest known one, with a warning."
     )(function)
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from draftwise.cli._console import open_console
+from draftwise.cli._console import open_console, show_prose
 from draftwise.cli._diagnosing import render_diagnoses
 from draftwise.cli._findings import render_findings
 from draftwise.core import Diagnosis, Finding, Window
@@ -24,6 +24,8 @@ __all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
+_INDENT = 7
+"""Width of a pool's name."""
 _MOST_FINDINGS = 3
 """In the live view."""
 
@@ -61,11 +63,11 @@ class TextShow:
         if not result.is_only:
             self._console.print(Text(_clock(snapshot), "dim"))
         for line in _list_rows(snapshot, result.yardstick):
-            self._console.print(line, soft_wrap=True)
+            self._console.print(_fill(line, self._console.width), soft_wrap=True)
         for block in _render(snapshot.findings):
             self._console.print(block)
         for sentence in result.unanswered if self._is_first else ():
-            self._console.print(Text(sentence, "dim"), soft_wrap=True)
+            show_prose(self._console, sentence, "dim")
         self._is_first = False
 
     def close(self) -> None:
@@ -97,9 +99,9 @@ class LiveShow:
         snapshot = result.snapshot
         yield Text(_clock(snapshot), "dim")
         for pool in snapshot.pools:
-            yield from _rows_of(pool, snapshot, result.yardstick)
+            yield from (_fill(row, self._live.console.width) for row in _rows_of(pool, snapshot, result.yardstick))
             if pool != PLAIN and pool in self._courses:
-                yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
+                yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, _INDENT), expand=False)
         yield from _render(snapshot.findings[:_MOST_FINDINGS])
         yield from (Text(sentence, "dim") for sentence in result.unanswered)
 
@@ -139,13 +141,25 @@ def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Te
     if whole is None:
         return
     parts = [_count_replicas(windows), _number(whole.load.running, "{:.1f} running")]
-    row = Text.assemble((f"{pool:<7}", "bold"), "  ".join(filter(None, parts)))
+    row = Text.assemble((f"{pool:<{_INDENT}}", "bold"), "  ".join(filter(None, parts)))
     if pool != PLAIN:
-        row.append("  ").append_text(_describe_drafting(whole, yardstick))
+        row.append("  ").append_text(_describe_gain(whole, yardstick))
     row.append(_describe_pace(whole, None if pool == PLAIN else plain))
+    if pool != PLAIN:
+        row.append(_describe_drafts(whole))
     yield row
     if cost := _describe_cost(whole):
-        yield Text(f"{'':<7}{cost}", "dim")
+        yield Text(f"{'':<{_INDENT}}{cost}", "dim")
+
+
+def _fill(row: Text, width: int) -> Text:
+    """Return a row broken between its readings into lines of a width, the further ones indented like the first."""
+    lines = [row[:_INDENT]]
+    for reading in row[_INDENT:].split("  ", allow_blank=False):
+        if len(lines[-1]) > _INDENT and len(lines[-1]) + 2 + len(reading) > width:
+            lines.append(Text(" " * _INDENT))
+        lines[-1].append("  " if len(lines[-1]) > _INDENT else "").append_text(reading)
+    return Text("\n").join(lines)
 
 
 def _count_replicas(windows: Sequence[Window]) -> str:
@@ -154,22 +168,28 @@ def _count_replicas(windows: Sequence[Window]) -> str:
     return f"{replicas} replica{'s' if replicas > 1 else ''}{engines}"
 
 
-def _describe_drafting(window: Window, yardstick: Yardstick) -> Text:
-    """Return tokens per step with what they are held against, and what they are made of."""
+def _describe_gain(window: Window, yardstick: Yardstick) -> Text:
+    """Return tokens per step, with break-even and the expected value."""
     if window.counts_drafts is False:
         return Text("does not speculate", "bold red")
     seen, break_even = window.tokens_per_step, yardstick.break_even
     style = "" if seen is None or break_even is None else "bold red" if seen < break_even else "bold green"
     beside = [_number(break_even, "break-even {:.2f}"), _number(yardstick.tokens_per_step, "expected {:.2f}")]
     known = ", ".join(filter(None, beside))
-    text = Text.assemble("tokens/step ", (_number(seen, "{:.2f}") or "unknown", style), f" ({known})" if known else "")
+    return Text.assemble("tokens/step ", (_number(seen, "{:.2f}") or "unknown", style), f" ({known})" if known else "")
+
+
+def _describe_drafts(window: Window) -> str:
+    """Return the readings that tokens per step consist of."""
+    if window.counts_drafts is False:
+        return ""
     parts = [
-        _number(window.acceptance_length, "acceptance length {:.2f}") if seen is None else "",
+        _number(window.acceptance_length, "acceptance length {:.2f}") if window.tokens_per_step is None else "",
         _number(window.coverage, "coverage {:.2f}"),
         _number(window.mean_k, "k {:.1f}"),
         "by position " + " ".join(f"{100 * rate:.0f}" for rate in window.rate_per_pos) if window.rate_per_pos else "",
     ]
-    return text.append("".join(f"  {part}" for part in parts if part))
+    return "".join(f"  {part}" for part in parts if part)
 
 
 def _describe_pace(window: Window, plain: Window | None) -> str:

@@ -29,9 +29,9 @@ class _BundleGroup(click.Group):
         return super().parse_args(ctx, args if named or not args else ["make", *args])
 
 
-@click.group(cls=_BundleGroup, short_help="Put a setup's weights into one folder for an air gap, and prove it there.")
+@click.group(cls=_BundleGroup, short_help="Pack a setup's weights for air-gapped machines, and verify them there.")
 def bundle() -> None:
-    """Put the weights of a setup into one folder, with what a machine without a way to the hub needs to serve them.
+    """Put a setup's weights into one folder, with everything that a machine without access to the hub needs.
 
     \b
     Examples:
@@ -43,22 +43,32 @@ def bundle() -> None:
 
 @bundle.command(short_help="Write a bundle; `make` can be left out.")
 @click.argument("setup", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New folder for the bundle.")
 @click.option("--from", "sources", multiple=True, metavar="NAME=DIR",
-              help="Where a checkpoint lies  [default: a directory of its name, else the hub's cache]")  # fmt: skip
-@click.option("--image", default="", metavar="IMAGE@DIGEST", help="Of the server  [default: vLLM's own, by its tag]")
-@click.option("--modelcar", default="models:1", show_default=True, metavar="IMAGE", help="To be made of the weights.")
-@click.option("--claim", default="models", show_default=True, metavar="NAME", help="To be filled with the weights.")
+              help="Directory of a checkpoint  [default: one of its name, otherwise the hub's cache]")  # fmt: skip
+@click.option(
+    "--image", default="", metavar="IMAGE@DIGEST", help="Image of the server  [default: vLLM's own, by its tag]"
+)
+@click.option(
+    "--modelcar",
+    default="models:1",
+    show_default=True,
+    metavar="IMAGE",
+    help="Name of the image to build from the weights.",
+)
+@click.option(
+    "--claim", default="models", show_default=True, metavar="NAME", help="Name of the volume claim for the weights."
+)
 @click.option("--wheel", "wheels", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help="A package that the method needs and the image lacks.")  # fmt: skip
+              help="Package that the method needs and the image lacks.")  # fmt: skip
 @click.option("--mirror", default="", metavar="URL|modelscope",
-              help="Where models come from there  [default: from nowhere, offline]")  # fmt: skip
+              help="Source of models on the other machine  [default: none, offline]")  # fmt: skip
 @json_option
 def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
     """Write the bundle of SETUP: a folder of `draftwise deploy`, or a setup.json.
 
-    Checkpoints are looked at first: missing shards or tensors, a missing tokenizer, pointers that Git left, links that
-    lead elsewhere. An interrupted command goes on where it was when it is given again; DIR appears when it is whole.
+    draftwise first checks the checkpoints: missing shards or tensors, a missing tokenizer, Git LFS pointers, links that
+    point elsewhere. To resume an interrupted command, run it again. DIR appears only once it is complete.
     """
     request = BundleRequest(**given, sources=dict(map(_read_source, sources)))
     show(run_bundle.run(request), render, as_json=as_json)
@@ -68,16 +78,16 @@ def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @json_option
 def verify(folder: Path, as_json: bool) -> None:
-    """Prove every file of DIR by its sum, and look at its checkpoints as `inspect` does.
+    """Verify every file of DIR by its checksum, and check its checkpoints as `inspect` does.
 
-    The exit code is 1 if something is wrong, and 2 if DIR is no bundle.
+    The exit code is 1 if something is wrong, and 2 if DIR is not a bundle.
     """
     show(run_bundle.run(BundleRequest(folder, verify=True)), render, as_json=as_json)
 
 
 def render(console: Console, result: BundleResult) -> None:
     """Print what was written or verified, and the findings."""
-    line = f"{result.folder} is {'not ' if result.is_wrong else ''}what was written"
+    line = f"{result.folder} {'does not match' if result.is_wrong else 'matches'} what was written"
     if result.out is not None:
         line = f"Written: {result.out} ({(result.copied_bytes or 0) / (1 << 20):.1f} MiB of weights)"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

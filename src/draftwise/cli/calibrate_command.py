@@ -15,8 +15,15 @@ from rich.table import Table
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import WHOLE_NUMBERS, Finite
-from draftwise.cli._options import context_option
-from draftwise.cli._session import access_options, end_measurement, launch_options, refuse_others, run_measurement
+from draftwise.cli._options import PanelCommand, context_option
+from draftwise.cli._session import (
+    RENAMED,
+    access_options,
+    end_measurement,
+    launch_options,
+    refuse_others,
+    run_measurement,
+)
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
 
@@ -28,38 +35,39 @@ _LARGE_ERROR = 0.10
 """Of a point that the others do not foresee."""
 
 
-@click.command(short_help="Measure how long steps last, with and without drafting, for a forecast.")
+@click.command(cls=PanelCommand, renamed=RENAMED,
+               short_help="Measure how long steps take, with and without drafting, for a forecast.")  # fmt: skip
 @click.argument("target", required=False)
 @click.option("--candidate", "candidates", multiple=True, metavar="[NAME=]JSON",
               help="A speculative config, with the largest k to forecast; repeat for more.")  # fmt: skip
 @access_options
 @click.option(
-    "--target", "model", metavar="DIR", help="The model at --url, if it does not tell: directory or known id."
+    "--target", "model", metavar="DIR", help="Model at --url, if the server does not report it: directory or known id."
 )
 @click.option("--concurrency", type=WHOLE_NUMBERS, metavar="N,...",
-              help="Streams at once  [default: 1,8,64; for the embedded engine 1,4]")  # fmt: skip
+              help="Requests in flight  [default: 1,8,64; 1,4 for the embedded engine]")  # fmt: skip
 @click.option("--minutes", type=Finite(0, min_open=True), default=5.0, show_default=True,
               help="Time budget, server starts included.")  # fmt: skip
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
               help="Prompts, as for `decide`  [default: code and rewrite]")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
 @launch_options
 @context_option
 @click.option("--run", type=click.Path(path_type=Path), metavar="DIR",
-              help="Where the raw readings go  [default: runs/TIME]")  # fmt: skip
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
+              help="Run directory, for the raw readings  [default: runs/TIME]")  # fmt: skip
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue an unfinished run.")
 @click.option("--from", "from_run", type=click.Path(path_type=Path), metavar="DIR",
-              help="Measure nothing: take the steps of a finished run, also of one of `decide`.")  # fmt: skip
+              help="Measure nothing: use the steps of a finished run of `calibrate` or `decide`.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibration.json"),
-              show_default=True, metavar="FILE")  # fmt: skip
+              show_default=True, metavar="FILE", help="Calibration file to write.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the calibration as JSON on stdout.")
 @click.pass_context
 def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-    """Measure how long the steps of servers last, and write what `draftwise forecast` needs of it.
+    """Measure how long your servers' decoding steps take, as input for `draftwise forecast`.
 
-    Serves TARGET as a baseline and once per candidate, or takes servers that run already: --url for the baseline,
-    --candidate-url NAME=URL for each that speculates. Gaps between streamed chunks are steps; what is accepted does
-    not matter, so any text calibrates, and so does synthetic acceptance. What was read stays in the run directory.
+    Serves TARGET as a baseline and once per candidate, or uses servers that already run: --url for the baseline,
+    --candidate-url NAME=URL for each that speculates. The gaps between streamed chunks are the steps. Acceptance does
+    not matter, so you can use any text, or synthetic acceptance. The run directory keeps the raw readings.
 
     \b
     Examples:

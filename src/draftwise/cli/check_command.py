@@ -17,7 +17,7 @@ __all__ = ["check", "render"]
 
 @setup_command(short_help="Predict what a vLLM release makes of a speculative config.")
 @click.option("--vllm", multiple=True, metavar="VERSION",
-              help="Release to judge by; repeatable; or `all`  [default: the file's, else the newest]")  # fmt: skip
+              help="Release to judge by; repeatable, or `all`  [default: the file's, else the newest]")  # fmt: skip
 @nearest_option
 @config_options
 @shape_options

@@ -42,12 +42,12 @@ _MOST_ROWS = 60
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a pull request on stdout.")
 def compare(as_json: bool, as_markdown: bool, **given: Any) -> None:
-    """Say whether what BEFORE found is still true in AFTER.
+    """Check whether the verdicts of BEFORE still hold in AFTER.
 
-    Each is a run directory, or a result of `vllm bench serve`, guidellm or aiperf. What differs in model, version,
-    hardware and parameters comes first, then the verdicts, then the readings arm by arm.
+    Each is a run directory, or a result of `vllm bench serve`, guidellm or aiperf. The differences in model, version,
+    hardware and parameters come first, then the verdicts, then the readings of each server.
 
-    The exit code is 1 if a verdict is no longer true, or the two cannot be compared like for like.
+    The exit code is 1 if a verdict no longer holds, or if the two cannot be compared like for like.
     """
     if as_json and as_markdown:
         raise click.UsageError("Give --json or --markdown, not both.")
@@ -66,7 +66,7 @@ def render(console: Console, result: CompareResult) -> None:
             console, ("what differs", "before", "after", ""), list_difference_rows(compared.differences), numbers=False
         )
     else:
-        console.print("Nothing differs in what is known about the two.", style="dim")
+        console.print("No known difference between the two.", style="dim")
     if compared.verdicts:
         _print(console, VERDICT_HEADER, list_verdict_rows(compared.verdicts))
     _print(console, CELL_HEADER, list_cell_rows(compared.cells))

@@ -10,11 +10,18 @@ import click
 from rich.console import Console
 
 from draftwise.cli._console import open_console
-from draftwise.cli._decision import show_decision
+from draftwise.cli._decision import show_outcome
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, load_options
-from draftwise.cli._options import context_option
-from draftwise.cli._session import access_options, end_measurement, launch_options, refuse_others, run_measurement
+from draftwise.cli._options import PanelCommand, context_option
+from draftwise.cli._session import (
+    RENAMED,
+    access_options,
+    end_measurement,
+    launch_options,
+    refuse_others,
+    run_measurement,
+)
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
 
@@ -24,45 +31,67 @@ _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minute
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
 
 
-@click.command()
+_PANELS = {
+    "Start here": ("candidates", "workloads", "url", "candidate_urls", "concurrency", "minutes", "engine",
+                   "one_at_a_time", "out", "resume"),
+    "What to compare": ("lengths", "temperatures", "profile", "calibration"),
+    "Traffic": ("prompts", "max_tokens", "seed"),
+    "Load": ("rate", "arrivals", "phases", "replay", "turn_seconds", "processes"),
+    "Servers that already run": ("metrics_urls", "headers", "key_variables", "switch", "leave", "notes"),
+    "Servers to start": ("vllm", "gpus", "serve_args"),
+    "Budget": ("repeats", "warmup", "adaptive"),
+    "Verdict and output": ("margin", "slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms", "as_json", "help"),
+}  # fmt: skip
+
+
+@click.command(cls=PanelCommand, panels=_PANELS, renamed=RENAMED)
 @click.argument("target", required=False)
 @click.option(
-    "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON", help="A speculative config; repeat for more."
-)
+    "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON",
+    help="A --speculative-config to measure; repeat for more.",
+)  # fmt: skip
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
-              help="code, prose, rewrite, a log or trace, synthetic:...; see docs/reference/measuring.md.")  # fmt: skip
+              help="Prompts: code, prose, rewrite, a log or trace, or synthetic:...; repeat for more.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Prompts per workload.")
 @click.option("--minutes", type=Finite(0, min_open=True),
-              help="Time budget, server starts included; most promising candidates first  [default: 10]")  # fmt: skip
+              help="Time budget, server starts included; the most promising candidates come first  [default: 10]",
+              )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
-@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True,
+              help="Requests per server to discard first.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order, and of sampled requests.")
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
-              help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
+              help="Stop what is settled early, and search for the load where speculation stops paying.")  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
-              help="Acceptance profile of this traffic; drops candidates that cannot win.")  # fmt: skip
+              help="Acceptance profile of this traffic; skips candidates that cannot win.")  # fmt: skip
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration file; drops candidates that cannot win, with --profile loads too.")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
+              help="Calibration file; skips candidates that cannot win, and with --profile loads too.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
 @access_options
 @context_option
 @launch_options
 @click.option("--processes", type=click.IntRange(1), metavar="N",
-              help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
+              help="Processes of the load generator  [default: as many as the load needs]")  # fmt: skip
 @click.option("--margin", type=Finite(0, 1, max_open=True), help="Smallest change worth making  [default: 0.03]")
-@click.option("--slo-ttft-ms", type=Finite(0, min_open=True), help="Promised time to first token, for goodput.")
-@click.option("--slo-tpot-ms", type=Finite(0, min_open=True), help="Promised time per output token, for goodput.")
-@click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="Promised time to the last token, for goodput.")
+@click.option("--slo-ttft-ms", type=Finite(0, min_open=True), help="SLO: time to first token, for goodput.")
+@click.option("--slo-tpot-ms", type=Finite(0, min_open=True), help="SLO: time per output token, for goodput.")
+@click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="SLO: time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
 def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-    """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
+    """Measure whether speculation pays for TARGET, a checkpoint directory.
 
-    Serves TARGET as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
-    report. With --url and --candidate-url it compares servers that run already.
+    Serves TARGET as a baseline and once per candidate, sends the same prompts to all servers in turns, and writes a
+    report. With --url and --candidate-url, it compares servers that already run.
+
+    \b
+    Examples:
+      draftwise decide ./model --workload log:requests.jsonl --candidate '{"method": "ngram", ...}'
+      draftwise decide --url http://plain:8000 --candidate-url http://spec:8000 \\
+          --workload log:requests.jsonl --concurrency 1,8,64
     """
     if given["resume"] is not None:
         refuse_others(ctx, _OF_REST)
@@ -70,13 +99,13 @@ def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     render(open_console(stderr=as_json), result)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
-    click.echo(f"\nReport: {result.report}", err=True)
     if not result.is_finished:
         again = f"draftwise decide --resume {result.directory}"
-        click.echo(f"Unfinished: everything measured is kept. Go on with: {again}", err=True)
+        click.echo(f"Unfinished: everything measured is kept. To continue: {again}", err=True)
+    click.echo(f"Report: {result.report}    everything else: draftwise report {result.directory}", err=True)
     end_measurement(result, failure)
 
 
 def render(console: Console, result: DecideResult) -> None:
-    """Print the verdicts, the findings, the decision and what to type."""
-    show_decision(console, result.decision, result.run)
+    """Print the leading verdicts, the findings, the decision and what to type, on one screen."""
+    show_outcome(console, result.decision, result.run)

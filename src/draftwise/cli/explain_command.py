@@ -29,9 +29,9 @@ __all__ = ["explain", "render"]
 def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.
 
-    NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, an environment variable, a
-    model class, a metric or a word of the field such as DFlash2 or NEXTN. An error or a log line of vLLM is explained
-    as well: paste it in quotes, or give `-` to have it read from standard input.
+    NAME is a finding's code, a key of --speculative-config, a method, an engine flag, an environment variable, a model
+    class, a metric or a term such as DFlash2 or NEXTN. To explain an error or a log line of vLLM, paste it in quotes,
+    or pass `-` to read it from standard input.
 
     \b
     Examples:

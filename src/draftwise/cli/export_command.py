@@ -18,23 +18,25 @@ __all__ = ["export", "render"]
 
 @click.command(short_help="Write a drafter for vLLM or in the speculators format.")
 @click.argument("drafter", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new directory.")
 @click.option(
-    "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of its target."
+    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New directory for the result."
+)
+@click.option(
+    "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The target's checkpoint."
 )
 @click.option(
     "--format", type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True,
-    help="vLLM's plain layout, or that of the speculators library.",
+    help="vLLM's plain layout, or the speculators library's.",
 )  # fmt: skip
 @click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K",
               help="Draft tokens per step  [default: as trained]")  # fmt: skip
 @json_option
 def export(as_json: bool, **given: Any) -> None:
-    """Write DRAFTER, the directory of a drafter, in a format that a server loads.
+    """Write DRAFTER, a drafter's directory, in a format that a server loads.
 
-    MTP modules and their target become one checkpoint, which is where vLLM looks for them. EAGLE-3, P-EAGLE and
-    DFlash drafters are converted between vLLM's plain layout and the speculators format. The result is loaded with
-    the engine's own loader, which rejects incomplete drafters, before it is moved into place.
+    MTP modules and their target become one checkpoint, where vLLM looks for them. EAGLE-3, P-EAGLE and DFlash drafters
+    are converted between vLLM's plain layout and the speculators format. Before the result moves into place, the
+    engine's own loader loads it and rejects incomplete drafters.
     """
     show(run_export.run(ExportRequest(**given)), render, as_json=as_json)
 

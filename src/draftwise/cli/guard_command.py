@@ -21,43 +21,43 @@ from draftwise.verbs.guard import guard as run_guard
 __all__ = ["guard", "render"]
 
 
-@click.command(short_help="Propose what to do when speculation stops paying, and do what it was given the means for.")
+@click.command(short_help="Propose or take action when speculation stops paying off.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option("--plain", multiple=True, metavar="URL",
-              help="A replica of the same model without speculation; it is never acted on.")  # fmt: skip
+              help="Replica of the same model without speculation; never acted on.")  # fmt: skip
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
-              help="baseline.json of `draftwise deploy`: the break-even, and the probe of a good server.")  # fmt: skip
+              help="baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.")  # fmt: skip
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
-              help="What is known and was done, over restarts; steps and history lie beside it.")  # fmt: skip
+              help="State file that survives restarts; steps and history are stored next to it.")  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=30.0, show_default=True,
-              metavar="SECONDS", help="Between two looks.")  # fmt: skip
+              metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option("--act", multiple=True, metavar="EXECUTOR",
-              help="What may carry out steps: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR of "
-              "`draftwise deploy`. Without one, steps are proposed.")  # fmt: skip
+              help="Executor of steps: haproxy=SOCKET, command='WORDS {step} {replica}', or patch=DIR of "
+              "`draftwise deploy`. Without one, guard only proposes steps.")  # fmt: skip
 @click.option("--min-spec", type=click.IntRange(min=0), metavar="N",
-              help="Replicas with speculation that stay in the traffic  [default: those that the plain ones "
-              "could not stand in for, one by one]")  # fmt: skip
-@click.option("--trickle", is_flag=True, help="Try a replica that is out with a twentieth of the traffic.")
-@click.option("--probe", is_flag=True, help="Ask replicas that are out a few prompts, every 15 minutes.")
+              help="Speculative replicas to keep in the traffic  [default: as many as the plain replicas cannot "
+              "replace one by one]")  # fmt: skip
+@click.option("--trickle", is_flag=True, help="Test a removed replica with a twentieth of the traffic.")
+@click.option("--probe", is_flag=True, help="Send removed replicas a few prompts every 15 minutes.")
 @click.option("--prometheus", metavar="URL",
-              help="Read the history of the service from this Prometheus: drift is then learned at once.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
-@click.option("--once", is_flag=True, help="Look for as long as one decision takes (three windows), then end.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a look, each on one line.")
-@click.option("--undo", is_flag=True, help="Put back all that was taken out, and end.")
+              help="Read the service's history from this Prometheus, to learn drift at once.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
+@click.option("--once", is_flag=True, help="Read long enough for one decision (three windows), then exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object per reading, each on one line.")
+@click.option("--undo", is_flag=True, help="Put all removed replicas back, and exit.")
 @click.option("--acknowledge", is_flag=True,
-              help="What changed is known: learn the service anew, and end.")  # fmt: skip
+              help="Accept a known change: learn the service again, and exit.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
-              help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
+              help="Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
-              help="Variable that holds the key of the URLs.")  # fmt: skip
+              help="Environment variable with the API key of the URLs.")  # fmt: skip
 def guard(as_json: bool, **given: Any) -> None:
-    """Guard the replicas of a service: propose steps, or carry out those for which an executor is named.
+    """Guard the replicas of a service: propose steps, or carry out those that an executor allows.
 
-    URL is a replica that speculates. A step needs the windows of at least 30 s in which a replica's tokens per step are
-    below break-even beyond noise. At most one is carried out in an hour; one that took a replica out of the traffic
-    stays until a probe, or a trickle of traffic, shows that it pays again: no data, an alert that resolved and a
-    restart are no reason. Every step is recorded with its evidence, and --undo takes all of them back.
+    URL is a speculative replica. A step requires windows of at least 30 s in which a replica's tokens per step are
+    below break-even by more than noise. guard carries out at most one step an hour. A removed replica stays out of the
+    traffic until a probe, or a trickle of traffic, shows that speculation pays again. Missing data, a resolved alert or
+    a restart is not enough. Every step is recorded with its evidence, and --undo reverts all of them.
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read or a step fails.
 

@@ -23,8 +23,10 @@ __all__ = ["inspect", "render"]
 
 @click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--target", type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of the target.")
-@click.option("--vllm", metavar="VERSION", help="Release whose rules apply  [default: the newest]")
+@click.option(
+    "--target", type=click.Path(path_type=Path), metavar="DIR", help="Target's checkpoint, to check that both fit."
+)
+@click.option("--vllm", metavar="VERSION", help="vLLM release whose rules apply  [default: the newest]")
 @nearest_option
 @json_option
 def inspect(as_json: bool, **given: Any) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import show_table
+from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
@@ -56,44 +56,52 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
-@click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
+@click.option("--gpu", required=True, metavar="NAME", help="GPU: H200, H100, A100, L40S, B200, MI300X ...")
 @click.option("--gpus", "--tp", "--tensor-parallel-size", "gpus", type=click.IntRange(1), default=1,
-              show_default=True, help="GPUs of the deployment.")  # fmt: skip
-@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
+              show_default=True, metavar="N", help="GPUs of the deployment.")  # fmt: skip
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release to run.")
 @nearest_option
-@click.option("--workload", type=_Traffic(list_traffic_kinds()), help="Kind of requests.")
+@click.option("--workload", type=_Traffic(list_traffic_kinds()), help="Kind of traffic.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
-              help="How much of the output repeats the prompt  [default: the workload's]")  # fmt: skip
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
+              help="How much of the output repeats the prompt  [default: as for the workload]")  # fmt: skip
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median temperature of requests."
+)
 @click.option("--mixed-temperatures", is_flag=True, help="Requests of different temperatures share a batch.")
 @click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True,
-              help="Requests that decode together, the median.")  # fmt: skip
-@click.option("--peak-concurrency", type=click.IntRange(1), help="The maximum  [default: the median]")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time to first token.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time per output token.")
+              help="Median number of requests that decode together.")  # fmt: skip
+@click.option(
+    "--peak-concurrency",
+    type=click.IntRange(1),
+    help="Maximum number of requests that decode together  [default: the median]",
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True, metavar="N",
+              help="Tokens of a prompt.")  # fmt: skip
+@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
+              help="Tokens of an answer.")  # fmt: skip
+@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="SLO: time to first token.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="SLO: time per output token.")
 @click.option("--uses", multiple=True, metavar="PARAMETER",
-              help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
+              help=f"Parameter in requests: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
 @click.option("--text-in-pictures", is_flag=True,
-              help="What answers repeat is in pictures, where lookups find nothing.")  # fmt: skip
-@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
-@click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
+              help="Answers repeat text from pictures, where lookups find nothing.")  # fmt: skip
+@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="Drafter that you have; repeatable.")
+@click.option("--can-train", is_flag=True, help="You can train a drafter.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration of this hardware: measured times instead of the data sheet's.")  # fmt: skip
+              help="Calibration of this hardware: replaces the data sheet's times.")  # fmt: skip
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
-@click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
+@click.option("--why", is_flag=True, help="Show every rule behind the answer, with its source.")
 @click.option("--list-models", is_flag=True, is_eager=True, expose_value=False, callback=_list_models,
-              help="Print the models that are known by name, and end.")  # fmt: skip
+              help="List the models known by name, and exit.")  # fmt: skip
 @click.option("--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list_gpus,
-              help="Print the GPUs that are known by name, and end.")  # fmt: skip
+              help="List the GPUs known by name, and exit.")  # fmt: skip
 @json_option
 def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 
-    TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
-    go after `--`. Nothing is loaded and nothing is downloaded. The answer is a starting point for measurements and ends
-    with the command for one. The exit code is 1 if nothing can be recommended.
+    TARGET is a directory with config.json, a well-known model id, or the JSON itself. Put the deployment's engine flags
+    after `--`. Nothing is loaded or downloaded. The answer is where to start measuring, and ends with the command for
+    that. The exit code is 1 if nothing can be recommended.
 
     \b
     Examples:
@@ -109,21 +117,21 @@ def pick(why: bool, as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: PickResult, *, why: bool = False) -> None:
-    """Print the verdict, the ranked methods, the first config to paste, the refusals and the command to measure."""
+    """Print the ranked methods, the refusals, the recommendation, its config to paste and the command to measure."""
     advice = result.advice
-    console.print(Text(_head(advice), style="dim"), soft_wrap=True)
-    console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
-    for lever in advice.levers:
-        _show_finding(console, lever.finding)
+    show_prose(console, _head(advice), "dim")
     if advice.ranked:
-        console.print()
-        show_table(console, _table(advice))
-        console.print(Text(_basis(advice), style="dim"), soft_wrap=True)
-        if not advice.is_against:
-            _show_first(console, result)
+        show_table(console, *narrow(_table(advice), "break-\neven", "tokens per step\n(range)", "sequences\nthat fit"))
+        show_prose(console, _basis(advice), "dim")
     _show_refusals(console, advice)
     if why:
         _show_rules(console, result)
+    console.print()
+    show_prose(console, advice.sentence, "bold")
+    for lever in advice.levers:
+        _show_finding(console, lever.finding)
+    if advice.ranked and not advice.is_against:
+        _show_first(console, result)
 
 
 def _head(advice: MethodRanking) -> str:
@@ -147,7 +155,7 @@ def _short(target: str) -> str:
 
 def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
     text = Text.assemble(indent, (f"{finding.code}  ", _STYLES[finding.severity]), str(finding))
-    console.print(text, soft_wrap=True)
+    show_prose(console, text)
 
 
 def _show_lines(console: Console, lines: str, style: str = "") -> None:
@@ -202,7 +210,6 @@ def _basis(advice: MethodRanking) -> str:
 
 def _show_first(console: Console, result: PickResult) -> None:
     first = result.advice.ranked[0]
-    console.print()
     console.print(Text("To paste:", style="dim"))
     _show_lines(console, result.to_paste, "green")
     for finding in (*first.reasons, *first.caveats):
@@ -218,18 +225,18 @@ def _show_first(console: Console, result: PickResult) -> None:
 
 
 def _show_refusals(console: Console, advice: MethodRanking) -> None:
-    console.print()
-    console.print(Text("Not recommended:", style="dim"))
+    if advice.refused:
+        console.print()
+        console.print(Text("Not recommended:", style="dim"))
     methods: dict[str, list[str]] = {}
     for refusal in advice.refused:
         methods.setdefault(str(refusal.reasons[0]), []).append(refusal.method)
     for reason, names in methods.items():
-        console.print(Text.assemble(f"  {', '.join(names)}  ", (reason, "dim")), soft_wrap=True)
+        show_prose(console, Text.assemble(f"  {', '.join(names)}  ", (reason, "dim")))
 
 
 def _show_rules(console: Console, result: PickResult) -> None:
     advice = result.advice
-    console.print()
     for candidate in advice.ranked[1:]:
         console.print(Text(f"Why {candidate.method}:", style="dim"))
         for finding in (*candidate.reasons, *candidate.caveats):
@@ -237,9 +244,9 @@ def _show_rules(console: Console, result: PickResult) -> None:
     console.print(Text("Rules behind this answer:", style="dim"))
     for rule in result.rules:
         text = Text.assemble("  ", (rule.code, "bold"), f"  {rule.title}. {rule.explains} ", (rule.source, "dim"))
-        console.print(text, soft_wrap=True)
+        show_prose(console, text)
     console.print(Text("Published results:", style="dim"))
     for candidate in advice.ranked:
         for each in candidate.published_results:
             text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{each.result}; {each.conditions} ")
-            console.print(text.append(each.source, "dim"), soft_wrap=True)
+            show_prose(console, text.append(each.source, "dim"))

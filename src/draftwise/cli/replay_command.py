@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as DrawnBars
 from rich.table import Table
 
-from draftwise.cli._console import open_console, show_table
+from draftwise.cli._console import narrow, open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.cli._options import Parsed
 from draftwise.core import Acceptance
@@ -33,49 +33,55 @@ _SHOWN_KS = (1, 3, 5, 7)
 @click.option("--target", required=True, type=click.Path(path_type=Path), metavar="DIR",
               help="Checkpoint of the model that wrote the answers.")  # fmt: skip
 @click.option("--candidate", "candidates", multiple=True, required=True, metavar="JSON",
-              help="A speculative config; its num_speculative_tokens is the largest k. Repeat for more.")  # fmt: skip
+              help="A --speculative-config, with the largest k to replay; repeat for more.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("profile"), show_default=True, metavar="DIR",
-              help="Folder of the profile; goes on with a replay that was cut off.")  # fmt: skip
+              help="Folder of the profile; resumes an interrupted replay.")  # fmt: skip
 @click.option(
     "--k",
     "ks",
     type=Parsed(read_ks, "numbers"),
     default=(),
     metavar="K,K,...",
-    help="Draft lengths to answer for  [default: all]",
+    help="Draft lengths to report  [default: all]",
 )
-@click.option("--group-by", type=click.Choice([each.value for each in Grouping]), help="Acceptance of each group too.")
+@click.option(
+    "--group-by", type=click.Choice([each.value for each in Grouping]), help="Also report acceptance by group."
+)
 @click.option("--default-temperature", type=click.FloatRange(0), default=1.0, show_default=True,
-              help="Of requests that do not say theirs.")  # fmt: skip
-@click.option("--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Of the server that wrote the log.")
+              help="Temperature of requests that record none.")  # fmt: skip
+@click.option(
+    "--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Context length of the server that wrote the log."
+)
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Requests decoded together, for what is drafted from other answers.")  # fmt: skip
+              help="Requests decoded together, for drafts from other answers.")  # fmt: skip
 @click.option("--prompts", type=click.IntRange(1), metavar="N",
-              help="Requests to replay, drawn over the log as `decide` draws them  [default: all]")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw.")
+              help="Requests to replay, sampled from the log as in `decide`  [default: all]")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample.")
 @click.option("--warm", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-              help="First requests of the log that a method with a memory has seen, not counted.")  # fmt: skip
+              help="First requests of the log, used to fill a method's memory and not counted.")  # fmt: skip
 @click.option("--to-the-end", is_flag=True,
               help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
 @click.option("--forced", is_flag=True,
-              help="Decode every answer again, step for step: slower, and the truth for every method.")  # fmt: skip
-@click.option("--draft-url", metavar="URL", help="Server of the draft model: its prompt_logprobs replace the models.")
-@click.option("--target-url", metavar="URL", help="Server of the target, where drafts are sampled.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the models  [default: the target's]")
-@click.option("--device", type=click.Choice(DEVICES), help="Where the models run  [default: auto]")
+              help="Decode every answer again, step by step: slower, but exact for every method.")  # fmt: skip
+@click.option(
+    "--draft-url", metavar="URL", help="Server of the draft model, whose prompt_logprobs replace loaded models."
+)
+@click.option("--target-url", metavar="URL", help="Server of the target, for sampled drafts.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the models' weights  [default: the target's]")
+@click.option("--device", type=click.Choice(DEVICES), help="Device for the models  [default: auto]")
 @click.option(
     "--max-num-seqs",
     type=click.IntRange(1),
     metavar="N",
-    help="Requests that models replay together  [default: 64 on a GPU, else 16]",
+    help="Requests replayed together  [default: 64 on a GPU, else 16]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(as_json: bool, **given: Any) -> None:
-    """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
+    """Replay LOG, prompts with their answers, and compute what every candidate's drafts would have gained.
 
-    LOG is what `decide --workload` takes: a log of a gateway or observer, with the same options behind a #. Answers
-    are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram and
-    suffix are replayed from the text alone; other methods load TARGET and their drafter.
+    LOG is the same as for `decide --workload`: a log of a gateway or observer, with the same options after a #. Replay
+    uses the logged answers, so acceptance at their temperature is exact, for every k at once. ngram and suffix need
+    only the text; other methods load TARGET and their drafter.
 
     \b
     Examples:
@@ -135,7 +141,9 @@ def render(console: Console, result: ReplayResult) -> None:
         f"{'in time order' if log.order == 'time' else 'in the order of the file'}",
         highlight=False,
     )
-    show_table(console, _table(result.profile.entries))
+    table = _table(result.profile.entries)
+    ks = (str(each.header) for each in reversed(table.columns) if str(each.header).startswith("k="))
+    show_table(console, *narrow(table, "request P10/50/90", "drafted/step", *list(ks)[1:-1]))
     console.print(render_findings(result.profile.findings))
 
 

@@ -25,13 +25,13 @@ _STDOUT = "-"
 @click.argument("run", type=click.Path(path_type=Path))
 @context_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
-@click.option("--markdown", metavar="FILE|-", help="Write it as Markdown for a pull request too; - is stdout.")
+@click.option("--markdown", metavar="FILE|-", help="Also write Markdown for a pull request; - is stdout.")
 @click.option("--export", "exports", multiple=True, metavar="FORMAT=FILE",
-              help=f"Write the readings for other tools: {', '.join(FORMATS)}; FILE/ for a file per cell.")  # fmt: skip
+              help=f"Export readings for {', '.join(FORMATS)}; FILE/ writes a file per cell.")  # fmt: skip
 def report(as_json: bool, markdown: str | None, **given: Any) -> None:
-    """Make report.html and summary.json of RUN again, from the raw readings alone.
+    """Write report.html and summary.json of RUN again, from its raw readings.
 
-    --context adds to RUN what its servers did not tell when it was measured.
+    --context adds facts to RUN that its servers did not report during the measurement.
 
     The exit code is 1 if there is a finding of severity error.
     """

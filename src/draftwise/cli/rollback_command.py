@@ -17,18 +17,18 @@ __all__ = ["render", "rollback"]
 
 @click.command(short_help="Go back to serving without speculation: print the commands, or run them.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--apply", "applies", is_flag=True, help="Show the change and put it into force.")
-@click.option("--remove", "removes", is_flag=True, help="Take away the twin that ran next to the service.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--apply", "applies", is_flag=True, help="Show the change and apply it.")
+@click.option("--remove", "removes", is_flag=True, help="Remove the twin that ran next to the service.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 def rollback(folder: Path, applies: bool, removes: bool, yes: bool, as_json: bool) -> None:
-    """Print how a deployment goes back to serving without speculation, or do it.
+    """Print the commands that return a deployment to serving without speculation, or run them.
 
-    DIR is a folder that `draftwise deploy` wrote. One command puts the next revision of the service into force, without
-    speculation and under the name that clients use. With compose and systemd the server restarts in its place.
+    DIR is a folder that `draftwise deploy` wrote. One command rolls out the next revision of the service, without
+    speculation and under the name that clients use. With compose and systemd, the server restarts in place.
 
-    Without options the commands are printed; --apply and --remove run theirs through kubectl, docker or systemctl after
-    a question.
+    Without options, draftwise prints the commands. --apply and --remove run them through kubectl, docker or systemctl
+    after a confirmation.
 
     \b
     Examples:

@@ -19,9 +19,9 @@ __all__ = ["render", "schedule"]
 @click.command(short_help="Choose the draft length, or a schedule of it where that pays.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
-@click.option("--vllm", metavar="VERSION", help="Release that is to follow it  [default: the calibrated one]")
+@click.option("--vllm", metavar="VERSION", help="vLLM release that will run it  [default: the calibrated one]")
 @click.option("--max-num-seqs", type=click.IntRange(1), metavar="N",
-              help="Largest batch  [default: the calibrated servers']")  # fmt: skip
+              help="Largest batch  [default: as calibrated]")  # fmt: skip
 @click.option("--format", type=click.Choice(tuple(FORMATS)), default="vllm", show_default=True,
               help="Whose form a schedule is written in; TensorRT-LLM's key has had two meanings.")  # fmt: skip
 @json_option

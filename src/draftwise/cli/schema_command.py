@@ -19,14 +19,14 @@ __all__ = ["render", "schema"]
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
 @click.argument("verb", required=False, type=click.Choice([*sorted(VERBS), "error"]))
-@click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
 @nearest_option
-@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON; this is the default.")
 def schema(**given: Any) -> None:
-    """Print the JSON Schema of --speculative-config in a vLLM release, by which editors complete and check it.
+    """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it.
 
-    With VERB, print the schema of what `draftwise VERB --json` prints; with `error`, of what every verb prints where
-    there is no answer.
+    With VERB, print the schema of the output of `draftwise VERB --json`; with `error`, that of the error that every
+    verb prints if it has no answer.
 
     \b
     Examples:

@@ -31,23 +31,34 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
 
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
 @click.argument("model")
-@click.option("--speculative-config", "-sc", metavar="JSON", help="vLLM's JSON; leave it out for plain decoding.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option(
+    "--speculative-config",
+    "-sc",
+    metavar="JSON",
+    help="The speculative config, as for vLLM; omit it for plain decoding.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
 @click.option("--served-model-name", metavar="NAME", help="Name in the API and in metrics  [default: MODEL]")
 @click.option(
     "--api-key",
     envvar="DRAFTWISE_API_KEY",
     metavar="KEY",
-    help="Asked for by all but probes.  [env: DRAFTWISE_API_KEY]",
+    help="API key that all endpoints except probes require.  [env: DRAFTWISE_API_KEY]",
 )
 @click.option("--enable-auto-tool-choice", is_flag=True, help="Let the model choose to call tools.")
-@click.option("--tool-call-parser", type=click.Choice(TOOL_CALL_PARSERS), help="What calls look like in its answers.")
-@click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
-    "--allowed-hosts", multiple=True, metavar="NAME", help="A name that clients reach the server by; * for any."
+    "--tool-call-parser", type=click.Choice(TOOL_CALL_PARSERS), help="Format of tool calls in the model's answers."
 )
-@click.option("--allowed-origins", multiple=True, metavar="URL", help="A web page's origin that may use the server.")
+@click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
+@click.option("--allowed-hosts", multiple=True, metavar="NAME", help="Host name that clients use; * allows any.")
+@click.option("--allowed-origins", multiple=True, metavar="URL", help="Origin of a web page that may use the server.")
 @click.option(
     "--drain-seconds",
     default=10.0,
@@ -56,13 +67,17 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
     help="Time for running requests after SIGTERM.",
 )
 @click.option(
-    "--max-waiting", default=1024, show_default=True, type=click.IntRange(0), help="Longest queue; 503 beyond."
+    "--max-waiting",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Longest queue; beyond it, requests get 503.",
 )
 @click.option(
     "--kernel-cache",
     envvar="DRAFTWISE_KERNEL_CACHE",
     metavar="DIR",
-    help="Compiled kernels: taken from there, new ones kept there.  [env: DRAFTWISE_KERNEL_CACHE]",
+    help="Folder of compiled kernels, read and extended.  [env: DRAFTWISE_KERNEL_CACHE]",
 )
 @engine_options
 @json_option
@@ -70,10 +85,10 @@ def serve(as_json: bool, **given: Any) -> None:
     """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
     Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /ping, /load,
-    /version, /openapi.json and /metrics with vLLM's metric names. What a request leaves out is taken from the
-    checkpoint's generation_config.json, as in vLLM.
-    Requests are accepted once kernels are compiled and steps captured (draftwise warm-up does it ahead).
-    The engine runs in a process of its own. More than one GPU is vLLM's job: -tp 2 prints its command.
+    /version, /openapi.json and /metrics with vLLM's metric names. As in vLLM, the checkpoint's generation_config.json
+    sets the defaults of requests. The server accepts requests once kernels are compiled and graphs captured (to do that
+    ahead of time, use draftwise warm-up). The engine runs in a separate process, on one GPU. For more GPUs, use vLLM:
+    -tp 2 prints the command.
     """
     request = ServeRequest(**split_settings(given))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

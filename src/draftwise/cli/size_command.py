@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import show_table
+from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import show
 from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
@@ -30,20 +30,29 @@ _WIDTH = 110
 """Columns if the output is not a terminal."""
 
 
-@click.command(short_help="Memory of target, drafter and KV cache on a GPU.")
+@click.command(short_help="Compute the memory of target, drafter and KV cache on a GPU.")
 @click.argument("target")
-@click.option("--gpu", required=True, metavar="NAME", help="Such as H200, L40S or A100-80GB; or its memory, as 48GiB.")
-@click.option("--drafter", metavar="MODEL", help="Draft model or head: directory or known id.")
-@click.option("--method", metavar="NAME", help="Drafting method (eagle3, mtp, ngram ...)  [default: as vLLM infers it]")
+@click.option(
+    "--gpu", required=True, metavar="NAME", help="GPU, e.g. H200, L40S or A100-80GB, or its memory, e.g. 48GiB."
+)
+@click.option("--drafter", metavar="MODEL", help="Draft model or head: a directory or a known id.")
+@click.option("--method", metavar="NAME", help="Drafting method: eagle3, mtp, ngram ...  [default: as vLLM infers it]")
 @click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K", help="Draft tokens per step.")
 @click.option(
     "--speculative-config",
     "-sc",
     metavar="JSON|FILE",
-    help="As vLLM takes it, or a file that holds it, instead of the three options above.",
+    help="The speculative config, as for vLLM, or a file with it; replaces the three options above.",
 )
 @click.option(
-    "--tp", "--tensor-parallel-size", "tensor_parallel_size", type=click.IntRange(1, 1024), default=1, show_default=True
+    "--tp",
+    "--tensor-parallel-size",
+    "tensor_parallel_size",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="GPUs for tensor parallelism.",
 )
 @click.option(
     "--pp",
@@ -52,34 +61,50 @@ _WIDTH = 110
     type=click.IntRange(1, 1024),
     default=1,
     show_default=True,
+    metavar="N",
+    help="Pipeline stages.",
 )
 @click.option(
     "--quantization",
     metavar="NAME",
-    help="Of the target's weights: a method of vLLM that quantizes while it loads (fp8 ...), or what a quantized copy "
-    "of the target has: int8, int4, awq, gptq, mxfp4, nvfp4 ...  [default: as stored]",
+    help="Quantization of the target's weights: a vLLM method that quantizes while loading (fp8 ...), or that of a "
+    "quantized copy: int8, int4, awq, gptq, mxfp4, nvfp4 ...  [default: as stored]",
 )
-@click.option("--kv-cache-dtype", metavar="NAME", help="auto or fp8.")
-@click.option("--block-size", type=click.IntRange(1), metavar="N", help="Tokens of a KV block.")
-@click.option("--max-model-len", type=click.IntRange(1), metavar="N", help="[default: the model's longest]")
-@click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="[default: by GPU]")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="N", help="[default: by GPU]")
-@click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="[default: 0.92; 0.9 before vLLM 0.20]")
-@click.option("--enforce-eager", is_flag=True, help="No CUDA graphs.")
+@click.option("--kv-cache-dtype", metavar="NAME", help="KV cache type: auto or fp8.")
+@click.option("--block-size", type=click.IntRange(1), metavar="N", help="Tokens per KV block.")
+@click.option("--max-model-len", type=click.IntRange(1), metavar="N", help="Longest context  [default: the model's]")
+@click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Concurrent sequences  [default: by GPU]")
+@click.option(
+    "--max-num-batched-tokens", type=click.IntRange(1), metavar="N", help="Tokens per step  [default: by GPU]"
+)
+@click.option(
+    "--gpu-memory-utilization",
+    type=float,
+    metavar="SHARE",
+    help="Share of GPU memory for vLLM  [default: 0.92; 0.9 before vLLM 0.20]",
+)
+@click.option("--enforce-eager", is_flag=True, help="Use no CUDA graphs.")
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, metavar="N",
-              help="Length at which to count sequences; can be repeated.")  # fmt: skip
-@click.option("--vllm", default="newest", show_default=True, metavar="VERSION")
+              help="Context length at which to count sequences; repeatable.")  # fmt: skip
+@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
 @nearest_option
-@click.option("--compiled/--cold", default=False, help="Whether vLLM's compile cache exists already.")
-@click.option("--json", "as_json", is_flag=True, help="Everything in bytes, as JSON.")
+@click.option("--compiled/--cold", default=False, help="Whether vLLM's compile cache already exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg",
               help="Draw memory and concurrency, with and without the drafter.")  # fmt: skip
 def size(as_json: bool, plot: Path | None, **given: Any) -> None:
     """Show the memory that TARGET takes on each GPU.
 
-    TARGET is a checkpoint's directory, a well-known model id, or a config.json. Weights are counted from safetensors
-    headers if the directory has them, else from the shape. The rest becomes KV cache, whose capacity is shown with and
-    without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would reject it.
+    TARGET is a checkpoint directory, a well-known model id, or a config.json. Nothing is loaded: weights are counted
+    from safetensors headers if the directory has them, otherwise from the model's shape. The rest becomes KV cache,
+    whose capacity is shown with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would
+    reject it.
+
+    \b
+    Examples:
+      draftwise size meta-llama/Llama-3.1-8B-Instruct --gpu H200 \\
+          -sc '{"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 3}'
+      draftwise size ./model --gpu 48GiB --tp 2
     """
     result = run_size.run(SizeRequest(**given))
     if plot is not None:
@@ -94,11 +119,12 @@ def render(console: Console, result: SizeResult) -> None:
     console.print()
     show_table(console, _memory_table(result))
     console.print()
-    show_table(console, _context_table(result))
+    table = _context_table(result)
+    show_table(console, *narrow(table, "per token", *(str(each.header) for each in table.columns[-3:1:-2])))
     if result.findings:
         console.print()
     for finding in result.findings:
-        console.print(_line(finding))
+        show_prose(console, _line(finding))
 
 
 def _title(result: SizeResult) -> Text:

@@ -20,11 +20,15 @@ __all__ = ["render", "train"]
 _FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--target", required=True, metavar="DIR", help="Checkpoint of the target."),
+    click.option("--target", required=True, metavar="DIR", help="The target's checkpoint."),
     click.option(
-        "--data", required=True, multiple=True, metavar="FILE", help=".txt or .jsonl, also .gz; may be repeated."
+        "--data",
+        required=True,
+        multiple=True,
+        metavar="FILE",
+        help="Training data: .txt or .jsonl, also .gz; repeatable.",
     ),
-    click.option("--out", required=True, metavar="DIR", help="Directory of the drafter; resumes a stopped run."),
+    click.option("--out", required=True, metavar="DIR", help="Output directory; resumes a stopped run."),
     click.option(
         "--answers",
         type=click.Choice(["target", "given"]),
@@ -39,15 +43,26 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--hidden-states",
         metavar="[online|disk|URL]",
-        help="Computed in each step, or once and stored, or by a vLLM server.  [default: online]",
+        help="Compute hidden states in each step, once to disk, or on a vLLM server.  [default: online]",
     ),
-    click.option("--cache", metavar="DIR", help="Answers and states; runs may share it.  [default: inside --out]"),
+    click.option(
+        "--cache", metavar="DIR", help="Folder of answers and states; runs may share it.  [default: inside --out]"
+    ),
     click.option("--steps", type=int, metavar="N", help="Optimizer steps.  [default: 1500]"),
-    click.option("--batch-tokens", type=int, metavar="N", help="[default: 65536 on CUDA, 4096 on CPU]"),
+    click.option(
+        "--batch-tokens", type=int, metavar="N", help="Tokens per batch.  [default: 65536 on CUDA, 4096 on CPU]"
+    ),
     click.option("--accumulate", type=int, metavar="N", help="Batches per step.  [default: one for each GPU]"),
-    click.option("--optimizer", type=click.Choice(["muon", "adamw"]), help="[default: muon where torch has it]"),
+    click.option(
+        "--optimizer", type=click.Choice(["muon", "adamw"]), help="Optimizer.  [default: muon if torch has it]"
+    ),
     click.option("--lr", type=float, help="Peak learning rate.  [default: the method's]"),
-    click.option("--warmup", type=int, metavar="STEPS", help="[default: 100, at most a tenth]"),
+    click.option(
+        "--warmup",
+        type=int,
+        metavar="STEPS",
+        help="Warm-up steps of the learning rate.  [default: 100, at most a tenth]",
+    ),
     click.option(
         "--schedule",
         type=click.Choice(["cosine", "linear", "late"]),
@@ -55,14 +70,14 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.05]"),
     click.option("--clip", type=float, metavar="NORM", help="Largest norm of the gradient.  [default: 1]"),
-    click.option("--seed", type=int, help="[default: 0]"),
-    click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"])),
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"])),
-    click.option("--gpus", type=int, metavar="N", help="GPUs of this host; starts a process for each.  [default: 1]"),
-    click.option("--shard/--no-shard", default=None, help="Divide target and drafter among them.  [default: if large]"),
-    click.option("--compile/--no-compile", default=None, help="torch.compile.  [default: on CUDA]"),
-    click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
-    click.option("--save-every", type=int, metavar="STEPS", help="Further checkpoints, by steps."),
+    click.option("--seed", type=int, help="Random seed.  [default: 0]"),
+    click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"]), help="Training precision."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device to train on."),
+    click.option("--gpus", type=int, metavar="N", help="GPUs to use on this host, one process each.  [default: 1]"),
+    click.option("--shard/--no-shard", default=None, help="Split target and drafter across GPUs.  [default: if large]"),
+    click.option("--compile/--no-compile", default=None, help="Use torch.compile.  [default: on CUDA]"),
+    click.option("--eval-every", type=int, metavar="STEPS", help="Steps between evaluations.  [default: 250]"),
+    click.option("--save-every", type=int, metavar="STEPS", help="Steps between extra checkpoints."),
     click.option("--save-minutes", type=float, metavar="N", help="Minutes between checkpoints.  [default: 5]"),
     json_option,
     click.option("--quiet", is_flag=True, help="Show no progress."),
@@ -99,8 +114,8 @@ class _MethodGroup(click.Group):
 def train() -> None:
     """Train a drafter for METHOD, as a checkpoint that vLLM and `draftwise serve` load.
 
-    A run needs a target, data and an output directory; METHOD --help shows all other options. To resume a run that was
-    stopped, give the same command again.
+    A run needs a target, data and an output directory. METHOD --help shows all other options. To resume a stopped run,
+    run the same command again.
     """
 
 

@@ -28,9 +28,9 @@ __all__ = ["render", "upgrade"]
 
 
 @setup_command(short_help="Say what breaks, changes and becomes possible between two vLLM releases.")
-@click.option("--from", "before", required=True, metavar="VERSION", help="The release that runs now.")
+@click.option("--from", "before", required=True, metavar="VERSION", help="Release that runs now.")
 @click.option("--to", "after", required=True, metavar="VERSION",
-              help="The release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
+              help="Release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
 @nearest_option
 @config_options
 @fail_option

@@ -15,38 +15,38 @@ from draftwise.verbs.verify import verify as run_verify
 __all__ = ["render", "verify"]
 
 
-@click.command(short_help="Prove that files, or a server that runs, are what was decided.")
+@click.command(short_help="Check that files or a running server match the decision.")
 @click.argument("source", required=False)
 @click.option("--setup", type=click.Path(path_type=Path), metavar="FILE",
-              help="What was ordered  [default: setup.json in the folder of SOURCE]")  # fmt: skip
+              help="Setup to compare with  [default: setup.json in SOURCE's folder]")  # fmt: skip
 @click.option("--returned", metavar="FILE|-",
-              help="What `kubectl apply --dry-run=server -o json` printed of SOURCE: what was dropped?")  # fmt: skip
-@click.option("--against", metavar="URL", help="A server without speculation: are the outputs of SOURCE its own?")
+              help="Output of `kubectl apply --dry-run=server -o json`, to find dropped fields.")  # fmt: skip
+@click.option("--against", metavar="URL", help="Server without speculation, to compare SOURCE's outputs with.")
 @click.option("--expected", type=click.FloatRange(min=1), metavar="TOKENS",
-              help="Tokens per step that this very probe saw before; fewer are an error.")  # fmt: skip
+              help="Tokens per step of an earlier probe; fewer are an error.")  # fmt: skip
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
-              help="With what it answered to this probe before: are engine and drafter the same?")  # fmt: skip
+              help="baseline.json with the answers to an earlier probe, to compare engine and drafter.")  # fmt: skip
 @click.option("--prompts", type=click.IntRange(3, 60), default=24, show_default=True, metavar="N",
               help="Prompts of the probe, 64 output tokens each, at temperature 0.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
-              help="Sent to the URLs; ${VARIABLE} is replaced.")  # fmt: skip
+              help="Header for the URLs; ${VARIABLE} is expanded.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="NAME",
-              help="Variable that holds the key of the URLs.")  # fmt: skip
-@click.option("--log", metavar="FILE|-", help="The start-up log of vLLM, instead of SOURCE or beside it.")
+              help="Environment variable with the API key of the URLs.")  # fmt: skip
+@click.option("--log", metavar="FILE|-", help="vLLM's start-up log, instead of SOURCE or in addition to it.")
 @click.option("--kubectl", metavar="FILE|-",
-              help="What `kubectl get pod NAME -o yaml` printed of it: is it that, and ready?")  # fmt: skip
-@click.option("--gpu", metavar="NAME", help="Such as H200, where SOURCE does not name it: does it fit?")
+              help="Output of `kubectl get pod NAME -o yaml`, to check that it matches and is ready.")  # fmt: skip
+@click.option("--gpu", metavar="NAME", help="GPU, e.g. H200, if SOURCE does not name it: checks that the setup fits.")
 @shape_options
 @fail_option
 def verify(shape: str, as_json: bool, **given: Any) -> None:
-    """Say every difference between SOURCE and what was ordered.
+    """List the differences between SOURCE and the deployed setup.
 
-    SOURCE is a folder that `draftwise deploy` wrote (its sums, both twins read back, judged and sized), or any manifest
-    beside the setup that it is to start, or the URL of a server, which is asked a few prompts. What could not be seen
-    is said to be unknown.
+    SOURCE is a folder that `draftwise deploy` wrote (checksums, and both twins read back, judged and sized); any
+    manifest, with --setup; or the URL of a server, which gets a few prompts. Anything that could not be checked is
+    reported as unknown.
 
-    The exit code is 0 if nothing of the severity --fail-on was found, 1 if something was, 2 if a source is not there or
-    cannot be opened, and 3 if a server does not answer.
+    The exit code is 0 if nothing reaches --fail-on, 1 if something does, 2 if a source does not exist or cannot be
+    opened, and 3 if a server does not answer.
 
     \b
     Examples:

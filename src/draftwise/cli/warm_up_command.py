@@ -19,7 +19,7 @@ __all__ = ["render", "warm_up"]
 @click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
 @click.argument("model")
 @click.option("--out", required=True, metavar="DIR", help="Folder of the kernels: new, or filled on such a machine.")
-@click.option("--speculative-config", "-sc", metavar="JSON", help="As the server will have it.")
+@click.option("--speculative-config", "-sc", metavar="JSON", help="The server's speculative config.")
 @engine_options
 @json_option
 def warm_up(as_json: bool, **given: Any) -> None:

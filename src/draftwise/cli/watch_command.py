@@ -21,42 +21,44 @@ if TYPE_CHECKING:
 __all__ = ["render", "watch"]
 
 
-@click.command(short_help="Is speculation helping a running service now? From its counters.")
+@click.command(short_help="See whether speculation helps a running service, from its counters.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option("--plain", multiple=True, metavar="URL",
-              help="A server of the same model without speculation, to compare with.")  # fmt: skip
+              help="Server of the same model without speculation, for comparison.")  # fmt: skip
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
-              help="baseline.json of `draftwise deploy`: what was measured, and where it stops paying.")  # fmt: skip
-@click.option("--once", is_flag=True, help="One window, then the exit code.")
+              help="baseline.json of `draftwise deploy`: the measured values and the break-even.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Read one window, then exit.")
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0.2), default=10.0, show_default=True,
-              metavar="SECONDS", help="Between two looks.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object a look, each on one line without --once.")
-@click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")
-@click.option("--prometheus", metavar="URL", help="Read what this Prometheus recorded of servers.")
-@click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
-@click.option("--log", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
+              metavar="SECONDS", help="Time between two readings.")  # fmt: skip
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: one object per reading, one per line without --once."
+)
+@click.option("--live", is_flag=True, help="Keep one row per pool up to date until Ctrl-C.")
+@click.option("--prometheus", metavar="URL", help="Read the servers' history from this Prometheus.")
+@click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
+@click.option("--log", metavar="FILE|-", help="Read the statistics in a vLLM log, to its end.")
 @click.option("--setup", type=click.Path(path_type=Path), metavar="FILE",
-              help="The service's manifest or setup.json: `check` of it tells causes apart.")  # fmt: skip
+              help="The service's manifest or setup.json: narrows down causes, as `check` does.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
-              help="What a server logged when it started: it tells causes apart.")  # fmt: skip
+              help="A server's start-up log: narrows down causes.")  # fmt: skip
 @click.option("--probe", is_flag=True,
-              help="Ask every URL a few prompts at temperature 0: are engine and drafter the baseline's?")  # fmt: skip
-@click.option("--workload", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
+              help="Send a few prompts at temperature 0 to compare engine and drafter with the baseline.")  # fmt: skip
+@click.option("--workload", metavar="SPEC", help="Your own prompts for the probe, in addition to 24 bundled ones.")
 @click.option("--record-baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write how the service is now: one window, and the probe four times.")  # fmt: skip
+              help="Record the service's state now: one window, and the probe four times.")  # fmt: skip
 @click.option("--since-rollout", metavar="TIME|last",
-              help="With --prometheus: hold now against the minutes before a roll-out.")  # fmt: skip
+              help="With --prometheus: compare now with the minutes before a roll-out.")  # fmt: skip
 @click.option("--setup-before", type=click.Path(path_type=Path), metavar="FILE",
-              help="The setup before the roll-out: what `upgrade` says of the step to --setup.")  # fmt: skip
+              help="Setup before the roll-out: adds what `upgrade` reports for the change to --setup.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
-              help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
+              help="Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
-              help="Variable that holds the key of the URLs.")  # fmt: skip
+              help="Environment variable with the API key of the URLs.")  # fmt: skip
 def watch(*, as_json: bool, live: bool, **given: Any) -> None:
-    """Say what speculation does for a service that runs: over one interval, then over the last five minutes.
+    """Show what speculation does for a running service: over one interval, then over the last five minutes.
 
-    URL is a server, or its page of counters; several are replicas of one service. Nothing is asked of them but that
-    page. Readings are ratios of what its counters grew by between two looks.
+    URL is a server or its metrics page; several URLs are replicas of one service. draftwise reads only that page. The
+    readings are ratios of the growth of its counters.
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read.
 

@@ -35,6 +35,7 @@ __all__ = [
     "describe_rollback",
     "describe_rule",
     "describe_scope",
+    "describe_signs",
     "describe_single_settings",
     "describe_unmeasured",
     "describe_way_back",
@@ -75,6 +76,18 @@ def describe_rollback(decision: Decision) -> list[str]:
         f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
         f"{'; '.join(_describe_ways(rules))}."
         for (workload, arm, temperature), rules in groups.items()
+    ]
+
+
+def describe_signs(decision: Decision) -> list[str]:
+    """Return a sentence per candidate with its first sign to roll back: tokens per step, where that was measured."""
+    rules = [rule for rule in decision.rollback if rule.metric == TOKENS_PER_STEP.name and rule.measured is not None]
+    if not rules:
+        return describe_rollback(decision)
+    return [
+        f"Roll back {arm} if its tokens per step stay below {max(rule.value for rule in mine):.2f} for an hour "
+        f"(measured: {min(rule.measured or 0.0 for rule in mine):.2f})."
+        for arm, mine in group_by(lambda rule: rule.arm, rules).items()
     ]
 
 

@@ -114,7 +114,8 @@ class Entrance:
         if self._digest is not None and scope["path"] not in OPEN_PATHS and not self._knows_key(headers):
             return RequestError(401, "The API key is missing or wrong.", headers={"WWW-Authenticate": "Bearer"})
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and media_type != "application/json":
+        takes_body = scope["path"] not in OPEN_PATHS and not scope["path"].startswith("/v1/models")
+        if scope["method"] == "POST" and takes_body and media_type != "application/json":
             message = f"The content type must be application/json, got {_shown([media_type])}."
             return RequestError(400, message, param="Content-Type")
         return None

@@ -241,7 +241,8 @@ class ChatFormat:
                 shown["tool_calls"] = [{"index": call.index} | _tool_call(call) for call in calls]
             return {"delta": shown}, reason
         content = self._said + content
-        whole = {"role": self._role, "content": content or (None if calls else content)}
+        chose_calls = bool(calls) and use is not None and use.structured_outputs is None
+        whole = {"role": self._role, "content": content or (None if chose_calls else "")}
         whole |= dict.fromkeys(_NULLS_OF_MESSAGE)
         return {"message": whole | ({"tool_calls": list(map(_tool_call, calls))} if calls else {})}, reason
 

@@ -30,7 +30,8 @@ _MESSAGES = {
     "minItems": 1,
     "items": {"type": "object", "required": ["role"], "properties": {"role": {"type": "string"}}},
 }
-_OWN_SCHEMAS: dict[str, dict[str, Any]] = {"prompt": _PROMPT, "messages": _MESSAGES}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
+_OWN_SCHEMAS: dict[str, dict[str, Any]] = {"prompt": _PROMPT, "messages": _MESSAGES, "tokens": _TOKENS}
 """Fields that a check alone does not describe."""
 _REFUSALS = {
     400: "A field is wrong.",
@@ -67,6 +68,7 @@ def make_document() -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"post": _describe_post(path, *row)} for path, row in posts.items()}
     for path, summary in gets.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(_kind_of(path))}}
+    paths["/ping"]["post"] = paths["/ping"]["get"]
     paths["/v1/models/{name}"]["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
@@ -85,7 +87,8 @@ def _kind_of(path: str) -> str | None:
 
 
 def _describe_post(path: str, summary: str, fields: Mapping[str, Check], required: tuple[str, ...]) -> dict[str, Any]:
-    properties = {name: _nullable(_schema_of(path, name, check)) for name, check in fields.items()}
+    properties = {name: _schema_of(path, name, check) for name, check in fields.items()}
+    properties |= {name: _nullable(schema) for name, schema in properties.items() if name not in required}
     schema = _OBJECT | {"properties": properties, "required": [*required]}
     responses = _responses("application/json")
     if "stream" in fields:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,10 +61,9 @@ def _bias(value: Any) -> Any:
     """JSON keys are strings; token ids are integers."""
     if not isinstance(value, dict) or any(_number(bias) is _WRONG for bias in value.values()):
         return _WRONG
-    try:
-        return {int(token): float(bias) for token, bias in value.items()}
-    except ValueError:
-        return _WRONG
+    if wrong := [token[:20] for token in value if not re.fullmatch(r"-?\d{1,18}", token)]:
+        raise RequestError(400, f"logit_bias has keys that are not token ids: {wrong[:8]}.", param="logit_bias")
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 def _any(value: Any) -> Any:
@@ -73,7 +73,7 @@ def _any(value: Any) -> Any:
 _KINDS: dict[Check, str] = {
     _boolean: "true or false",
     _number: "a finite number",
-    _integer: "an integer",
+    _integer: "an integer of at most 64 bits",
     _string: "a string",
     _object: "an object",
     _list: "a list",

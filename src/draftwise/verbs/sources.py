@@ -208,7 +208,7 @@ def find_sources(request: SetupRequest) -> Sources:
     models = [word for word in words if word != _STDIN and _is_model(word)]
     texts = [text for word in words if word not in models for text in _open(word)]
     if request.engine_flags and (texts or len(models) > 1):
-        refuse("Engine flags behind -- go with one model, and with nothing else as SOURCE.")
+        refuse("Engine flags (after `--`, or --tp) need exactly one model as SOURCE.")
     changes: dict[str, Any] = {} if request.target is None else {"target": str(request.target)}
     about: tuple[Finding, ...] = ()
     if request.speculative_config is not None:

@@ -233,7 +233,7 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
     if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
         raise InvalidSetup.because(
             "baseline-of-other-setup",
-            f"The baseline belongs to another setup than {setup_file}: its numbers say nothing of this one.",
+            f"The baseline belongs to another setup than {setup_file}, so its numbers do not apply.",
             where="--baseline",
             fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
         )

@@ -47,6 +47,18 @@ def test_fp8_computes_with_the_rounded_weights(with_bias, dtype):
     assert not torch.equal(actual, make_linear(weight, bias)(x))
 
 
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (2048, 2048)])
+def test_a_row_has_the_same_bits_alone_and_among_others(shape, dtype):
+    """oneDNN sums a single row in another order than one of several."""
+    generator = torch.Generator().manual_seed(0)
+    linear = make_linear(torch.randn(shape, generator=generator).to(dtype))
+    x = torch.randn(33, shape[1], generator=generator).to(dtype)
+    together = linear(x)
+    for count in (1, 2, 3, 4, 5, 8, 16, 32):
+        assert torch.equal(linear(x[:count]), together[:count])
+    assert torch.equal(linear(x[7:8]), together[7:8])
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()

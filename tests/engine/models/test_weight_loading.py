@@ -176,3 +176,24 @@ def test_what_other_generations_of_gemma_have_is_refused(setting, save_tiny, edi
     path, _ = save_tiny("gemma3_text")
     edit_config(path, **setting)
     assert next(iter(setting)) in refusal(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_not_finite_are_named(save_tiny, name, value):
+    path, _ = save_tiny("llama")
+    tensors = load_file(path / "model.safetensors")
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, path / "model.safetensors")
+    assert f"1 tensors hold NaN or infinity: {name}" in refusal(path)
+
+
+def test_weights_that_a_smaller_type_cannot_hold_are_named(save_tiny):
+    path, _ = save_tiny("llama")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"][0] = 1e6
+    save_file(tensors, path / "model.safetensors")
+    load_model(path, dtype="float32", device="cpu")
+    assert "hold NaN or infinity: model.norm.weight" in refusal(path, dtype="float16")

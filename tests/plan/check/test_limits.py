@@ -102,7 +102,7 @@ def test_a_window_that_is_not_used_keeps_no_prefixes_from_v0(used: bool, tmp_pat
     ("code", "entries", "told"),
     [
         ("schedule-clamped", [[1, 4, 3]], None),
-        ("schedule-clamped", [[1, 4, 4]], "The entry [1, 4, 4] asks for more"),
+        ("schedule-clamped", [[1, 4, 4]], "The entry [1, 4, 4] exceeds"),
         ("schedule-gap", [[1, 4, 3], [5, 8, 1]], None),
         ("schedule-gap", [[1, 4, 3], [6, 8, 1]], "batch sizes 5 to 5"),
         ("schedule-invalid", [[1, 4, 0]], None),

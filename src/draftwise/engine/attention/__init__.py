@@ -14,12 +14,18 @@ from torch import Tensor
 from draftwise.engine.attention.pass_rows import AttentionPlan, DecodeGroup, PrefillChunk
 from draftwise.engine.memory.kv import PagedKV
 
-__all__ = ["attend", "attend_by_kernel", "attend_by_torch", "has_kernel"]
+__all__ = ["attend", "attend_by_kernel", "attend_by_torch", "has_kernel", "has_row_kernel"]
 
 
 def has_kernel(dtype: torch.dtype) -> bool:
     """Say whether a GPU has a kernel for this type; without one, torch attends, by lengths that the host knows."""
     return dtype != torch.float64
+
+
+def has_row_kernel(q_NAD: Tensor, kv: PagedKV) -> bool:
+    """Say whether a CPU has a kernel for such rows, in which a row's bits depend on nothing but that row."""
+    fits = q_NAD.dtype in (torch.bfloat16, torch.float32) and not kv.is_narrow and q_NAD.shape[-1] % 16 == 0
+    return q_NAD.device.type == "cpu" and fits and len(q_NAD) > 0
 
 
 def attend(
@@ -45,6 +51,11 @@ def attend(
         window = None
     if q_NAD.is_cuda and has_kernel(q_NAD.dtype):
         return attend_by_kernel(q_NAD, kv, layer, plan, scale=scale, window=window)
+    if has_row_kernel(q_NAD, kv):
+        from draftwise.engine.kernels.cpu import attend_rows  # numba compiles it, which a GPU never needs
+
+        scale = q_NAD.shape[-1] ** -0.5 if scale is None else scale
+        return attend_rows(q_NAD, kv, layer, plan.page_table_BP, plan.looks, scale=scale, window=window)
     return attend_by_torch(q_NAD, kv, layer, plan, scale=scale, window=window)
 
 
@@ -99,7 +110,7 @@ def attend_by_torch(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return what `attend` does: on a CPU, in float64, and as the contract of the kernel."""
+    """Return what `attend` does: on a CPU, in float64, and as the contract of the kernels."""
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
     how = plan.biases.setdefault(window, {}), scale, window
     for group in plan.decodes:

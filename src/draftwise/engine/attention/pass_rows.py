@@ -245,6 +245,16 @@ class AttentionPlan:
         """Tokens of a sequence that the table has pages for."""
         return (self.page_table_BP.shape[1] - 1) * self.block_size
 
+    @cached_property
+    def looks(self) -> tuple[Tensor, Tensor, int, int]:
+        """int64 sequence of each row and the last position that it looks at, the longest context of a row, and the
+        positions that all rows look at together."""
+        spans = self.spans
+        owners_N, lasts_N = spans.owners_N.contiguous(), self.positions_N.contiguous()
+        if not self.causal:
+            lasts_N = (spans.starts_B + spans.lengths_B - 1)[owners_N]
+        return owners_N, lasts_N, max(int(lasts_N.max()) + 1, 1), int(lasts_N.sum()) + len(lasts_N)
+
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
         """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where
         leaving out the others would not pay."""

@@ -24,11 +24,11 @@ from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["CpuKernels", "QuantizedLinear", "Team"]
+__all__ = ["CpuKernels", "QuantizedLinear", "Team", "attend_rows"]
 
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
-_JobValues = ctypes.c_int64 * 16
+_JobValues = ctypes.c_int64 * 20
 # Calls that keep the interpreter lock: they last microseconds, and losing it to another thread costs more.
 _CompiledKernel = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
@@ -37,6 +37,7 @@ class _Code(NamedTuple):
     add_norm: Callable[..., None]
     silu_mul: Callable[..., None]
     rotate_store: Callable[..., None]
+    attend: Callable[..., None]
 
 
 @functools.cache
@@ -133,6 +134,58 @@ class CpuKernels(Kernels):
             scratch.data_ptr(),
         )
         return qkv_NSD[:, :heads]
+
+
+def attend_rows(
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    page_table_BP: Tensor,
+    looks: tuple[Tensor, Tensor, int, int],
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Return what `attend` does, row by row: a row's bits depend on nothing but that row.
+
+    Args:
+        q_NAD: bfloat16 or float32, D a multiple of 16; rows may lie apart.
+        kv: the pages, of the same type.
+        layer: which layer's.
+        page_table_BP: int32.
+        looks: see `AttentionPlan.looks`.
+        scale: of the scores.
+        window: positions up to its own that a row looks at; None: all.
+    """
+    rows, heads, size = q_NAD.shape
+    owners_N, lasts_N, longest, num_scores = looks
+    q_NAD = q_NAD if q_NAD.stride()[1:] == (size, 1) else q_NAD.contiguous()
+    out_NE, pages = q_NAD.new_empty(rows, heads * size), kv.layers[layer]
+    room, wide = -(-longest // 16) * 16, num_scores * heads * size >= _WIDE
+    threads = torch.get_num_threads() if wide else 1
+    scratch = torch.empty(64 + threads * (8 * size + 12 * room), dtype=torch.uint8)
+    scratch[:8] = 0
+    _compile(q_NAD.dtype).attend(
+        wide,
+        q_NAD.data_ptr(),
+        q_NAD.stride(0) * q_NAD.itemsize,
+        pages.data_ptr(),
+        page_table_BP.data_ptr(),
+        page_table_BP.stride(0),
+        owners_N.data_ptr(),
+        lasts_N.data_ptr(),
+        longest if window is None else window,
+        out_NE.data_ptr(),
+        rows,
+        heads,
+        pages.shape[3],
+        size,
+        kv.block_size,
+        int(np.float32(scale).view(np.uint32)),
+        scratch.data_ptr(),
+        room,
+    )
+    return out_NE
 
 
 _CHUNK_BYTES = 2**14

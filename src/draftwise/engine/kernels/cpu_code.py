@@ -14,7 +14,18 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic, overload
 
-from draftwise.engine.kernels.cpu_vectors import multiply_q4, multiply_q5, multiply_q6, multiply_q8, quantize_row
+from draftwise.engine.kernels.cpu_vectors import (
+    blend_bfloat16,
+    blend_float32,
+    multiply_q4,
+    multiply_q5,
+    multiply_q6,
+    multiply_q8,
+    quantize_row,
+    score_bfloat16,
+    score_float32,
+    weigh,
+)
 
 __all__ = ["CODE", "MULTIPLY", "QUANTIZED", "ROWS", "compile_kernel"]
 
@@ -277,6 +288,65 @@ def _quantize(counter: Any) -> None:
         first, end = _next_rows(counter, job[2])
 
 
+@_inline
+def _attend_row(job: Any, dtype: Any, codes: Any, row: int, group: int, room: Any) -> None:
+    """Attend from the query heads of a row that share keys; `room` has float32 for a query, a result and scores, and
+    addresses of keys."""
+    (itemsize, score, blend), (query, result, scores, keys) = codes, room
+    heads, groups, size, block, scale = job[11], job[12], job[13], job[14], _float_of(np.uint32(job[15]))
+    share, token = heads // groups, 2 * groups * size * itemsize
+    seq = carray(_pointer(job[6], np.int64), job[10])[row]
+    end = carray(_pointer(job[7], np.int64), job[10])[row] + 1
+    table = carray(_pointer(job[4] + 4 * job[5] * seq, np.int32), job[5])
+    first = max(end - job[8], 0)
+    count, t = max(end - first, 0), first
+    padded = (count + 15) // 16 * 16
+    while t < end:
+        page, place = t // block, t % block
+        for i in range(t, min(t - place + block, end)):
+            keys[i - first] = job[3] + (np.int64(table[page]) * block + place + i - t) * token
+        t += block - place
+    for i in range(count, padded):
+        keys[i] = keys[0]
+    k = group * size * itemsize
+    for h in range(group * share, (group + 1) * share):
+        q = carray(_pointer(job[1] + job[2] * row + itemsize * h * size, dtype), size)
+        out = carray(_pointer(job[9] + itemsize * (row * heads + h) * size, dtype), size)
+        for j in range(size):
+            query[j] = _load(q, j) * scale
+        for i in range(0, padded, 16):
+            score(query.ctypes.data, keys.ctypes.data + 8 * i, k, size, scores.ctypes.data + 4 * i)
+        for i in range(count, padded):
+            scores[i] = -np.float32(np.inf)
+        total = weigh(scores.ctypes.data, padded)
+        factor = np.float32(1) / total if count > 0 else np.float32(0)
+        v = k + groups * size * itemsize
+        blend(scores.ctypes.data, keys.ctypes.data, v, padded, size, factor, result.ctypes.data)
+        for j in range(size):
+            _store(out, j, result[j])
+
+
+@_inline
+def _attend(counter: Any, dtype: Any, codes: Any) -> None:
+    """Attend from rows to the positions of their sequences; a task is a row and the query heads that share keys.
+
+    Job: counter, q, bytes from one row of it to the next, pages, page table, its width, sequence of each row, the last
+    position that it looks at, positions that it looks at at most, out, rows, query heads, key heads, head size, tokens
+    a page, bits of the scale, scratch that begins with a counter of threads, positions that a thread has room for.
+    """
+    job = carray(counter, 18)
+    size, room = job[13], job[17]
+    seat = _next_task(_pointer(job[16], np.int64))
+    memory = job[16] + 64 + seat * (8 * size + 12 * room)
+    keys, scores = carray(_pointer(memory, np.int64), room), carray(_pointer(memory + 8 * room, np.float32), room)
+    query = carray(_pointer(memory + 12 * room, np.float32), size)
+    result = carray(_pointer(memory + 12 * room + 4 * size, np.float32), size)
+    task = _next_task(counter)
+    while task < job[10] * job[12]:
+        _attend_row(job, dtype, codes, task // job[12], task % job[12], (query, result, scores, keys))
+        task = _next_task(counter)
+
+
 def _add_norm_bfloat16(counter: Any) -> None:
     _add_norm(counter, np.uint16)
 
@@ -301,11 +371,19 @@ def _rotate_store_float32(counter: Any) -> None:
     _rotate_store(counter, np.float32)
 
 
+def _attend_bfloat16(counter: Any) -> None:
+    _attend(counter, np.uint16, (2, score_bfloat16, blend_bfloat16))
+
+
+def _attend_float32(counter: Any) -> None:
+    _attend(counter, np.float32, (4, score_float32, blend_float32))
+
+
 CODE = {
-    "bfloat16": (_add_norm_bfloat16, _silu_mul_bfloat16, _rotate_store_bfloat16),
-    "float32": (_add_norm_float32, _silu_mul_float32, _rotate_store_float32),
+    "bfloat16": (_add_norm_bfloat16, _silu_mul_bfloat16, _rotate_store_bfloat16, _attend_bfloat16),
+    "float32": (_add_norm_float32, _silu_mul_float32, _rotate_store_float32, _attend_float32),
 }
-"""The kernels (norm of a sum, gated activation, rotation with storing) of each type."""
+"""The kernels (norm of a sum, gated activation, rotation with storing, attention) of each type."""
 
 
 MULTIPLY = {"q4": _multiply_q4, "q5": _multiply_q5, "q6": _multiply_q6, "q8": _multiply_q8}

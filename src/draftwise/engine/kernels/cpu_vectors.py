@@ -24,7 +24,21 @@ from numba.extending import intrinsic
 
 from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUTS
 
-__all__ = ["Mode", "find_mode", "forced", "multiply_q4", "multiply_q5", "multiply_q6", "multiply_q8", "quantize_row"]
+__all__ = [
+    "Mode",
+    "blend_bfloat16",
+    "blend_float32",
+    "find_mode",
+    "forced",
+    "multiply_q4",
+    "multiply_q5",
+    "multiply_q6",
+    "multiply_q8",
+    "quantize_row",
+    "score_bfloat16",
+    "score_float32",
+    "weigh",
+]
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _HALF, _F32 = ir.HalfType(), ir.FloatType()
@@ -115,6 +129,12 @@ class _Code:
         none = ir.Constant(kind, ir.Undefined)
         one = self.builder.insert_element(none, value, ir.Constant(_I32, 0))
         return self.builder.shuffle_vector(one, none, self.number(0, self.ints))
+
+    def zeros(self) -> Any:
+        """Return a variable that begins with zeros here."""
+        place = cgutils.alloca_once(self.builder, self.floats)
+        self.builder.store(ir.Constant(self.floats, [0.0] * self.lanes), place)
+        return place
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
@@ -334,3 +354,135 @@ def quantize_row(_typing: Any, _values: Any, _blocks: Any, _out: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _load_16(code: _Code, address: Any, kind: str) -> Any:
+    """Return 16 keys or values in float32."""
+    if kind == "float32":
+        return code.load(address, code.floats, 4)
+    bits = code.builder.zext(code.load(address, ir.VectorType(_I16, 16), 2), code.ints)
+    return code.builder.bitcast(code.builder.shl(bits, code.number(16, code.ints)), code.floats)
+
+
+def _make_score(kind: str) -> Callable[..., None]:
+    @intrinsic
+    def score(_typing: Any, _query: Any, _keys: Any, _offset: Any, _size: Any, _out: Any) -> Any:
+        """Put the products of a float32 query with 16 keys into out: key i is at the address keys[i] + offset."""
+
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            query, keys, offset, size, out = args
+            code = _Code(builder, 16)
+            each = [builder.add(code.load(code.add(keys, 8 * i), _I64, 8), offset) for i in range(16)]
+            sums = [code.zeros() for _ in range(16)]
+            zero, step = code.number(0), code.number(16)
+            with cgutils.for_range_slice(builder, zero, size, step, intp=_I64) as (j, _):
+                x = code.load(builder.add(query, builder.mul(j, code.number(4))), code.floats, 4)
+                at = builder.mul(j, code.number(_ITEMS[kind]))
+                for key, total in zip(each, sums, strict=True):
+                    builder.store(code.fma(x, _load_16(code, builder.add(key, at), kind), builder.load(total)), total)
+            vectors = [builder.load(total) for total in sums]
+            even, odd = (ir.Constant(code.ints, list(range(first, 32, 2))) for first in (0, 1))
+            while len(vectors) > 1:  # pairs of values next to each other are added, until each vector's are one
+                vectors = [
+                    builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+                    for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+                ]
+            code.store(vectors[0], out, 4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return score
+
+
+def _make_blend(kind: str) -> Callable[..., None]:
+    @intrinsic
+    def blend(
+        _t: Any, _weights: Any, _values: Any, _offset: Any, _count: Any, _size: Any, _factor: Any, _out: Any
+    ) -> Any:
+        """Put the sum of values times a weight each, times a float32 factor, into float32 out; count is even."""
+
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            weights, values, offset, count, size, factor, out = args
+            code = _Code(builder, 16)
+
+            def run(first: Any, width: int) -> None:
+                totals = [[code.zeros() for _ in range(width)] for _ in range(2)]
+                with cgutils.for_range_slice(builder, code.number(0), count, code.number(2), intp=_I64) as (t, _):
+                    for turn in range(2):  # two sums, so that additions do not wait for each other
+                        place = builder.add(weights, builder.mul(t, code.number(4)))
+                        weight = code.splat(code.load(code.add(place, 4 * turn), _F32, 4))
+                        address = builder.add(values, builder.mul(t, code.number(8)))
+                        row = builder.add(code.load(code.add(address, 8 * turn), _I64, 8), offset)
+                        row = builder.add(row, builder.mul(first, code.number(_ITEMS[kind])))
+                        for i, total in enumerate(totals[turn]):
+                            x = _load_16(code, code.add(row, 16 * _ITEMS[kind] * i), kind)
+                            builder.store(code.fma(weight, x, builder.load(total)), total)
+                for i, (a, b) in enumerate(zip(*totals, strict=True)):
+                    total = builder.fmul(builder.fadd(builder.load(a), builder.load(b)), code.splat(factor))
+                    place = builder.add(out, builder.mul(first, code.number(4)))
+                    code.store(total, code.add(place, 64 * i), 4)
+
+            whole = builder.and_(size, code.number(-64))
+            with cgutils.for_range_slice(builder, code.number(0), whole, code.number(64), intp=_I64) as (first, _):
+                run(first, 4)
+            with cgutils.for_range_slice(builder, whole, size, code.number(16), intp=_I64) as (first, _):
+                run(first, 1)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, types.float32, types.int64), generate
+
+    return blend
+
+
+@intrinsic
+def weigh(_typing: Any, _scores: Any, _count: Any) -> Any:
+    """Replace float32 scores, a multiple of 16, by e to their distance from the highest; return the sum as float32.
+
+    -infinity becomes 0. The polynomial is Cephes' expf: relative error 1e-7.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        scores, count = args
+        code, start = _Code(builder, 16), ir.Constant(_I64, 0)
+
+        def all_of(value: float) -> Any:
+            return ir.Constant(code.floats, [value] * 16)
+
+        highest, total = cgutils.alloca_once(builder, code.floats), code.zeros()
+        builder.store(all_of(-3e38), highest)
+        with cgutils.for_range_slice(builder, start, count, code.number(16), intp=_I64) as (t, _):
+            x = code.load(builder.add(scores, builder.mul(t, code.number(4))), code.floats, 4)
+            known = builder.load(highest)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, known), x, known), highest)
+        top = code.splat(code.call("llvm.vector.reduce.fmax.v16f32", _F32, builder.load(highest)))
+        with cgutils.for_range_slice(builder, start, count, code.number(16), intp=_I64) as (t, _):
+            place = builder.add(scores, builder.mul(t, code.number(4)))
+            given = builder.fsub(code.load(place, code.floats, 4), top)
+            x = builder.select(builder.fcmp_ordered("<", given, all_of(-87.0)), all_of(-87.0), given)
+            n = code.call("llvm.floor.v16f32", code.floats, code.fma(x, all_of(1.44269504), all_of(0.5)))
+            r = code.fma(n, all_of(2.12194440e-4), code.fma(n, all_of(-0.693359375), x))
+            p = all_of(1.9875691500e-4)
+            for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+                p = code.fma(p, r, all_of(c))
+            p = builder.fadd(code.fma(p, builder.fmul(r, r), r), all_of(1.0))
+            whole = code.call("llvm.fptosi.sat.v16i32.v16f32", code.ints, n)
+            power = builder.shl(builder.add(whole, code.number(127, code.ints)), code.number(23, code.ints))
+            weight = builder.fmul(p, builder.bitcast(power, code.floats))
+            weight = builder.select(builder.fcmp_ordered("<", given, all_of(-1e30)), all_of(0.0), weight)
+            code.store(weight, place, 4)
+            builder.store(builder.fadd(builder.load(total), weight), total)
+        value = builder.load(total)
+        for half in (8, 4, 2, 1):
+            turned = ir.Constant(code.ints, [(i + half) % 16 for i in range(16)])
+            value = builder.fadd(value, builder.shuffle_vector(value, value, turned))
+        return builder.extract_element(value, ir.Constant(_I32, 0))
+
+    return types.float32(types.int64, types.int64), generate
+
+
+_ITEMS = {"bfloat16": 2, "float32": 4}
+"""Bytes of a key's or value's element."""
+
+score_bfloat16, score_float32 = (_make_score(kind) for kind in _ITEMS)
+blend_bfloat16, blend_float32 = (_make_blend(kind) for kind in _ITEMS)

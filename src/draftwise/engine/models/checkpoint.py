@@ -47,6 +47,7 @@ class CheckpointReader:
         self.files: Mapping[str, Path] = {name: self.path / tensor.file for name, tensor in self._tensors.items()}
         self.read_exactly: Callable[[str], Tensor] | None = None
         self._missing: list[str] = []
+        self._broken: list[str] = []
         self._read: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...], *, out: Tensor | None = None) -> Tensor:
@@ -80,7 +81,16 @@ class CheckpointReader:
                 where=str(file),
                 fix="Download the file again.",
             ) from None
-        return tensor.clone() if out is None else out.copy_(tensor)
+        tensor = tensor.clone() if out is None else out.copy_(tensor)
+        # Of what was read, as a smaller type can be too small for it. Both ends are NaN where any number is.
+        if (
+            tensor.is_floating_point()
+            and tensor.itemsize > 1
+            and tensor.numel()
+            and not torch.stack(tensor.aminmax()).isfinite().all()
+        ):
+            self._broken.append(name)
+        return tensor
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise InvalidSetup if the stored tensor has another shape, before any memory is taken for it."""
@@ -111,14 +121,20 @@ class CheckpointReader:
         return source, _Part(shape=(end - first, shape[2]), place=(number, slice(first, end)))
 
     def check_complete(self) -> None:
-        """Raise InvalidSetup naming every tensor that was asked for in vain."""
+        """Raise InvalidSetup naming every tensor that was asked for in vain, or that holds NaN or infinity."""
         if self._missing:
-            shown = ", ".join(self._missing[:8]) + (" ..." if len(self._missing) > 8 else "")
             raise InvalidSetup.because(
                 "tensors-missing",
-                f"The checkpoint lacks {len(self._missing)} tensors: {shown}.",
+                f"The checkpoint lacks {len(self._missing)} tensors: {_name_some(self._missing)}.",
                 where=str(self.path),
                 fix="Download or export the checkpoint again, all shards included.",
+            )
+        if self._broken:
+            raise InvalidSetup.because(
+                "weights-not-finite",
+                f"{len(self._broken)} tensors hold NaN or infinity: {_name_some(self._broken)}.",
+                where=str(self.path),
+                fix="Export the checkpoint again; with --dtype float16, try bfloat16 or float32.",
             )
 
     def unread(self) -> list[str]:
@@ -189,6 +205,10 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
                 for name, kind, value in faults
             ]
         )
+
+
+def _name_some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
 
 
 def _is_positive(value: Any) -> bool:

@@ -73,8 +73,13 @@ class PackedLinear:
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x_RK: Tensor) -> Tensor:
-        """Return x @ weight.T + bias, [R, out]."""
-        return self._product(x_RK, self._packed, self._bias_O, "none", [], "")
+        """Return x @ weight.T + bias, [R, out].
+
+        oneDNN has code of its own for one row, whose sums have other bits: a single row is computed as one of two.
+        """
+        is_one = len(x_RK) == 1
+        y_RO = self._product(x_RK.expand(2, -1) if is_one else x_RK, self._packed, self._bias_O, "none", [], "")
+        return y_RO[:1] if is_one else y_RO
 
 
 def pack(weight_OK: Tensor) -> Tensor:
